@@ -1,0 +1,1 @@
+"""Everything the guarantee rests on: plan, sampling, clipping, noise, accounting, ledger."""

@@ -1,0 +1,117 @@
+"""The plan a private run is bound to before it sees a record.
+
+Sampler, noise and accountant all read this one frozen value, so what is reported is what was
+run (DESIGN trust rule 1). Its fields are public configuration; nothing here depends on data.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpft.errors import InputError
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+NEIGHBORING_RELATION = "add_or_remove_one"
+SAMPLER = "poisson"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of steps under one method and one clipping norm."""
+
+    method: str
+    steps: int
+    max_grad_norm: float
+    sensitivity: float
+    """Most that one unit can move the clipped sum, in L2 norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What chose the noise multiplier, so that any machine reports the same epsilon."""
+
+    accountant: str
+    epsilon: float
+    """Reported upper bound for exactly the planned steps."""
+    grid: str
+    """Precision the accountant ran at, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """The sampled Gaussian mechanism a run will take, step by step.
+
+    Guarantees:
+        ``event`` describes what the sampler and the noise do: each of ``num_examples`` public
+        units joins a step independently with probability ``sample_rate``, and the sum, of the
+        phase's sensitivity, gets Gaussian noise of ``noise_multiplier * sensitivity``.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    delta: float
+    num_examples: int
+    expected_batch_size: int
+    clipping: str
+    phases: tuple[Phase, ...]
+    unit: str = "example"
+    neighboring_relation: str = NEIGHBORING_RELATION
+    sampler: str = SAMPLER
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        if sum(phase.steps for phase in self.phases) != self.steps:
+            raise ValueError(f"phases must add up to steps={self.steps}, got {self.phases}.")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
+        if not self.noise_multiplier > 0:
+            raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
+
+    def event(self, steps: int | None = None) -> "dp_accounting.DpEvent":
+        """Returns what ``steps`` steps (default: all) are to an accountant.
+
+        The noise of every phase is the same multiple of its sensitivity, so phases compose as
+        one run.
+        """
+        import dp_accounting
+
+        gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, gaussian)
+        return dp_accounting.SelfComposedDpEvent(step, self.steps if steps is None else steps)
+
+    def phase_at(self, step: int) -> Phase:
+        """Returns the phase that step ``step`` (counted from 0) belongs to."""
+        end = 0
+        for phase in self.phases:
+            end += phase.steps
+            if step < end:
+                return phase
+        raise IndexError(f"step must be below {self.steps}, got {step}.")
+
+
+def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: int) -> int:
+    """Returns ``max(1, floor(epochs * num_examples / expected_batch_size))``, the one formula."""
+    return max(1, math.floor(epochs * num_examples / expected_batch_size))
+
+
+def default_delta(num_examples: int) -> float:
+    """Returns 1 / (2 * num_examples) (Li et al. 2022, section 2)."""
+    return 1 / (2 * num_examples)
+
+
+def check_delta(delta: float, *, num_examples: int, allow_large: bool) -> None:
+    """Refuses a delta above 1/num_examples, under which publishing one record would be private.
+
+    Raises:
+        InputError: delta is not in (0, 1), or exceeds 1/num_examples and ``allow_large`` is off.
+    """
+    if not 0 < delta < 1:
+        raise InputError(f"privacy.delta must be in (0, 1), got {delta}.")
+    if delta > 1 / num_examples and not allow_large:
+        raise InputError(
+            f"privacy.delta must be at most 1/num_examples = {1 / num_examples:.3g}, got "
+            f"{delta:.3g}; lower it, or set privacy.allow_large_delta=true."
+        )

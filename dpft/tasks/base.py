@@ -1,0 +1,104 @@
+"""What every task is: configuration, column names, and the way from a row to an example.
+
+A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dpft.errors import InputError
+
+SPLITS = ("train", "validation", "test")
+SOURCES = ("hub", "url", "local", "embedded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One record, the unit of privacy: a text to condition on and a text to learn."""
+
+    prompt: str
+    """Text the model conditions on, separator included; no loss on it."""
+    target: str
+    """Text the loss is on, without the end-of-text token."""
+    group: str
+    """Evaluation writes one prediction per distinct group; its targets are the references."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
+
+    name: str
+    source: str = "hub"
+    """Where rows come from: hub, url, local or embedded; a given data_dir means local."""
+    data_dir: str | None = None
+    """Folder with train|validation|test as .csv, .jsonl or .jsonl.gz."""
+    num_train_examples: int | None = None
+    """The public number of training records, as published."""
+    max_length: int = 100
+    """Longest tokenized example; the prompt is cut, never the target's end."""
+    separator: str = "\n"
+    """Text between the linearised record and the target."""
+    hub_name: str | None = None
+    """Data set on the Hugging Face hub."""
+    hub_revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    urls: dict[str, str] = field(default_factory=dict)
+    """Split name to the address of its file, for source=url."""
+    embedded_num_train_examples: int | None = None
+    """Rows of the embedded training sample, for source=embedded."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """Columns every row must have."""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise InputError(
+                f"task.source must be one of {', '.join(SOURCES)}, got {self.source!r}."
+            )
+        if self.max_length < 2:
+            raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
+
+    @property
+    def effective_source(self) -> str:
+        """The source rows are read from: ``data_dir`` means local, whatever ``source`` says."""
+        return "local" if self.data_dir is not None else self.source
+
+    @property
+    def public_num_train_examples(self) -> int | None:
+        """The number of training records that stands in public configuration, if one does."""
+        by_source = {
+            "embedded": self.embedded_num_train_examples,
+            "local": None,
+        }
+        return by_source.get(self.effective_source, self.num_train_examples)
+
+    @abstractmethod
+    def example(self, row: Mapping[str, str]) -> Example:
+        """Returns the example one row stands for.
+
+        Args:
+            row: Column name to text; every name in ``columns`` is present.
+        """
+
+
+def task_names() -> list[str]:
+    """Returns the names of the tasks in this package, one module each."""
+    package = importlib.import_module("dpft.tasks")
+    infrastructure = {"base", "templates"}
+    return sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - infrastructure)
+
+
+def task_class(name: str) -> type[Task]:
+    """Returns the task class that ``dpft/tasks/<name>.py`` calls ``TASK``.
+
+    Raises:
+        InputError: There is no such task.
+    """
+    if name not in task_names():
+        raise InputError(f"task.name must be one of {', '.join(task_names())}, got {name!r}.")
+    return importlib.import_module(f"dpft.tasks.{name}").TASK
