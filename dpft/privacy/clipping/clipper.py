@@ -1,0 +1,114 @@
+"""The public face of per-example clipping.
+
+>>> import torch
+>>> model = torch.nn.Linear(2, 1, bias=False)
+>>> inputs = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
+>>> with PerExampleClipper(model, max_grad_norm=1.0) as clipper:
+...     norms = clipper.accumulate(lambda: model(inputs)[:, 0])
+>>> norms
+tensor([5.0000, 0.5000])
+>>> bool(torch.allclose(model.weight.grad, torch.tensor([[0.6, 0.8 + 0.5]])))
+True
+"""
+
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.engines import engine_class
+from dpft.privacy.clipping.engines.base import LossFunction, check_losses, check_units
+from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
+
+
+class PerExampleClipper:
+    """Adds sums of clipped per-example gradients to ``parameter.grad``.
+
+    A context manager: on entering, layers that own trainable parameters get a recording
+    ``forward`` of the same arithmetic; on leaving, also by an exception, the model is exactly as
+    before. While inside, do not call ``backward`` on the model's outputs yourself.
+
+    Guarantees:
+        After ``accumulate``, every trainable parameter's ``grad`` has grown by
+        ``sum_i C_i grad(loss_i)``, where ``norm(C_i grad(loss_i)) <= sensitivity`` over all
+        trainable parameters together. Adding or removing one example (one unit, where units are
+        given) changes that sum by at most ``sensitivity``, up to 1e-5 of it by rounding. A
+        non-finite loss or gradient contributes exactly zero. Nothing trainable is left out: a
+        layer without a rule and a weight used behind its layer's back are refused by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_grad_norm: float,
+        *,
+        clipping: str = "flat",
+        engine: str = "auto",
+    ) -> None:
+        """Prepares for a model whose trainable parameters are those that require grad now.
+
+        Args:
+            model: The model; its parameters in float32 or float64.
+            max_grad_norm: The clipping norm, positive and finite.
+            clipping: Name of the clipping style.
+            engine: Name of the engine; all give the same sum.
+
+        Raises:
+            InputError: An unknown name, a bad norm, nothing trainable, or a trainable parameter
+                of a layer without a rule.
+        """
+        self.style: ClippingStyle = clipping_style(clipping, max_grad_norm=max_grad_norm)
+        self._engine = engine_class(engine)(model, self.style)
+        self._entered = False
+        self.non_finite = 0
+        """Examples (or units) left out as not finite, since entering; private."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Most that one example can move the clipped sum, in L2 norm."""
+        return self.style.sensitivity
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
+        self._engine.install()
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.remove()
+        self._entered = False
+
+    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
+        """Adds the clipped sum of one micro-batch to the gradients.
+
+        Args:
+            compute_losses: Runs the model and returns per-example losses, shape (b,).
+            units: Privacy unit of each row, shape (b,), integers; a unit's gradients are summed
+                before the norm, so all its rows must be in this batch.
+
+        Returns:
+            Norms before clipping, shape (b,), or (units,) in the order of ``torch.unique``.
+            Private: one example's norm is a function of that example alone.
+
+        Raises:
+            InputError: Losses or units of the wrong shape, or losses without a graph.
+            RunError: A parameter is used without the batch dimension or outside its layer.
+        """
+        if not self._entered:
+            raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
+        losses = compute_losses()
+        if losses.dim() == 1 and len(losses) == 0:
+            return losses.detach()
+        check_losses(losses)
+        if units is not None:
+            check_units(units, len(losses))
+        clipped = self._engine.accumulate(losses, units)
+        self.non_finite += clipped.non_finite
+        return clipped.norms

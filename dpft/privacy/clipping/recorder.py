@@ -1,0 +1,53 @@
+"""The one thing a layer rule talks to: it takes each use of a parameter as backward meets it."""
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from dpft.errors import RunError
+from dpft.privacy.clipping.uses import Use
+
+
+class Recorder:
+    """Collects uses per parameter, and checks that each carries the batch in front.
+
+    Keyed by parameter and not by module: a tied weight has one gradient, whoever computes it.
+    """
+
+    def __init__(self, names: dict[Tensor, str]) -> None:
+        """Starts empty.
+
+        Args:
+            names: The trainable parameters and what to call them in messages.
+        """
+        self._names = names
+        self._uses: dict[Tensor, list[Use]] = defaultdict(list)
+        self.batch_size = 0
+
+    def record(self, parameter: Tensor, use: Use) -> None:
+        """Takes one use of ``parameter``.
+
+        Raises:
+            RunError: The use does not carry the batch dimension, so that its examples' gradients
+                cannot be told apart.
+        """
+        rows = _leading_size(use)
+        if rows != self.batch_size:
+            raise RunError(
+                f"parameter {self._names[parameter]} was used with a leading dimension of {rows}, "
+                f"expected the batch size {self.batch_size}: pass its layer inputs that carry the "
+                "batch (for position embeddings: expanded position_ids)."
+            )
+        self._uses[parameter].append(use)
+
+    def take(self) -> dict[Tensor, list[Use]]:
+        """Returns what was recorded since the last call, and forgets it."""
+        taken = dict(self._uses)
+        self._uses.clear()
+        return taken
+
+
+def _leading_size(use: Use) -> int:
+    tensors: list[Tensor] = [value for value in vars(use).values() if isinstance(value, Tensor)]
+    sizes = {tensor.shape[0] for tensor in tensors}
+    return sizes.pop() if len(sizes) == 1 else -1

@@ -1,0 +1,56 @@
+"""Embedding layers: each position adds its output gradient to one row of the weight."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.linear import as_sequence
+from dpft.privacy.clipping.uses import RowsUse
+
+
+def embedding_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns the look-up ``y = W[ids]``, recording its uses; ``padding_idx`` gets no gradient.
+
+    Raises:
+        InputError: The layer rescales its own weight or its gradient, which mixes examples.
+    """
+    if layer.max_norm is not None or layer.scale_grad_by_freq:
+        raise InputError(
+            "an embedding must have max_norm=None and scale_grad_by_freq=False: both make one "
+            "example's gradient depend on the others."
+        )
+
+    def record(ids: Tensor, backprops: Tensor) -> None:
+        if layer.padding_idx is not None:
+            backprops = backprops.masked_fill((ids == layer.padding_idx).unsqueeze(-1), 0)
+        flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
+        use = RowsUse(flat_ids, as_sequence(backprops), layer.num_embeddings)
+        recorder.record(layer.weight, use)
+
+    def forward(ids: Tensor) -> Tensor:
+        return _Embedding.apply(ids, layer.weight, record)
+
+    return forward
+
+
+class _Embedding(torch.autograd.Function):
+    """A look-up whose backward hands out (ids, output gradient) instead of scattering."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ids: Tensor, weight: Tensor, record: Callable[[Tensor, Tensor], None]
+    ) -> Tensor:
+        ctx.record = record
+        ctx.save_for_backward(ids)
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, backprops: Tensor) -> tuple[None, None, None]:
+        (ids,) = ctx.saved_tensors
+        ctx.record(ids, backprops)
+        return None, None, None

@@ -1,0 +1,60 @@
+"""LayerNorm: its weight and bias are small, so their per-example gradients are formed at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.uses import GradientUse
+
+
+def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = weight * normalised(x) + bias`` over the last dimensions, recording uses."""
+    width = len(layer.normalized_shape)
+
+    def record(normalised: Tensor | None, backprops: Tensor) -> None:
+        # Everything between batch and the normalised dimensions is summed over.
+        middle = tuple(range(1, backprops.dim() - width))
+        if layer.weight.requires_grad and normalised is not None:
+            products = backprops * normalised
+            recorder.record(layer.weight, GradientUse(products.sum(middle) if middle else products))
+        if layer.bias is not None and layer.bias.requires_grad:
+            recorder.record(layer.bias, GradientUse(backprops.sum(middle) if middle else backprops))
+
+    def forward(inputs: Tensor) -> Tensor:
+        return _LayerNorm.apply(
+            inputs, layer.weight, layer.bias, layer.normalized_shape, layer.eps, record
+        )
+
+    return forward
+
+
+class _LayerNorm(torch.autograd.Function):
+    """LayerNorm whose backward hands out (normalised input, output gradient)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        shape: tuple[int, ...],
+        eps: float,
+        record: Callable[[Tensor | None, Tensor], None],
+    ) -> Tensor:
+        outputs, mean, rstd = torch.native_layer_norm(inputs, shape, weight, bias, eps)
+        ctx.shape, ctx.record = shape, record
+        ctx.save_for_backward(inputs, weight, bias, mean, rstd)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, bias, mean, rstd = ctx.saved_tensors
+        normalised = (inputs - mean) * rstd if ctx.needs_input_grad[1] else None
+        ctx.record(normalised, backprops)
+        grad_inputs, _, _ = torch.ops.aten.native_layer_norm_backward(
+            backprops, inputs, ctx.shape, mean, rstd, weight, bias, [True, False, False]
+        )
+        return grad_inputs, None, None, None, None, None

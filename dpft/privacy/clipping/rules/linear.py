@@ -1,0 +1,77 @@
+"""Dense layers: torch's ``Linear`` and Hugging Face's ``Conv1D``, its transpose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.uses import GradientUse, OuterUse
+
+
+def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = x W^T + bias`` for ``W`` of shape (outputs, inputs), recording its uses."""
+
+    def record(inputs: Tensor | None, backprops: Tensor) -> None:
+        if layer.weight.requires_grad and inputs is not None:
+            recorder.record(layer.weight, OuterUse(as_sequence(backprops), as_sequence(inputs)))
+        _record_bias(layer.bias, backprops, recorder)
+
+    def forward(inputs: Tensor) -> Tensor:
+        return _Dense.apply(inputs, layer.weight, layer.bias, False, record)
+
+    return forward
+
+
+def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = x W + bias`` for ``W`` of shape (inputs, outputs), recording its uses."""
+
+    def record(inputs: Tensor | None, backprops: Tensor) -> None:
+        if layer.weight.requires_grad and inputs is not None:
+            recorder.record(layer.weight, OuterUse(as_sequence(inputs), as_sequence(backprops)))
+        _record_bias(layer.bias, backprops, recorder)
+
+    def forward(inputs: Tensor) -> Tensor:
+        return _Dense.apply(inputs, layer.weight, layer.bias, True, record)
+
+    return forward
+
+
+def as_sequence(rows: Tensor) -> Tensor:
+    """Returns (b, t, d) from (b, …, d): everything between batch and features is a position."""
+    return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
+
+
+def _record_bias(bias: nn.Parameter | None, backprops: Tensor, recorder: Recorder) -> None:
+    if bias is not None and bias.requires_grad:
+        recorder.record(bias, GradientUse(as_sequence(backprops).sum(1)))
+
+
+class _Dense(torch.autograd.Function):
+    """A dense layer whose backward hands out (input, output gradient) instead of multiplying."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        transposed: bool,
+        record: Callable[[Tensor | None, Tensor], None],
+    ) -> Tensor:
+        ctx.transposed, ctx.record = transposed, record
+        # A frozen weight needs no input: bias-only training keeps no activations here
+        # (Bu et al. 2022, section 3).
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        return F.linear(inputs, weight.t() if transposed else weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        ctx.record(inputs, backprops)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        return backprops @ (weight.t() if ctx.transposed else weight), None, None, None, None

@@ -1,0 +1,235 @@
+import doctest
+
+import pytest
+import torch
+from torch import nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping import PerExampleClipper, clipper
+from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
+
+NORM = 0.5
+
+
+@pytest.fixture
+def batch() -> Records:
+    return records()
+
+
+def clipped_sum(model, batch, *, engine="auto", units=None, max_grad_norm=NORM) -> Clipped:
+    model.zero_grad()
+    with PerExampleClipper(model, max_grad_norm, engine=engine) as clip:
+        norms = clip.accumulate(batch.losses(model), units)
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    return Clipped(
+        norms, {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
+    )
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_norms_and_clipped_sum_equal_one_example_at_a_time(engine, tied, dtype, tolerance, batch):
+    model = gpt2(tied=tied, dtype=dtype)
+    expected = one_at_a_time(model, batch, NORM)
+    got = clipped_sum(model, batch, engine=engine)
+    assert torch.allclose(got.norms, expected.norms, rtol=tolerance)
+    assert got.distance(expected) <= tolerance
+    assert expected.norms.max() > NORM, "the test must clip something"
+
+
+def test_dropout_masks_are_those_of_the_loop(batch):
+    model = gpt2(dropout=0.3).train()
+    torch.manual_seed(5)
+    expected = clipped_sum(model, batch, engine="loop")
+    torch.manual_seed(5)
+    assert clipped_sum(model, batch).distance(expected) <= 1e-5
+
+
+def test_sequence_length_equal_to_the_batch_size_is_no_special_case():
+    model, batch = gpt2(), records((6, 6, 5, 6, 4, 6))
+    assert clipped_sum(model, batch).distance(one_at_a_time(model, batch, NORM)) <= 1e-5
+
+
+def test_adding_one_example_moves_the_sum_by_at_most_the_sensitivity(batch):
+    model = gpt2()
+    everyone = clipped_sum(model, batch)
+    for left_out in range(4):
+        without = clipped_sum(model, batch.take([i for i in range(4) if i != left_out]))
+        assert everyone.minus(without) <= NORM * (1 + 1e-5)
+
+
+def test_padding_does_not_change_the_sum():
+    model = gpt2()
+    narrow, wide = records(width=12), records(width=20)
+    assert clipped_sum(model, wide).distance(clipped_sum(model, narrow)) <= 1e-5
+
+
+def test_micro_batch_size_and_order_do_not_change_the_sum(batch):
+    model = gpt2()
+    whole = clipped_sum(model, batch)
+    model.zero_grad()
+    with PerExampleClipper(model, NORM) as clip:
+        for rows in ([3, 0], [2], [1]):
+            clip.accumulate(batch.take(rows).losses(model))
+    parts = Clipped(whole.norms, {n: p.grad for n, p in model.named_parameters()})
+    assert parts.distance(whole) <= 1e-5
+
+
+def test_the_sum_is_added_to_what_grad_held(batch):
+    model = gpt2()
+    once = clipped_sum(model, batch)
+    with PerExampleClipper(model, NORM) as clip:
+        clip.accumulate(batch.losses(model))
+    twice = Clipped(once.norms, {n: p.grad / 2 for n, p in model.named_parameters()})
+    assert twice.distance(once) <= 1e-5
+
+
+def test_a_non_finite_example_contributes_exactly_zero(batch):
+    model = gpt2()
+    others = clipped_sum(model, batch.take([0, 2, 3]))
+    model.zero_grad()
+    losses = batch.losses(model)
+    with PerExampleClipper(model, NORM) as clip:
+        norms = clip.accumulate(lambda: losses() * torch.tensor([1, float("nan"), 1, 1]))
+    assert norms[1] == 0 and clip.non_finite == 1
+    got = Clipped(norms, {n: p.grad for n, p in model.named_parameters()})
+    assert got.distance(others) <= 1e-6
+
+
+def test_the_loop_engine_takes_a_non_finite_example_alone_and_refuses_it_among_others(batch):
+    model = gpt2()
+    losses = batch.losses(model)
+    with PerExampleClipper(model, NORM, engine="loop") as clip:
+        with pytest.raises(RunError, match="micro_batch_size=1"):
+            clip.accumulate(lambda: losses() * torch.tensor([1, float("nan"), 1, 1]))
+        model.zero_grad()
+        assert clip.accumulate(lambda: losses()[:1] * float("nan")).tolist() == [0]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_infinite_gradient_under_a_finite_loss_contributes_exactly_zero():
+    model = nn.Linear(1, 1, bias=False)
+    inputs = torch.tensor([[1.0], [0.0]])
+
+    def losses():
+        outputs = model(inputs)[:, 0] - model.weight.detach()[0, 0] * inputs[:, 0]
+        return torch.stack([outputs[0].sqrt(), model(inputs)[1, 0] + outputs[1]])
+
+    with PerExampleClipper(model, NORM) as clip:
+        norms = clip.accumulate(losses)
+    assert clip.non_finite == 1 and model.weight.grad.isfinite().all() and norms[0] == 0
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_an_example_without_labels_contributes_zero(engine, batch):
+    model = gpt2()
+    batch.labels[1] = -100
+    got = clipped_sum(model, batch, engine=engine)
+    assert got.norms[1] == 0
+    assert got.distance(clipped_sum(model, batch.take([0, 2, 3]), engine=engine)) <= 1e-5
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_a_unit_is_clipped_as_the_sum_of_its_rows(engine, batch):
+    model = gpt2(dtype=torch.float64)
+    units = torch.tensor([9, 4, 9, 9])
+    got = clipped_sum(model, batch, engine=engine, units=units)
+    totals, norms = {n: 0 for n, _ in model.named_parameters()}, []
+    for rows in ([1], [0, 2, 3]):
+        alone = clipped_sum(model, batch.take(rows), engine="loop", max_grad_norm=1e9)
+        norm = sum(g.square().sum() for g in alone.gradients.values()).sqrt()
+        norms.append(norm)
+        for name, gradient in alone.gradients.items():
+            totals[name] = totals[name] + gradient * min(1, NORM / norm)
+    assert torch.allclose(got.norms, torch.stack(norms), rtol=1e-10)
+    assert got.distance(Clipped(got.norms, totals)) <= 1e-10
+
+
+def test_frozen_parameters_get_no_gradient_and_no_share_of_the_norm(batch):
+    model = gpt2()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.endswith("bias")
+    got = clipped_sum(model, batch)
+    assert got.distance(one_at_a_time(model, batch, NORM)) <= 1e-5
+    assert model.transformer.wte.weight.grad is None
+
+
+def test_a_batch_of_one_and_an_empty_batch(batch):
+    model = gpt2()
+    one = batch.take([2])
+    assert clipped_sum(model, one).distance(one_at_a_time(model, one, NORM)) <= 1e-5
+    with PerExampleClipper(model, NORM) as clip:
+        assert clip.accumulate(lambda: torch.zeros(0)).shape == (0,)
+
+
+def test_leaving_restores_the_model_even_after_an_exception(batch):
+    model = gpt2()
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    with pytest.raises(ZeroDivisionError), PerExampleClipper(model, NORM) as clip:
+        clip.accumulate(lambda: 1 / 0)
+    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
+
+
+def test_a_second_clipper_on_the_same_model_is_refused_and_the_first_stays():
+    model = gpt2()
+    with PerExampleClipper(model, NORM) as first:
+        with pytest.raises(InputError, match="leave the other clipper first"):
+            PerExampleClipper(model, NORM).__enter__()
+        with pytest.raises(InputError, match="once at a time"):
+            first.__enter__()
+        assert "forward" in vars(model.transformer.wte)
+    assert "forward" not in vars(model.transformer.wte)
+
+
+def test_a_layer_without_a_rule_is_refused_by_parameter_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    with pytest.raises(InputError, match=r"1\.weight belongs to a PReLU layer"):
+        PerExampleClipper(model, NORM)
+
+
+def test_a_weight_used_behind_its_layers_back_is_refused_by_name():
+    model = nn.Linear(3, 3)
+    inputs = torch.ones(2, 3)
+    with PerExampleClipper(model, NORM) as clip, pytest.raises(RunError, match="weight is used"):
+        clip.accumulate(lambda: model(inputs @ model.weight).sum(1))
+
+
+def test_position_ids_without_the_batch_dimension_are_refused_by_name(batch):
+    model = gpt2()
+    with PerExampleClipper(model, NORM) as clip, pytest.raises(RunError, match=r"wpe\.weight"):
+        clip.accumulate(lambda: model(batch.ids.clamp(min=0)).logits.mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (lambda model: model(torch.ones(2, 3)).mean(), "do not reduce over the batch"),
+        (lambda model: model(torch.ones(2, 3)), r"got \(2, 3\)"),
+        (lambda model: torch.ones(2), "without a graph"),
+    ],
+)
+def test_wrong_losses_are_refused(losses, message):
+    model = nn.Linear(3, 3)
+    with PerExampleClipper(model, NORM) as clip, pytest.raises(InputError, match=message):
+        clip.accumulate(lambda: losses(model))
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), float("inf")])
+def test_a_clipping_norm_that_is_not_positive_and_finite_is_refused(norm):
+    with pytest.raises(InputError, match="max_grad_norm must be positive"):
+        PerExampleClipper(nn.Linear(1, 1), norm)
+
+
+def test_unknown_engine_style_and_nothing_trainable_are_refused():
+    model = nn.Linear(1, 1)
+    with pytest.raises(InputError, match=r"engine must be one of auto, book_keeping, loop"):
+        PerExampleClipper(model, NORM, engine="fast")
+    with pytest.raises(InputError, match="clipping must be one of flat"):
+        PerExampleClipper(model, NORM, clipping="global")
+    with pytest.raises(InputError, match="trainable"):
+        PerExampleClipper(model.requires_grad_(False), NORM)
+
+
+def test_the_example_in_the_documentation_is_true():
+    assert doctest.testmod(clipper).failed == 0
