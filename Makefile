@@ -1,0 +1,47 @@
+# dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint wheel-check clean
+
+# The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo "$$p" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+# Two processes of one thread each finish sooner than one process of two threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+help: ## Show what make can do.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## Create .venv and install the pinned requirements and dpft itself.
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.11 or newer; install it or set PYTHON=/path/to/python" >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## Fine-tune the embedded model privately on the embedded sample (minutes).
+	$(BIN)/dpft train experiment=demo
+
+test: setup ## Run the test suite but for its slow tests.
+	$(PYTEST) -m "not slow"
+
+test-full: setup ## Run the whole test suite, slow tests included.
+	$(PYTEST)
+
+lint: setup ## Check style, format and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel-check: setup ## Build the wheel and run it away from the checkout.
+	.ci/wheel-check
+
+clean: ## Remove what the build and the tools left, but not .venv and outputs.
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find dpft tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,66 @@
+"""Files that are either whole or absent, and folders that only their owner can read."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpft.errors import InputError
+
+SCHEMA_VERSION = 1
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Writes ``text`` under a temporary name, syncs it to disk and renames it into place."""
+    temporary = path.with_name(f".{path.name}.partial")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:
+    """Writes one JSON object with sorted keys and the schema version."""
+    versioned = {"schema_version": SCHEMA_VERSION, **content}
+    write_text(path, json.dumps(versioned, indent=2, sort_keys=True) + "\n", mode=mode)
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o644) -> None:
+    """Writes one JSON object a line, keys sorted."""
+    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
+    write_text(path, "".join(lines), mode=mode)
+
+
+def private_folder(run: Path) -> Path:
+    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released."""
+    folder = run / "private"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Holds a file lock, so that two processes never write one run's folder.
+
+    Raises:
+        InputError: Another process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(
+            f"{path.parent.parent} is in use by another dpft process; wait for it to end, or "
+            "choose another folder with hydra.run.dir=DIR."
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""What every test has: no network, one thread per process."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import absl.logging
+import pytest
+
+# Set before torch or a Hugging Face library is imported, here and in every child process.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# absl closes whatever stream was sys.stderr when it was imported, pytest's capture included, as
+# soon as Hydra configures logging; it leaves the real one alone.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+LOOPBACK = ("127.", "::1", "localhost")
+
+_attempts: list[str] = []
+
+
+def _is_loopback(host: object) -> bool:
+    name = host.decode() if isinstance(host, bytes) else str(host or "localhost")
+    return name.startswith(LOOPBACK)
+
+
+def _refuse(host: object) -> None:
+    if not _is_loopback(host):
+        _attempts.append(str(host))
+        raise OSError(f"tests open no network connection, not to {host!r}")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that looks up or connects to any host but this one, even if it recovers."""
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: object) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse(address[0])
+        connect(self, address)
+
+    def guarded_look_up(host: object, *args: object, **kwargs: object) -> object:
+        _refuse(host)
+        return look_up(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded_connect)
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded_connect)
+    monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
+    _attempts.clear()
+    yield
+    assert not _attempts, f"the test tried to reach {', '.join(_attempts)}"

@@ -1,0 +1,106 @@
+"""Dependencies point one way, as the layout of the package promises."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import dpft
+
+PACKAGE = Path(dpft.__file__).parent
+LEVELS = (
+    {"cli"},
+    {"config"},
+    {"training", "evaluation", "audit", "reports"},
+    {"tasks", "data", "models", "methods", "generation", "privacy"},
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+ALLOWED_BETWEEN_EQUALS = {("data", "dpft.tasks.base"), ("audit", "dpft.training")}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_modules(source: str) -> set[str]:
+    """Returns every module a source names, inside functions and through importlib too."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            modules.update(
+                part.value
+                for part in ast.walk(node.args[0])
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            )
+    return modules
+
+
+def room_of(module: str) -> str | None:
+    """Returns the room a module of dpft is in; None for what stands outside the rooms."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "dpft" and len(parts) > 1 and parts[1] in LEVEL else None
+
+
+def back_edges(room: str, source: str) -> list[str]:
+    """Returns the imports of a source in ``room`` that point up or across."""
+    edges = []
+    for module in imported_modules(source):
+        target = room_of(module)
+        if target is None or target == room or LEVEL[target] > LEVEL[room]:
+            continue
+        allowed = (
+            origin == room and module.startswith(to) for origin, to in ALLOWED_BETWEEN_EQUALS
+        )
+        if not any(allowed):
+            edges.append(f"{room} -> {module}")
+    return edges
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_rooms_below_its_own(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0]
+    if room in LEVEL:
+        assert back_edges(room, path.read_text()) == []
+
+
+def test_every_room_has_a_level() -> None:
+    assert {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/**/*.py")} <= set(LEVEL)
+
+
+def test_what_stands_outside_the_rooms_imports_none_of_them() -> None:
+    for path in set(PACKAGE.glob("*.py")) - {PACKAGE / "__main__.py"}:
+        assert not {module for module in imported_modules(path.read_text()) if room_of(module)}
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("privacy", "from dpft.training import loop"),
+        ("models", "def late():\n    import dpft.data.collation"),
+        ("data", "from dpft.tasks import e2e"),
+        ("training", 'importlib.import_module(f"dpft.cli.{name}")'),
+    ],
+)
+def test_an_edge_up_or_across_is_seen(room: str, source: str) -> None:
+    assert len(back_edges(room, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("data", "from dpft.tasks.base import Example"),
+        ("audit", "from dpft.training.loop import train"),
+        ("cli", "from dpft.privacy.plan import PrivacyPlan"),
+    ],
+)
+def test_an_edge_down_is_allowed(room: str, source: str) -> None:
+    assert back_edges(room, source) == []
+
+
+@pytest.mark.parametrize("room", ["privacy/accounting", "config"])
+def test_a_torch_free_room_imports_no_torch(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        roots = {module.split(".")[0] for module in imported_modules(path.read_text())}
+        assert not roots & {"torch", "transformers"}, path
