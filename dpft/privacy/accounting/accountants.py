@@ -1,0 +1,122 @@
+"""The accountants under their limits, behind one call, each answer kept.
+
+Calibration and report ask about the same mechanisms; sharing one ``Accountants`` saves them the
+start-up of the libraries (a second each) and the repeated answers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from dpft.errors import InputError
+from dpft.privacy.accounting import gdp
+from dpft.privacy.accounting.limits import LimitedProcess, Limits
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+
+ORDER = ("prv", "pld", "rdp")
+"""Accountants whose upper bound may be the headline, the first that answers leading."""
+
+_LIBRARY = {"rdp": "dp_accounting", "pld": "dp_accounting", "prv": "prv_accountant"}
+
+_Key = tuple[str, SampledGaussian, tuple[tuple[str, Any], ...]]
+
+
+class Accountants:
+    """A context manager: two child processes, one per library, and the answers so far.
+
+    Use it from one thread:
+
+        with Accountants() as accountants:
+            noise_multiplier, calibration = calibrate_noise_multiplier(..., accountants=accountants)
+            report = account(..., accountants=accountants)
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self._processes = {
+            library: LimitedProcess(library, limits) for library in set(_LIBRARY.values())
+        }
+        self._asked: dict[str, _Key] = {}
+        self._answers: dict[_Key, Epsilon | AccountantError] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._processes.values():
+            process.close()
+
+    def start(self) -> None:
+        """Starts every library's process, so that all import at the same time."""
+        for process in self._processes.values():
+            process.start()
+
+    def prefetch(self, name: str, mechanism: SampledGaussian) -> None:
+        """Lets an idle process begin on an answer that ``evaluate`` will ask for."""
+        key = _key(name, mechanism, {})
+        if key not in self._answers and _LIBRARY[name] not in self._asked:
+            self._ask(key)
+
+    def evaluate(self, name: str, mechanism: SampledGaussian, **options: float) -> Epsilon:
+        """Returns what accountant ``name`` says of ``mechanism``.
+
+        Args:
+            name: "rdp", "pld", "prv" or "gdp" (the last in this process: it is a formula).
+            mechanism: What to account for.
+            options: Passed to the accountant's ``epsilon``, such as pld's ``interval``.
+
+        Raises:
+            AccountantError: It has no answer, or none within the limits.
+        """
+        if name == "gdp":
+            return gdp.epsilon(mechanism)
+        key = _key(name, mechanism, options)
+        while key not in self._answers:
+            if _LIBRARY[name] not in self._asked:
+                self._ask(key)
+            self._collect(_LIBRARY[name])
+        answer = self._answers[key]
+        if isinstance(answer, AccountantError):
+            raise answer
+        return answer
+
+    def _ask(self, key: _Key) -> None:
+        name, mechanism, options = key
+        question = {"accountant": name, "mechanism": asdict(mechanism), "options": dict(options)}
+        self._processes[_LIBRARY[name]].ask(question)
+        self._asked[_LIBRARY[name]] = key
+
+    def _collect(self, library: str) -> None:
+        key = self._asked.pop(library)
+        try:
+            self._answers[key] = Epsilon(**self._processes[library].answer())
+        except AccountantError as error:
+            self._answers[key] = error
+
+
+def headline_order(accountant: str) -> tuple[str, ...]:
+    """Returns ``accountant``, then the others in the order they may replace it.
+
+    Raises:
+        InputError: No such accountant may lead (gdp is an estimate).
+    """
+    if accountant not in ORDER:
+        raise InputError(
+            f"privacy.accountant must be one of {', '.join(ORDER)}, got {accountant!r}"
+            + (
+                "; gdp is an estimate and is only shown beside them."
+                if accountant == "gdp"
+                else "."
+            )
+        )
+    return (accountant, *(name for name in ORDER if name != accountant))
+
+
+def _key(name: str, mechanism: SampledGaussian, options: Mapping[str, Any]) -> _Key:
+    return (name, mechanism, tuple(sorted(options.items())))

@@ -1,0 +1,79 @@
+"""Gaussian differential privacy by its central limit theorem: an estimate, never a guarantee.
+
+Bu et al. 2020 (arXiv 1911.11607), Theorem 5: many sampled Gaussian steps tend to one Gaussian
+mechanism of mu = q * sqrt(T * (exp(1 / sigma^2) - 1)), with q the sample rate, T the steps and
+sigma the noise multiplier. The limit can lie below the true epsilon, so no report may lead with
+it; published tables give it (Li et al. 2022, Table 7), so the number is shown.
+"""
+
+import math
+from collections.abc import Callable
+
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+
+_MAX_EXPONENT = 700.0
+
+
+def epsilon(mechanism: SampledGaussian) -> Epsilon:
+    """Returns the central-limit estimate, without bounds.
+
+    Args:
+        mechanism: What to estimate; its ``delta`` is the target.
+
+    Raises:
+        AccountantError: The noise is so small that exp(1 / noise_multiplier^2) overflows.
+    """
+    exponent = mechanism.noise_multiplier**-2
+    if exponent > _MAX_EXPONENT:
+        raise AccountantError("Its central limit does not hold at so small a noise multiplier.")
+    mu = mechanism.sample_rate * math.sqrt(mechanism.steps * math.expm1(exponent))
+    return Epsilon(estimate=gaussian_epsilon(mu, mechanism.delta))
+
+
+def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int) -> float:
+    """Returns the noise multiplier whose central-limit estimate is ``eps``: a first guess.
+
+    Args:
+        eps: Target epsilon, above 0.
+        delta: Target delta, in (0, 1).
+        sample_rate: Probability of joining a step, in (0, 1].
+        steps: Number of steps.
+    """
+    mu = _root(lambda mu: _log_delta(mu, eps) - math.log(delta), high=1.0)
+    return math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Returns the epsilon of a mu-Gaussian-DP mechanism (Dong et al. 2019, Corollary 2.13).
+
+    The epsilon at which delta = Phi(-eps/mu + mu/2) - exp(eps) * Phi(-eps/mu - mu/2).
+
+    Args:
+        mu: Distance of the two Gaussians' means in standard deviations, above 0.
+        delta: Target delta, in (0, 1).
+    """
+    if _log_delta(mu, 0.0) <= math.log(delta):
+        return 0.0
+    return _root(lambda eps: math.log(delta) - _log_delta(mu, eps), high=1.0)
+
+
+def _log_delta(mu: float, eps: float) -> float:
+    """Returns log delta of Corollary 2.13, in logarithms so that no tail underflows."""
+    from scipy.special import log_ndtr
+
+    first = float(log_ndtr(-eps / mu + mu / 2))
+    second = eps + float(log_ndtr(-eps / mu - mu / 2))
+    if second >= first:
+        return -math.inf
+    return first + math.log(-math.expm1(second - first))
+
+
+def _root(increasing: Callable[[float], float], high: float) -> float:
+    """Returns the positive root of an increasing function, by doubling and then halving."""
+    while increasing(high) < 0:
+        high *= 2
+    low = 0.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if increasing(middle) < 0 else (low, middle)
+    return high

@@ -1,0 +1,130 @@
+"""A child process that answers accounting questions within a time and a memory limit.
+
+Accountants can take minutes or terabytes outside the settings they were made for, inside C code
+that no exception interrupts. A process of its own can always be ended, and two of them use two
+cores.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpft.privacy.accounting.mechanism import AccountantError
+
+WORKER = "dpft.privacy.accounting.worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one accountant may take to answer one question.
+
+    Attributes:
+        seconds: Wall time of one answer, and of the import before the first.
+        memory: Address space in bytes.
+        grace: Seconds past the above after which a child that did not end itself is killed.
+    """
+
+    seconds: float = 20.0
+    memory: int = 2 * 2**30
+    grace: float = 5.0
+
+
+class LimitedProcess:
+    """One child, started at the first question and again after each time it had to be ended.
+
+    Questions and answers alternate: ``ask`` returns at once, ``answer`` waits. The child dies with
+    ``close``, with its stdin (when the parent is gone) or at its own alarm, whichever comes first.
+    """
+
+    def __init__(self, library: str, limits: Limits, *, module: str = WORKER) -> None:
+        self._arguments = [module, library, str(limits.seconds), str(limits.memory)]
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+
+    def start(self) -> None:
+        """Starts the child if there is none, so that it imports while the parent works."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                # -P: never import from the folder the user happens to stand in.
+                [sys.executable, "-P", "-m", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+            )
+            self._deadline = time.monotonic() + self._limits.seconds + self._limits.grace
+
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Hands the child a question and returns at once."""
+        self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        ready_by = max(self._deadline, time.monotonic() + self._limits.grace)
+        self._deadline = ready_by + self._limits.seconds
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:  # It ended while importing; ``answer`` finds out and says why.
+            return
+
+    def answer(self) -> dict[str, Any]:
+        """Waits for the answer to the question asked.
+
+        Raises:
+            AccountantError: The child found no answer, was over a limit, or ended; the sentence
+                says which.
+        """
+        line = self._read_line()
+        if not line.endswith(b"\n"):
+            raise AccountantError(self._end())
+        self._deadline = 0.0
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise AccountantError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        if self._process is not None:
+            self._end()
+
+    def _read_line(self) -> bytes:
+        """Returns one line of at most a pipe's atomic size, or less where none comes in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        remaining = max(0.0, self._deadline - time.monotonic())
+        ready, _, _ = select.select([self._process.stdout], [], [], remaining)
+        return self._process.stdout.readline() if ready else b""
+
+    def _end(self) -> str:
+        """Kills the child and returns, in a sentence, why it had not answered."""
+        assert self._process is not None
+        late = time.monotonic() >= self._deadline
+        if not late:
+            time.sleep(0.01)  # A closed pipe comes a moment before the exit status.
+        code = self._process.poll()
+        self._process.kill()
+        self._process.communicate()
+        self._process = None
+        self._deadline = 0.0
+        if late or code == -signal.SIGALRM:
+            return f"It did not finish within {self._limits.seconds:g} s."
+        return f"Its process ended early (exit status {code})."
+
+
+def _environment() -> dict[str, str]:
+    """Returns an environment in which the child imports what the parent can.
+
+    One BLAS thread: more gain nothing on these vectors and reserve address space each.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONPATH": path}

@@ -1,0 +1,54 @@
+"""Privacy loss distributions, by dp_accounting.
+
+Koskela et al. 2020 (arXiv 1906.03049) with the pessimistic connect-the-dots grid of Doroshenko et
+al. 2022 (arXiv 2207.04380): an upper bound on any grid, apart from rounding. The library composes
+in float64; after 1e5 steps its rounding moves delta by 1e-11, which at delta = 2e-10 was seen to
+put epsilon 0.012 below the truth. So this module asks for epsilon at a delta smaller by that much.
+"""
+
+import sys
+
+from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian, delta_within_rounding
+
+INTERVAL = 1e-3
+"""Grid of the table and of brackets: ten times faster than 1e-4, at epsilons equal to 2e-4."""
+
+FINE_INTERVAL = 1e-4
+"""Grid of a bound that the coarse one makes too loose."""
+
+SMALL_EPSILON = 0.1
+"""Below it the fine grid costs little, and the coarse grid's rounding is a large share."""
+
+GRID = f"value_discretization_interval {INTERVAL:g} ({FINE_INTERVAL:g} below {SMALL_EPSILON:g})"
+
+
+def epsilon(mechanism: SampledGaussian, interval: float = INTERVAL) -> Epsilon:
+    """Returns the PLD upper bound, for add-or-remove-one neighbors.
+
+    Args:
+        mechanism: What to account for; its ``delta`` is the target.
+        interval: Spacing of the privacy losses that the distribution is rounded up to, in
+            nats; bounds under ``SMALL_EPSILON`` are computed again on ``FINE_INTERVAL``.
+
+    Guarantees:
+        The bound is taken at ``delta - rounding_slack``, so that float64 rounding cannot make it
+        an underestimate.
+
+    Raises:
+        AccountantError: Rounding could take more than half of delta.
+    """
+    delta = delta_within_rounding(mechanism, sys.float_info.epsilon)
+    coarse = _upper_bound(mechanism, delta, interval)
+    if coarse >= SMALL_EPSILON or interval <= FINE_INTERVAL:
+        return Epsilon(upper=coarse)
+    return Epsilon(upper=min(coarse, _upper_bound(mechanism, delta, FINE_INTERVAL)))
+
+
+def _upper_bound(mechanism: SampledGaussian, delta: float, interval: float) -> float:
+    import dp_accounting
+
+    accountant = dp_accounting.pld.PLDAccountant(
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
+    )
+    accountant.compose(mechanism.event())
+    return accountant.get_epsilon(delta)

@@ -1,0 +1,162 @@
+"""The accounting of a mechanism: every accountant's answer and the one that is reported.
+
+The headline is always a proven upper bound and says whose: the chosen accountant's, else that of
+the next in the order prv, pld, rdp that answers and is not refused as looser than RDP.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+
+from dpft.errors import InputError
+from dpft.privacy.accounting import pld
+from dpft.privacy.accounting.accountants import Accountants, headline_order
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+
+RDP_TOLERANCE = 0.03
+"""A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""
+
+Answer = float | Mapping[str, float] | Mapping[str, str]
+_Result = Epsilon | AccountantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountingReport:
+    """What a mechanism costs.
+
+    Attributes:
+        mechanism: What was accounted for.
+        epsilon: The headline: a proven upper bound, in full precision; print ``round_up`` of it.
+        accountant: Whose bound it is: "prv", "pld" or "rdp", never "gdp".
+        epsilons: Every accountant's answer, ready for JSON: a number for rdp, pld (upper bounds)
+            and gdp (an estimate), {"lower", "estimate", "upper"} for prv; where one gave none,
+            {"error": why}.
+        warnings: What a reader of the headline must know, a sentence each.
+    """
+
+    mechanism: SampledGaussian
+    epsilon: float
+    accountant: str
+    epsilons: Mapping[str, Answer]
+    warnings: tuple[str, ...] = ()
+
+
+def account(
+    mechanism: SampledGaussian,
+    *,
+    accountant: str = "prv",
+    accountants: Accountants | None = None,
+) -> AccountingReport:
+    """Runs all four accountants on ``mechanism`` and picks the headline.
+
+    Args:
+        mechanism: What to account for.
+        accountant: Whose upper bound should lead: "prv", "pld" or "rdp".
+        accountants: Running accountants to share; by default some are started and ended here.
+
+    Raises:
+        InputError: ``accountant`` may not lead, or none can bound the mechanism.
+    """
+    order = headline_order(accountant)
+    with ExitStack() as stack:
+        running = accountants or stack.enter_context(Accountants())
+        results, warnings = _evaluate_all(mechanism, running)
+    leader, epsilon = _headline(order, results, warnings)
+    warnings.extend(_disagreement(results))
+    return AccountingReport(
+        mechanism=mechanism,
+        epsilon=epsilon,
+        accountant=leader,
+        epsilons={name: _answer(name, result) for name, result in results.items()},
+        warnings=tuple(warnings),
+    )
+
+
+def round_up(value: float, digits: int) -> float:
+    """Returns ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
+
+    >>> round_up(2.9901, 2), round_up(2.99, 2), round_up(0.0, 2)
+    (3.0, 2.99, 0.0)
+    """
+    # repr, not the binary expansion: 2.99 is stored as 2.9900000000000002 and must stay 2.99.
+    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
+
+
+def _evaluate_all(
+    mechanism: SampledGaussian, accountants: Accountants
+) -> tuple[dict[str, _Result], list[str]]:
+    """Returns every accountant's result in the order of the table, and what to warn of."""
+    accountants.prefetch("prv", mechanism)
+    rdp = _try(accountants, "rdp", mechanism)
+    coarse = _try(accountants, "pld", mechanism)
+    if _above(coarse, rdp):
+        coarse = _try(accountants, "pld", mechanism, interval=pld.FINE_INTERVAL)
+    gdp = _try(accountants, "gdp", mechanism)
+    prv = _try(accountants, "prv", mechanism)
+    warnings = []
+    if mechanism.sample_rate == 1:
+        warnings.append(
+            "sample_rate is 1: prv is the exact epsilon of the Gaussian mechanism (Balle and Wang "
+            "2018), not a numerical composition."
+        )
+    return {"rdp": rdp, "gdp": gdp, "pld": coarse, "prv": prv}, warnings
+
+
+def _try(
+    accountants: Accountants, name: str, mechanism: SampledGaussian, **options: float
+) -> _Result:
+    try:
+        return accountants.evaluate(name, mechanism, **options)
+    except AccountantError as error:
+        return error
+
+
+def _headline(
+    order: tuple[str, ...], results: Mapping[str, _Result], warnings: list[str]
+) -> tuple[str, float]:
+    """Returns the leading accountant and its bound; adds to ``warnings`` why others did not."""
+    for name in order:
+        result = results[name]
+        if isinstance(result, AccountantError):
+            warnings.append(f"{name} gave no bound: {result}")
+        elif _above(result, results["rdp"]):
+            warnings.append(f"{name} is refused: its bound is above RDP's by over {RDP_TOLERANCE}.")
+        elif result.upper is not None:
+            return name, result.upper
+    raise InputError(
+        "No accountant can bound this mechanism: noise_multiplier is too small for its "
+        "sample_rate and steps; raise noise_multiplier or lower steps."
+    )
+
+
+def _above(result: _Result, rdp: _Result) -> bool:
+    return _upper(result) > _upper(rdp) + RDP_TOLERANCE
+
+
+def _upper(result: _Result) -> float:
+    if isinstance(result, AccountantError) or result.upper is None:
+        return math.nan  # Compares false with everything: no bound refuses no other.
+    return result.upper
+
+
+def _disagreement(results: Mapping[str, _Result]) -> list[str]:
+    """Returns a warning where PRV's estimate and PLD differ by more than 0.02 + 1 %."""
+    prv, bound = results["prv"], _upper(results["pld"])
+    if isinstance(prv, AccountantError) or prv.estimate is None or math.isnan(bound):
+        return []
+    if abs(prv.estimate - bound) <= 0.02 + 0.01 * bound:
+        return []
+    return [f"prv's estimate ({prv.estimate:.4f}) and pld ({bound:.4f}) disagree."]
+
+
+def _answer(name: str, result: _Result) -> Answer:
+    if isinstance(result, AccountantError):
+        return {"error": str(result)}
+    if name == "prv":
+        values = {"lower": result.lower, "estimate": result.estimate, "upper": result.upper}
+        return {key: value for key, value in values.items() if value is not None}
+    value = result.estimate if result.upper is None else result.upper
+    assert value is not None
+    return value

@@ -1,0 +1,81 @@
+"""The child's side of a limited accountant: questions in on stdin, answers out on stdout.
+
+Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS BYTES`` by ``limits``, one JSON
+object a line each way. A program of its own rather than a fork: the parent may hold torch's
+threads, and may be a script without a main guard.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import IO, Any
+
+from dpft.privacy.accounting import pld, prv, rdp
+from dpft.privacy.accounting.mechanism import SampledGaussian
+
+ACCOUNTANTS = {"rdp": rdp.epsilon, "pld": pld.epsilon, "prv": prv.epsilon}
+
+
+def main(library: str, seconds: float, memory: int) -> None:
+    """Answers questions until stdin closes.
+
+    Args:
+        library: Module to import while the parent still prepares its first question.
+        seconds: Wall time that the import, and each question, may take before SIGALRM ends the
+            process. It ends itself, so that not even a killed parent leaves one running.
+        memory: Address space in bytes.
+    """
+    answers = _private_stdout()
+    _limit_memory(memory)
+    with _alarm(seconds):
+        importlib.import_module(library)
+    for line in sys.stdin:
+        with _alarm(seconds):
+            answer = _answer(json.loads(line), memory)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer(question: Mapping[str, Any], memory: int) -> dict[str, Any]:
+    """Returns {"lower", "estimate", "upper"}, or {"error": one sentence}."""
+    try:
+        evaluate = ACCOUNTANTS[question["accountant"]]
+        return asdict(evaluate(SampledGaussian(**question["mechanism"]), **question["options"]))
+    except MemoryError:
+        return {"error": f"It needs more than {memory / 2**30:g} GiB of memory."}
+    except (ArithmeticError, ValueError, RuntimeError, AssertionError) as error:
+        return {"error": " ".join(str(error).split()) or f"It stopped on {type(error).__name__}."}
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    # The default action of SIGALRM ends the process even inside a long C call.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _limit_memory(memory: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (OSError, ValueError):  # macOS has no such limit; the time limit still holds there.
+        return
+
+
+def _private_stdout() -> IO[str]:
+    """Returns the pipe to the parent and points stdout at stderr, where prints do no harm."""
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return pipe
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,146 @@
+"""Tables and JSON of an accounting result: what ``dpft account`` prints.
+
+Plain text of at most 80 columns without color or box characters, so that a pipe, a log and a
+terminal show the same.
+"""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from dpft.privacy.accounting.summary import AccountingReport, Answer, round_up
+from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
+
+SCHEMA_VERSION = 1
+DIGITS = 4
+WIDTH = 80
+
+
+def accounting_table(
+    report: AccountingReport,
+    *,
+    num_examples: int | None = None,
+    expected_batch_size: float | None = None,
+    unit: str = "example",
+    calibration: Calibration | None = None,
+) -> str:
+    """Returns the mechanism, every accountant's answer and the headline, as lines of text.
+
+    Args:
+        report: What ``account`` returned.
+        num_examples: Public number of units, where it is known.
+        expected_batch_size: Mean size of a draw, where it is known.
+        unit: Whose presence is protected.
+        calibration: What chose the noise multiplier, where something did.
+
+    Guarantees:
+        Upper bounds are rounded up and lower bounds down, to ``DIGITS`` decimals.
+    """
+    rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
+    lines = [f"{label:<20}{value}" for label, value in rows]
+    lines += ["", f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"]
+    lines += [_accountant_line(name, answer) for name, answer in report.epsilons.items()]
+    lines += ["", headline(report, unit=unit)]
+    lines += [_wrapped(f"warning: {warning}", indent=9) for warning in report.warnings]
+    return "\n".join(lines)
+
+
+def headline(report: AccountingReport, *, unit: str = "example") -> str:
+    """Returns epsilon with all that it means nothing without, wrapped to ``WIDTH`` columns."""
+    mechanism = report.mechanism
+    return _wrapped(
+        f"epsilon = {_upper(report.epsilon)} (upper bound by {report.accountant}) at "
+        f"delta = {mechanism.delta:.4g}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"{unit}, sampler {SAMPLER}, {mechanism.steps} steps",
+        indent=0,
+    )
+
+
+def accounting_record(
+    report: AccountingReport,
+    *,
+    num_examples: int | None = None,
+    expected_batch_size: float | None = None,
+    unit: str = "example",
+    calibration: Calibration | None = None,
+) -> dict[str, Any]:
+    """Returns the same as ``accounting_table`` under the keys of privacy.json, ready for JSON.
+
+    Keys whose value is unknown are absent. Epsilons are in full precision.
+    """
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "private": True,
+        "epsilon": report.epsilon,
+        "delta": report.mechanism.delta,
+        "accountant": report.accountant,
+        "epsilons": _plain(report.epsilons),
+        "noise_multiplier": report.mechanism.noise_multiplier,
+        "sample_rate": report.mechanism.sample_rate,
+        "steps": report.mechanism.steps,
+        "num_examples": num_examples,
+        "expected_batch_size": expected_batch_size,
+        "unit": unit,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "sampler": SAMPLER,
+        "calibration": calibration and vars(calibration).copy(),
+        "warnings": list(report.warnings),
+    }
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _mechanism_rows(
+    report: AccountingReport,
+    num_examples: int | None,
+    expected_batch_size: float | None,
+    calibration: Calibration | None,
+) -> list[tuple[str, str]]:
+    mechanism = report.mechanism
+    rows = [("noise multiplier", f"{mechanism.noise_multiplier:.6g}")]
+    if calibration is not None:
+        rows.append(("chosen by", f"{calibration.accountant} ({calibration.grid})"))
+    rows.append(("sample rate", f"{mechanism.sample_rate:.6g}"))
+    if expected_batch_size is not None:
+        rows.append(("expected batch size", f"{expected_batch_size:g}"))
+    if num_examples is not None:
+        rows.append(("examples", f"{num_examples} (taken as public)"))
+    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", f"{mechanism.delta:.4g}")]
+
+
+def _accountant_line(name: str, answer: Answer) -> str:
+    """Returns a line of the table; why an accountant failed is wrapped under its name."""
+    if isinstance(answer, Mapping) and "error" in answer:
+        return textwrap.fill(
+            str(answer["error"]), WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
+        )
+    lower, estimate, upper = _cells(name, answer)
+    note = "  (not a bound)" if name == "gdp" else ""
+    return f"{name:<12}{lower:>14}{estimate:>14}{upper:>14}{note}".rstrip()
+
+
+def _cells(name: str, answer: Answer) -> tuple[str, str, str]:
+    if isinstance(answer, Mapping):
+        estimate = f"{float(answer['estimate']):.{DIGITS}f}"
+        return _lower(float(answer["lower"])), estimate, _upper(float(answer["upper"]))
+    if name == "gdp":
+        return "", f"{answer:.{DIGITS}f}", ""
+    return "", "", _upper(answer)
+
+
+def _upper(value: float) -> str:
+    return f"{round_up(value, DIGITS):.{DIGITS}f}"
+
+
+def _lower(value: float) -> str:
+    return f"{abs(round_up(-value, DIGITS)):.{DIGITS}f}"
+
+
+def _wrapped(text: str, *, indent: int) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _plain(epsilons: Mapping[str, Answer]) -> dict[str, Any]:
+    return {
+        name: dict(answer) if isinstance(answer, Mapping) else answer
+        for name, answer in epsilons.items()
+    }

@@ -1,0 +1,103 @@
+import math
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.privacy.accounting.calibration import TOLERANCE, calibrate_noise_multiplier
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.summary import account
+
+E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
+
+
+@pytest.mark.parametrize(
+    ("eps", "published"),
+    [(3, 1.0747), (8, 0.7116)],  # Li et al. 2022 on E2E: N = 42061, B = 1024, E = 10.
+)
+def test_rdp_reproduces_li(accountants, eps, published):
+    noise_multiplier, calibration = calibrate_noise_multiplier(
+        eps=eps, accountant="rdp", accountants=accountants, **E2E
+    )
+    assert noise_multiplier == pytest.approx(published, abs=1e-3)
+    assert calibration.accountant == "rdp"
+
+
+@pytest.mark.parametrize(
+    ("accountant", "eps", "setting"),
+    [
+        ("prv", 3, {}),
+        ("pld", 8, {}),
+        ("rdp", 0.5, {}),
+        ("prv", 0.05, {}),
+        ("prv", 1, {"sample_rate": 1, "steps": 100}),
+        ("pld", 0.01, {"sample_rate": 1, "steps": 100}),
+    ],
+)
+def test_the_report_gives_the_calibrated_epsilon_within_the_target(
+    accountants, accountant, eps, setting
+):
+    setting = {**E2E, **setting}
+    noise_multiplier, calibration = calibrate_noise_multiplier(
+        eps=eps, accountant=accountant, accountants=accountants, **setting
+    )
+    mechanism = SampledGaussian(noise_multiplier=noise_multiplier, **setting)
+    report = account(mechanism, accountant=accountant, accountants=accountants)
+    assert calibration.accountant == report.accountant == accountant
+    assert calibration.epsilon == report.epsilon
+    assert eps - TOLERANCE <= report.epsilon <= eps
+
+
+def test_less_noise_would_miss_the_target(accountants):
+    noise_multiplier, _ = calibrate_noise_multiplier(
+        eps=3, accountant="pld", accountants=accountants, **E2E
+    )
+    less = SampledGaussian(noise_multiplier=0.999 * noise_multiplier, **E2E)
+    assert accountants.evaluate("pld", less).upper > 3
+
+
+def test_a_fresh_set_of_accountants_gives_the_same(accountants):
+    shared = calibrate_noise_multiplier(eps=3, accountants=accountants, **E2E)
+    assert calibrate_noise_multiplier(eps=3, **E2E) == shared
+
+
+def test_where_prv_fails_pld_calibrates_and_is_named(accountants):
+    # PRV would need a mesh of millions of points.
+    setting = {"sample_rate": 8192 / 5240387307, "steps": 30_000, "delta": 1e-9}
+    noise_multiplier, calibration = calibrate_noise_multiplier(
+        eps=8, accountants=accountants, **setting
+    )
+    assert calibration.accountant == "pld"
+    assert 8 - TOLERANCE <= calibration.epsilon <= 8
+    mechanism = SampledGaussian(noise_multiplier=noise_multiplier, **setting)
+    report = account(mechanism, accountant="pld", accountants=accountants)
+    assert report.epsilon == calibration.epsilon
+
+
+def test_a_target_below_prvs_error_goes_to_pld(accountants):
+    _, calibration = calibrate_noise_multiplier(eps=0.01, accountants=accountants, **E2E)
+    assert (calibration.accountant, calibration.epsilon <= 0.01) == ("pld", True)
+
+
+def test_where_rounding_defeats_pld_rdp_calibrates(accountants):
+    _, calibration = calibrate_noise_multiplier(
+        eps=3, delta=1e-12, sample_rate=0.1, steps=10**6, accountants=accountants
+    )
+    assert (calibration.accountant, calibration.epsilon <= 3) == ("rdp", True)
+
+
+@pytest.mark.parametrize("eps", [0, -1, math.inf, math.nan])
+def test_an_impossible_target_is_refused_at_once(eps):
+    with pytest.raises(InputError, match=f"privacy.eps must be .* got {eps}; privacy=none"):
+        calibrate_noise_multiplier(eps=eps, **E2E)
+
+
+def test_an_unattainable_target_is_one_sentence_with_a_way_out(accountants):
+    with pytest.raises(InputError, match="privacy.eps=1e-09 is out of reach .* raise privacy.eps"):
+        calibrate_noise_multiplier(
+            eps=1e-9, delta=1e-30, sample_rate=1, steps=10**6, accountants=accountants
+        )
+
+
+def test_gdp_may_not_calibrate():
+    with pytest.raises(InputError, match="gdp is an estimate"):
+        calibrate_noise_multiplier(eps=3, accountant="gdp", **E2E)

@@ -1,0 +1,158 @@
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpft.errors import InputError
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.privacy.accounting.summary import account, round_up
+
+E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
+MECHANISM = SampledGaussian(noise_multiplier=1.0747, **E2E)
+
+
+class Canned:
+    """Accountants with fixed answers: name, or (name, interval), to an epsilon or an error."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def prefetch(self, name, mechanism):
+        pass
+
+    def evaluate(self, name, mechanism, interval=None):
+        answer = self.answers.get((name, interval), self.answers[name])
+        if isinstance(answer, str):
+            raise AccountantError(answer)
+        return answer
+
+
+def canned(prv=2.67, pld=2.66, rdp=3.0, gdp=2.3, fine_pld=None):
+    """Returns accountants with these upper bounds; a string is a failure."""
+
+    def bound(value):
+        return value if isinstance(value, str) else Epsilon(upper=value)
+
+    if not isinstance(prv, str):
+        prv = Epsilon(lower=prv - 0.02, estimate=prv - 0.01, upper=prv)
+    answers = {"prv": prv, "pld": bound(pld), "rdp": bound(rdp), "gdp": Epsilon(estimate=gdp)}
+    if fine_pld is not None:
+        answers["pld", 1e-4] = bound(fine_pld)
+    return Canned(answers)
+
+
+def test_reproduces_li_table_7(accountants):
+    report = account(MECHANISM, accountants=accountants)
+    assert report.epsilons["rdp"] == pytest.approx(3, abs=1e-3)
+    # Li et al. 2022, Table 7: "GDP + CLT" 2.33 and "Compose tradeoff func." by PRV 2.67.
+    assert report.epsilons["gdp"] == pytest.approx(2.33, abs=0.03)
+    assert report.epsilons["prv"]["estimate"] == pytest.approx(2.67, abs=0.03)
+    assert report.epsilon == report.epsilons["prv"]["upper"]
+    assert (report.accountant, report.warnings) == ("prv", ())
+
+
+def test_where_prv_fails_the_others_answer(accountants):
+    # Ponomareva et al. 2022, Table 5.
+    mechanism = SampledGaussian(
+        noise_multiplier=0.4,
+        sample_rate=8192 / 5240387307,
+        steps=100_000,
+        delta=1 / 5240387307,
+    )
+    report = account(mechanism, accountants=accountants)
+    assert report.epsilons["rdp"] == pytest.approx(6.0573, abs=1e-3)
+    assert set(report.epsilons["prv"]) == {"error"}
+    assert report.accountant == "pld"
+    assert 4.17 < report.epsilon < 6.0573
+    assert report.warnings[0].startswith("prv gave no bound: ")
+    json.dumps(report.epsilons)
+
+
+@pytest.mark.parametrize("accountant", ["prv", "pld", "rdp"])
+def test_the_chosen_accountants_upper_bound_is_the_headline(accountant):
+    report = account(MECHANISM, accountant=accountant, accountants=canned())
+    expected = {"prv": 2.67, "pld": 2.66, "rdp": 3.0}[accountant]
+    assert (report.accountant, report.epsilon) == (accountant, expected)
+
+
+@pytest.mark.parametrize(
+    ("failing", "leader"),
+    [
+        ({"prv": "no"}, "pld"),
+        ({"prv": "no", "pld": "no"}, "rdp"),
+        ({"rdp": "no"}, "prv"),
+        ({"prv": "no", "rdp": "no"}, "pld"),
+    ],
+)
+def test_headline_falls_back_in_order_and_never_to_gdp(failing, leader):
+    report = account(MECHANISM, accountants=canned(**failing))
+    assert report.accountant == leader
+    for name in failing:
+        assert report.epsilons[name] == {"error": "no"}
+
+
+def test_no_answer_at_all_is_bad_input():
+    with pytest.raises(InputError, match="raise noise_multiplier"):
+        account(MECHANISM, accountants=canned(prv="no", pld="no", rdp="no"))
+
+
+def test_a_pld_bound_above_rdp_is_refined():
+    report = account(
+        MECHANISM, accountant="pld", accountants=canned(prv="no", pld=3.04, fine_pld=2.9)
+    )
+    assert (report.accountant, report.epsilon) == ("pld", 2.9)
+
+
+def test_bounds_still_above_rdp_are_refused():
+    report = account(MECHANISM, accountants=canned(prv=3.04, pld=570.0))
+    assert (report.accountant, report.epsilon) == ("rdp", 3.0)
+    assert [warning.split()[0] for warning in report.warnings[:2]] == ["prv", "pld"]
+
+
+@pytest.mark.parametrize(("pld", "disagrees"), [(2.66, False), (2.70, False), (2.75, True)])
+def test_disagreement_of_prv_and_pld_is_a_warning(pld, disagrees):
+    report = account(MECHANISM, accountants=canned(pld=pld))  # PRV's estimate is 2.66.
+    assert any("disagree" in warning for warning in report.warnings) is disagrees
+
+
+def test_without_sampling_the_report_says_that_prv_is_exact():
+    mechanism = SampledGaussian(noise_multiplier=5, sample_rate=1, steps=10, delta=1e-6)
+    report = account(mechanism, accountants=canned())
+    assert "exact" in report.warnings[0]
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    noise_multiplier=st.floats(0.7, 50),
+    sample_rate=st.one_of(st.floats(1e-6, 0.1), st.just(1.0)),
+    steps=st.integers(1, 300),
+    exponent=st.floats(-10, -2),
+    accountant=st.sampled_from(["prv", "pld", "rdp"]),
+)
+def test_never_negative_and_never_without_a_headline(
+    accountants, noise_multiplier, sample_rate, steps, exponent, accountant
+):
+    mechanism = SampledGaussian(
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        steps=steps,
+        delta=10**exponent,
+    )
+    report = account(mechanism, accountant=accountant, accountants=accountants)
+    assert math.isfinite(report.epsilon)
+    assert report.accountant in ("prv", "pld", "rdp")
+    for answer in report.epsilons.values():
+        values = [answer] if isinstance(answer, float) else answer.values()
+        assert all(isinstance(value, str) or value >= 0 for value in values)
+
+
+@given(st.floats(0, 1e6), st.integers(0, 6))
+def test_rounding_up_never_goes_down_and_less_than_a_digit_up(value, digits):
+    rounded = round_up(value, digits)
+    assert value <= rounded <= value + 10**-digits * (1 + 1e-6)
+
+
+def test_rounding_up_keeps_what_is_round():
+    assert (round_up(2.99, 2), round_up(2.9900001, 2), round_up(0.0, 2)) == (2.99, 3.0, 0.0)
