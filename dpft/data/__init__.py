@@ -1,0 +1,1 @@
+"""Data: rows from a source, tokens from rows, tensors from tokens."""

@@ -26,6 +26,12 @@ class Example:
     """Text the loss is on, without the end-of-text token."""
     group: str
     """Evaluation writes one prediction per distinct group; its targets are the references."""
+    separator: str = ""
+    """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt.endswith(self.separator):
+            raise ValueError("prompt must end with separator.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,14 @@ class Task(ABC):
     """Split name to the address of its file, for source=url."""
     embedded_num_train_examples: int | None = None
     """Rows of the embedded training sample, for source=embedded."""
+    column_aliases: dict[str, str] = field(default_factory=dict)
+    """Other names of the columns: the name in a file to the name in ``columns``."""
 
+    metrics: tuple[str, ...] = ()
+    """Modules of ``dpft.evaluation.metrics`` that score it."""
+
+    published: ClassVar[bool] = True
+    """Whether its splits are published; a user's own data are not."""
     columns: ClassVar[tuple[str, ...]]
     """Columns every row must have."""
 
@@ -62,6 +75,11 @@ class Task(ABC):
             )
         if self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
+        unknown = sorted(set(self.column_aliases.values()) - set(self.columns))
+        if unknown:
+            raise InputError(
+                f"task.column_aliases must point to {', '.join(self.columns)}, got {unknown[0]!r}."
+            )
 
     @property
     def effective_source(self) -> str:
@@ -83,7 +101,18 @@ class Task(ABC):
 
         Args:
             row: Column name to text; every name in ``columns`` is present.
+
+        Raises:
+            InputError: The row's text does not have the task's form. The message never quotes
+                it: rows are private (DESIGN §6.7). The caller adds file and line.
         """
+
+    def repair(self, text: str) -> str:
+        """Returns text as the data set's official reader reads it; by default, as it is.
+
+        Outputs files are joined to references on repaired text.
+        """
+        return text
 
 
 def task_names() -> list[str]:
@@ -101,4 +130,5 @@ def task_class(name: str) -> type[Task]:
     """
     if name not in task_names():
         raise InputError(f"task.name must be one of {', '.join(task_names())}, got {name!r}.")
-    return importlib.import_module(f"dpft.tasks.{name}").TASK
+    task: type[Task] = importlib.import_module(f"dpft.tasks.{name}").TASK
+    return task

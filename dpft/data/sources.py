@@ -1,0 +1,161 @@
+"""A task's examples, from wherever its rows are: hub, address, local files, embedded sample.
+
+The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
+and line and never quotes the row: rows may be private, messages are not (DESIGN §6.7).
+"""
+
+import io
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
+from dpft.data.readers import FORMATS, Row, read_rows
+from dpft.errors import InputError
+from dpft.hub import hub_is_reachable
+from dpft.tasks.base import SPLITS, Example, Task
+
+
+def load_examples(task: Task, split: str) -> list[Example]:
+    """Returns every example of a split, in the order of its source.
+
+    Args:
+        task: Says where the rows are and what one of them means.
+        split: train, validation or test.
+
+    Raises:
+        InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
+    """
+    if split not in SPLITS:
+        raise InputError(f"A split is one of {', '.join(SPLITS)}, got {split!r}.")
+    examples = [_example(task, row) for row in _ROWS[task.effective_source](task, split)]
+    if not examples:
+        raise InputError(
+            f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
+        )
+    return examples
+
+
+def _local_rows(task: Task, split: str) -> Iterator[Row]:
+    if task.data_dir is None:
+        raise InputError("task.source=local needs task.data_dir=DIR, the folder with the files.")
+    folder = Path(task.data_dir).expanduser()
+    if not folder.is_dir():
+        raise InputError(
+            f"task.data_dir must be a folder, got {task.data_dir!r}, which is not one;"
+            f" give the folder that holds {_file_names(split)}."
+        )
+    return _file_rows(_split_file(folder, split))
+
+
+def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
+    sample = resources.files("dpft") / "models" / "embedded" / "sample"
+    with resources.as_file(sample) as folder:
+        yield from _file_rows(_split_file(folder, split))
+
+
+def _split_file(folder: Path, split: str) -> Path:
+    found = [path for path in (folder / f"{split}{ending}" for ending in FORMATS) if path.exists()]
+    if not found:
+        raise InputError(
+            f"task.data_dir={folder} holds no {split} split; it must be {_file_names(split)}."
+        )
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise InputError(f"task.data_dir={folder} holds {names}; keep one {split} split.")
+    return found[0]
+
+
+def _file_names(split: str) -> str:
+    *names, last = (split + ending for ending in FORMATS)
+    return f"{', '.join(names)} or {last}"
+
+
+def _file_rows(path: Path) -> Iterator[Row]:
+    try:
+        with path.open("rb") as stream:
+            yield from read_rows(stream, str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _url_rows(task: Task, split: str) -> Iterator[Row]:
+    url = task.urls.get(split)
+    if url is None:
+        raise InputError(f"task.source=url needs task.urls.{split}, the address of the split.")
+    if not url.endswith(tuple(FORMATS)):
+        raise InputError(f"task.urls.{split} must end with {', '.join(FORMATS)}, got {url!r}.")
+    return read_rows(io.BytesIO(fetch(url)), url)
+
+
+def _hub_rows(task: Task, split: str) -> Iterator[Row]:
+    if task.hub_name is None:
+        raise InputError("task.source=hub needs task.hub_name, a data set on the Hugging Face hub.")
+    if not (hub_is_reachable() or constants.HF_HUB_OFFLINE):
+        raise InputError(f"task.source=hub cannot reach the hub; {OFFLINE_WAYS_OUT}.")
+    import datasets  # costs a second, and no other source needs it
+
+    try:
+        rows = datasets.load_dataset(task.hub_name, revision=task.hub_revision, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"task.hub_name={task.hub_name} with task.hub_revision={task.hub_revision} and split"
+            f" {split} could not be loaded ({type(error).__name__}); correct them, or"
+            f" {OFFLINE_WAYS_OUT}."
+        ) from error
+    for number, values in enumerate(rows, start=1):
+        yield Row(f"{task.hub_name}, {split} split, row {number}", values)
+
+
+def _origin(task: Task, split: str) -> str:
+    """Returns the source in the user's own words, for messages."""
+    origins = {
+        "local": f"task.data_dir={task.data_dir}",
+        "embedded": "task.source=embedded",
+        "url": f"task.urls.{split}={task.urls.get(split)}",
+        "hub": f"task.hub_name={task.hub_name}",
+    }
+    return origins[task.effective_source]
+
+
+def _example(task: Task, row: Row) -> Example:
+    texts = {column: _text(task, row, column) for column in task.columns}
+    try:
+        return task.example(texts)
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from None
+
+
+def _text(task: Task, row: Row, column: str) -> str:
+    names = [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
+    present = [name for name in names if name in row.values]
+    if not present:
+        raise InputError(
+            f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)};"
+            f" task={task.name} needs {', '.join(task.columns)}."
+        )
+    value = row.values[present[0]]
+    if not isinstance(value, str) or not _is_unicode(value):
+        raise InputError(
+            f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."
+        )
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_ROWS = {
+    "local": _local_rows,
+    "embedded": _embedded_rows,
+    "url": _url_rows,
+    "hub": _hub_rows,
+}

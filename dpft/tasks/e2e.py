@@ -1,0 +1,84 @@
+"""The E2E task: a restaurant's record in, a sentence about it out (Novikova et al. 2017).
+
+A record ("meaning representation") reads ``name[The Punter], eatType[restaurant]``. It is
+linearised in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
+
+>>> linearise("name[The Punter], eatType[restaurant], priceRange[£20-25]")
+'name : The Punter | Type : restaurant | price : £20-25'
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import Example, Task
+
+FIELD_NAMES = {
+    "eatType": "Type",
+    "priceRange": "price",
+    "familyFriendly": "family friendly",
+}
+"""Fields whose name is written otherwise in the prompt; the other names stay as they are."""
+
+_FIELD = r"([^\[\],]+)\[([^\[\]]*)\]\s*"
+_RECORD = re.compile(f"{_FIELD}(?:,{_FIELD})*")
+_NEXT_FIELD = re.compile(_FIELD)
+_REPAIRS = {"\ufeff": "", "Â£": "£", "Ã©": "é", "Ł": "£"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class E2ETask(Task):
+    """E2E's configuration, ``conf/task/e2e.yaml``."""
+
+    metrics: tuple[str, ...] = ("bleu", "rouge_l", "perplexity")
+    columns: ClassVar[tuple[str, ...]] = ("meaning_representation", "human_reference")
+
+    def example(self, row: Mapping[str, str]) -> Example:
+        """Returns the row's example: linearised record and separator, reference, record.
+
+        Args:
+            row: ``meaning_representation`` and ``human_reference``.
+
+        Raises:
+            InputError: The meaning representation does not read ``field[value], …``.
+        """
+        record = self.repair(row["meaning_representation"]).strip()
+        return Example(
+            prompt=linearise(record) + self.separator,
+            target=self.repair(row["human_reference"]).strip(),
+            group=record,
+            separator=self.separator,
+        )
+
+    def repair(self, text: str) -> str:
+        """Returns text with the encoding faults of the E2E files mended, as their reader does.
+
+        Some E2E files carry a byte-order mark, or a pound sign or an accent that was decoded
+        with the wrong character set (tuetschek/e2e-metrics mends the same ones).
+
+        >>> E2ETask(name="e2e").repair("near[CafÃ© Rouge], priceRange[less than Â£20]")
+        'near[Café Rouge], priceRange[less than £20]'
+        """
+        for broken, mended in _REPAIRS.items():
+            text = text.replace(broken, mended)
+        return text
+
+
+def linearise(record: str) -> str:
+    """Returns the record as ``name : value | name : value``, its fields in their own order.
+
+    Args:
+        record: A meaning representation, ``field[value], field[value], …``.
+
+    Raises:
+        InputError: It does not read so; the message does not quote it.
+    """
+    if not _RECORD.fullmatch(record):
+        raise InputError("meaning_representation must read 'field[value], field[value], …'.")
+    fields = [(name.strip(), value.strip()) for name, value in _NEXT_FIELD.findall(record)]
+    return " | ".join(f"{FIELD_NAMES.get(name, name)} : {value}" for name, value in fields)
+
+
+TASK = E2ETask

@@ -1,0 +1,41 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpft.data.micro_batches import micro_batches
+from dpft.data.tokenization import TokenizedExample
+
+EXAMPLES = [
+    TokenizedExample(input_ids=[i] * (1 + i * 7 % 5), labels=[i] * (1 + i * 7 % 5))
+    for i in range(1, 12)
+]
+
+
+def drawn(indices: list[int], size: int) -> list[list[int]]:
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, pad_token_id=0)
+    return [batch.input_ids[:, 0].tolist() for batch in batches]
+
+
+def test_an_empty_draw_yields_nothing():
+    assert drawn([], 4) == []
+
+
+@given(st.lists(st.integers(0, len(EXAMPLES) - 1)), st.integers(1, 6))
+def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, size):
+    pieces = drawn(indices, size)
+    assert Counter(i - 1 for piece in pieces for i in piece) == Counter(indices)
+    assert all(len(piece) == size for piece in pieces[:-1])
+
+
+def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
+    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, pad_token_id=0)
+    assert sum(int((batch.attention_mask == 0).sum()) for batch in batches) == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_data_set_is_left_in_its_order(size):
+    before = list(EXAMPLES)
+    drawn([3, 1, 2], size)
+    assert before == EXAMPLES

@@ -1,0 +1,232 @@
+import csv
+import gzip
+import json
+import os
+import socket
+import traceback
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from omegaconf import OmegaConf
+
+from dpft.data import sources
+from dpft.data.sources import load_examples
+from dpft.errors import InputError
+from dpft.tasks.e2e import E2ETask
+
+RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
+REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'
+SECRET = "secret"
+
+
+def e2e(folder: Path, **settings: object) -> E2ETask:
+    aliases = {"mr": "meaning_representation", "ref": "human_reference"}
+    return E2ETask(name="e2e", data_dir=str(folder), column_aliases=aliases, **settings)
+
+
+def json_line(**columns: object) -> str:
+    return json.dumps(columns, ensure_ascii=False) + "\n"
+
+
+GOOD_LINE = json_line(meaning_representation=RECORD, human_reference=REFERENCE)
+
+
+def write_csv(path: Path, header: tuple[str, str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, (RECORD, REFERENCE), (RECORD, "Aromi.")])
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text(GOOD_LINE + "\n" + GOOD_LINE.replace("Aromi is", "it is"), encoding="utf-8")
+
+
+def write_jsonl_gz(path: Path) -> None:
+    path.write_bytes(gzip.compress((GOOD_LINE * 2).encode()))
+
+
+@pytest.mark.parametrize(
+    ("file", "write"),
+    [
+        ("train.csv", lambda path: write_csv(path, ("meaning_representation", "human_reference"))),
+        ("train.csv", lambda path: write_csv(path, ("mr", "ref"))),
+        ("train.jsonl", write_jsonl),
+        ("train.jsonl.gz", write_jsonl_gz),
+    ],
+)
+def test_each_format_gives_the_same_examples(tmp_path, file, write):
+    write(tmp_path / file)
+    first, second = load_examples(e2e(tmp_path), "train")
+    assert first.prompt == "name : Aromi | Type : coffee shop | near : Café Rouge\n"
+    assert first.target == REFERENCE
+    assert first.group == second.group == RECORD
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path):
+    (tmp_path / "test.csv").write_text(f'mr,ref\r\n"{RECORD}",Aromi.\r\n', encoding="utf-8-sig")
+    assert [example.target for example in load_examples(e2e(tmp_path), "test")] == ["Aromi."]
+
+
+def test_extra_columns_are_ignored(tmp_path):
+    line = json_line(meaning_representation=RECORD, human_reference="Aromi.", id=3)
+    (tmp_path / "train.jsonl").write_text(line, encoding="utf-8")
+    assert len(load_examples(e2e(tmp_path), "train")) == 1
+
+
+def message(task: E2ETask, split: str = "train") -> str:
+    with pytest.raises(InputError) as caught:
+        load_examples(task, split)
+    return str(caught.value)
+
+
+def test_a_missing_folder_names_the_key_and_the_value(tmp_path):
+    text = message(e2e(tmp_path / "nowhere"))
+    assert "task.data_dir" in text
+    assert "nowhere" in text
+
+
+def test_a_missing_split_lists_the_accepted_names(tmp_path):
+    text = message(e2e(tmp_path), "validation")
+    assert "validation.csv, validation.jsonl or validation.jsonl.gz" in text
+
+
+def test_two_files_for_one_split_are_refused(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl")
+    write_jsonl_gz(tmp_path / "train.jsonl.gz")
+    assert "train.jsonl and train.jsonl.gz" in message(e2e(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "\n", "mr,ref\n"])
+def test_an_empty_file_is_refused(tmp_path, content):
+    (tmp_path / "train.csv").write_text(content)
+    assert "holds no rows" in message(e2e(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("bad_line", "reason"),
+    [
+        (json_line(meaning_representation=RECORD, text=SECRET), "human_reference"),
+        (json_line(meaning_representation=RECORD, human_reference=[SECRET]), "must hold text"),
+        (json_line(meaning_representation=RECORD, human_reference=None), "must hold text"),
+        (json_line(mr=f"{SECRET}[x", ref="y"), "field[value]"),
+        ('{"mr": "secret\\ud800", "ref": "y"}\n', "must hold text"),
+        ('{"mr": "secret"\n', "not a JSON object"),
+        ('["secret"]\n', "not a JSON object"),
+        ("[" * 100_000 + "\n", "not a JSON object"),
+    ],
+)
+def test_a_bad_json_row_is_named_by_file_and_line_and_never_quoted(tmp_path, bad_line, reason):
+    (tmp_path / "train.jsonl").write_text(GOOD_LINE + "\n" + bad_line, encoding="utf-8")
+    text = message(e2e(tmp_path))
+    assert f"{tmp_path / 'train.jsonl'}, line 3: " in text
+    assert reason in text
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("bad_line", "reason"),
+    [
+        ("secret\n", "lacks the column human_reference (or ref)"),
+        ("name[x],secret,more\n", "3 cells"),
+        ('name[x],"secret', "not valid CSV"),
+    ],
+)
+def test_a_bad_csv_row_is_named_by_the_line_it_starts_on(tmp_path, bad_line, reason):
+    good = f'"{RECORD}","two\nlines"\n'
+    (tmp_path / "train.csv").write_text("mr,ref\n" + good + bad_line, encoding="utf-8")
+    text = message(e2e(tmp_path))
+    assert ", line 4: " in text
+    assert reason in text
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\n" + "Café secret\n".encode("latin-1"))
+    text = message(e2e(tmp_path))
+    assert "line 2: not UTF-8" in text
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize("content", [b"secret", gzip.compress(GOOD_LINE.encode() * 99)[:-9]])
+def test_a_damaged_gzip_file_is_refused(tmp_path, content):
+    (tmp_path / "train.jsonl.gz").write_bytes(content)
+    assert "gzip" in message(e2e(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.jsonl", b'{"mr": "secret"\n'),
+        ("train.jsonl", b'{"mr": "secret[", "ref": "secret"}\n'),
+        ("train.jsonl", b'"secret \xff"\n'),
+        ("train.csv", b'mr,ref\n"secret'),
+    ],
+)
+def test_a_refused_row_leaves_no_content_in_the_traceback(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_examples(e2e(tmp_path), "train")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_local_files_leave_no_copy_in_a_library_cache(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    for variable in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "DPFT_CACHE"):
+        monkeypatch.setenv(variable, str(home))
+    write_jsonl(tmp_path / "train.jsonl")
+    load_examples(e2e(tmp_path), "train")
+    assert list(home.iterdir()) == []
+
+
+WAYS_OUT = ("task.data_dir", "task.source=embedded", "model=tiny")
+
+
+def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(monkeypatch):
+    monkeypatch.setattr(sources, "hub_is_reachable", lambda: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("asked the network"))
+    text = message(E2ETask(name="e2e", source="hub", hub_name="tuetschek/e2e_nlg"))
+    assert all(way in text for way in WAYS_OUT)
+
+
+def test_offline_mode_without_a_cached_copy_is_said_with_the_ways_out(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    text = message(E2ETask(name="e2e", source="hub", hub_name="nobody/nothing-of-the-kind"))
+    assert "task.hub_name=nobody/nothing-of-the-kind" in text
+    assert all(way in text for way in WAYS_OUT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"source": "local"}, "task.data_dir"),
+        ({"source": "hub"}, "task.hub_name"),
+        ({"source": "url"}, "task.urls.train"),
+        ({"source": "url", "urls": {"train": "https://x.org/train.parquet"}}, ".jsonl.gz"),
+    ],
+)
+def test_a_source_without_its_setting_names_the_key(settings, key):
+    assert key in message(E2ETask(name="e2e", **settings))
+
+
+def test_the_embedded_sample_has_every_split_and_its_public_number_of_rows():
+    task = E2ETask(name="e2e", source="embedded")
+    rows = {split: len(load_examples(task, split)) for split in sources.SPLITS}
+    yaml = OmegaConf.load(Path(sources.__file__).parents[2] / "conf/task/e2e.yaml")
+    assert rows["train"] == yaml.embedded_num_train_examples
+    assert min(rows.values()) > 0
+
+
+REAL_E2E = Path(os.environ.get("DPFT_E2E_DIR", Path(__file__).parents[3] / "shared/data/e2e"))
+
+
+@pytest.mark.skipif(not REAL_E2E.is_dir(), reason="the real E2E files are not here (DPFT_E2E_DIR)")
+@pytest.mark.parametrize(
+    ("split", "rows", "groups"),
+    [("train", 42061, 4862), ("validation", 4672, 547), ("test", 4693, 630)],
+)
+def test_the_real_e2e_files_have_their_published_sizes(split, rows, groups):
+    examples = load_examples(E2ETask(name="e2e", data_dir=str(REAL_E2E)), split)
+    assert (len(examples), len({example.group for example in examples})) == (rows, groups)

@@ -1,0 +1,85 @@
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from dpft.data.tokenization import tokenize, tokenize_prompts
+from dpft.errors import InputError
+from dpft.tasks.base import Example
+
+
+def example(record: str, target: str, separator: str = "\n") -> Example:
+    return Example(prompt=record + separator, target=target, group=record, separator=separator)
+
+
+def texts(tokenizer, ids: list[int]) -> str:
+    return "".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def one(tokenizer, record: str, target: str, max_length: int) -> tuple[str, str]:
+    """Returns the sequence and the part of it that carries loss, as text."""
+    (tokens,) = tokenize([example(record, target)], tokenizer, max_length=max_length)
+    learnt = [label for label in tokens.labels if label != -100]
+    assert len(tokens.input_ids) == len(tokens.labels) <= max_length
+    assert tokens.input_ids[len(tokens.input_ids) - len(learnt) :] == learnt
+    return texts(tokenizer, tokens.input_ids), texts(tokenizer, learnt)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "sequence", "learnt"),
+    [
+        (20, "abcd\nxyz<end>", "xyz<end>"),
+        (9, "abcd\nxyz<end>", "xyz<end>"),
+        (8, "abc\nxyz<end>", "xyz<end>"),
+        (5, "\nxyz<end>", "xyz<end>"),
+        (4, "xyz<end>", "xyz<end>"),
+        (3, "yz<end>", "yz<end>"),
+        (2, "z<end>", "z<end>"),
+    ],
+)
+def test_the_record_is_cut_first_and_the_targets_end_never(tokenizer, max_length, sequence, learnt):
+    assert one(tokenizer, "abcd", "xyz", max_length) == (sequence, learnt)
+
+
+def test_an_empty_target_still_learns_to_end(tokenizer):
+    assert one(tokenizer, "ab", "", 10) == ("ab\n<end>", "<end>")
+
+
+def test_examples_stay_apart_and_in_order(tokenizer):
+    tokens = tokenize([example("a", "x"), example("b", "y")] * 2, tokenizer, max_length=9)
+    assert [texts(tokenizer, t.input_ids) for t in tokens] == ["a\nx<end>", "b\ny<end>"] * 2
+
+
+def test_no_examples_give_no_examples(tokenizer):
+    assert tokenize([], tokenizer, max_length=9) == []
+
+
+def test_text_that_spells_a_special_token_is_read_as_text(tokenizer):
+    (tokens,) = tokenize([example("a", "<end>")], tokenizer, max_length=20)
+    assert tokens.input_ids.count(tokenizer.eos_token_id) == 1
+    assert tokens.input_ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_tokenizer_that_opens_texts_keeps_doing_so(tokenizer):
+    tokenizer.add_special_tokens({"bos_token": "<start>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<start> $A", special_tokens=[("<start>", tokenizer.bos_token_id)]
+    )
+    assert one(tokenizer, "abcd", "xy", 7) == ("<start>ab\nxy<end>", "xy<end>")
+
+
+def test_a_prompt_has_the_same_tokens_with_and_without_its_target(tokenizer):
+    examples = [example("abc", "xyz")]
+    (prompt,) = tokenize_prompts(examples, tokenizer, max_length=20, max_new_tokens=10)
+    (tokens,) = tokenize(examples, tokenizer, max_length=20)
+    assert tokens.input_ids[: len(prompt)] == prompt
+
+
+def test_a_prompt_leaves_room_for_the_answer_and_keeps_its_separator(tokenizer):
+    (prompt,) = tokenize_prompts(
+        [example("abcdef", "x")], tokenizer, max_length=10, max_new_tokens=6
+    )
+    assert texts(tokenizer, prompt) == "abc\n"
+
+
+def test_an_answer_that_leaves_no_room_is_refused_by_its_key(tokenizer):
+    with pytest.raises(InputError, match=r"decode\.max_new_tokens.*got 10"):
+        tokenize_prompts([example("a", "x")], tokenizer, max_length=10, max_new_tokens=10)

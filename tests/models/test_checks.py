@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+    SwitchTransformersConfig,
+)
+
+from dpft.errors import InputError
+from dpft.models.checks import check_model
+
+SMALL = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def test_gpt2_passes():
+    check_model(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()]
+)
+def test_a_layer_that_normalises_over_the_batch_is_refused_by_name(layer):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"norm": layer}))
+    with pytest.raises(InputError, match=r"module 1\.norm \(.*BatchNorm.*over the batch"):
+        check_model(model)
+
+
+def test_running_statistics_are_refused_and_a_plain_instance_norm_is_not():
+    check_model(nn.Sequential(nn.InstanceNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)))
+    with pytest.raises(InputError, match="running statistics"):
+        check_model(nn.InstanceNorm1d(4, track_running_stats=True))
+
+
+@pytest.mark.parametrize(
+    ("auto", "config"),
+    [
+        (AutoModelForCausalLM, MixtralConfig(**SMALL, num_local_experts=2)),
+        (AutoModelForCausalLM, Qwen3MoeConfig(**SMALL, num_experts=2, moe_intermediate_size=8)),
+        (
+            AutoModelForSeq2SeqLM,
+            SwitchTransformersConfig(
+                vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_experts=2
+            ),
+        ),
+    ],
+)
+def test_a_mixture_of_experts_is_refused_by_name(
+    auto: type[AutoModelForCausalLM], config: PretrainedConfig
+):
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    with pytest.raises(InputError, match="routes tokens among experts"):
+        check_model(model)

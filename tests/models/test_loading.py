@@ -1,0 +1,182 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from dpft.errors import InputError
+from dpft.models import loading
+from dpft.models.loading import (
+    ModelConfig,
+    load_config,
+    load_model,
+    load_tokenizer,
+    meta_model,
+)
+
+VOCABULARY = 11
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A GPT-2 of a few hundred parameters with its tokenizer, as save_pretrained writes it."""
+    architecture = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=None
+    )
+    architecture.eos_token_id = 0
+    GPT2LMHeadModel(architecture).save_pretrained(tmp_path)
+    vocabulary = {"<end>": 0, **{letter: i for i, letter in enumerate("abcdefghij", start=1)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def local(folder: Path, **settings: object) -> ModelConfig:
+    return ModelConfig(name="small", path=str(folder), **settings)
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **settings)
+    return str(caught.value)
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+def test_a_folder_gives_its_own_weights(folder):
+    model = load_model(local(folder), seed=0)
+    saved = load_file(folder / "model.safetensors")
+    assert torch.equal(model.transformer.wte.weight, saved["transformer.wte.weight"])
+
+
+def test_a_half_precision_checkpoint_is_loaded_in_float32(folder):
+    load_model(local(folder), seed=0).to(torch.bfloat16).save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    for init in ("pretrained", "random"):
+        model = load_model(local(folder, init=init), seed=0)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_random_initialisation_follows_the_seed_and_leaves_the_global_generator_alone(folder):
+    config = local(folder, init="random")
+    before = torch.get_rng_state()
+    one, same, other = (load_model(config, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert equal(one, same)
+    assert not equal(one, other)
+
+
+def test_a_random_initialisation_needs_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert load_model(local(folder, init="random"), seed=0).config.vocab_size == VOCABULARY
+
+
+def test_a_meta_model_counts_parameters_from_config_json_alone(folder):
+    expected = load_model(local(folder), seed=0).num_parameters()
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    model = meta_model(local(folder))
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert sum(p.numel() for p in model.parameters()) == expected  # the tied head counts once
+
+
+def test_gradient_checkpointing_is_switched_on_by_its_key(folder):
+    assert not load_model(local(folder), seed=0).is_activation_checkpointing
+    model = load_model(local(folder, gradient_checkpointing=True), seed=0)
+    assert model.is_activation_checkpointing
+
+
+def test_padding_is_the_end_of_text_token_where_the_tokenizer_has_none(folder):
+    tokenizer = load_tokenizer(local(folder))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0
+
+
+def test_a_missing_folder_names_the_key_and_the_value(tmp_path):
+    assert f"model.path={tmp_path / 'no'} must be a folder" in refusal(
+        load_config, local(tmp_path / "no")
+    )
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    assert "config.json" in refusal(load_config, local(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", '{"model_type": "nonsense"}', '{"model_type": "t5"}'])
+def test_a_config_that_is_no_causal_model_is_refused(folder, content):
+    (folder / "config.json").write_text(content)
+    assert f"model.path={folder}" in refusal(meta_model, local(folder))
+
+
+def test_a_folder_without_weights_names_the_way_out(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "model.init=random" in refusal(load_model, local(folder), seed=0)
+
+
+def test_a_damaged_checkpoint_is_refused(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-100])
+    assert f"model.path={folder}" in refusal(load_model, local(folder), seed=0)
+
+
+@pytest.mark.parametrize("change", [{"n_layer": 2}, {"vocab_size": 12}])
+def test_weights_that_do_not_fill_the_model_are_refused(folder, change):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **change}))
+    assert f"model.path={folder}" in refusal(load_model, local(folder), seed=0)
+
+
+def test_a_folder_without_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").unlink()
+    assert "holds no tokenizer" in refusal(load_tokenizer, local(folder))
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "vocab_size": VOCABULARY - 1}))
+    assert "11 tokens where the model has 10" in refusal(load_tokenizer, local(folder))
+
+
+def test_code_in_a_checkpoint_is_not_executed(folder, tmp_path):
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    refusal(load_config, local(folder))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("load", [load_config, meta_model, load_tokenizer])
+def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(load, monkeypatch):
+    monkeypatch.setattr(loading, "hub_is_reachable", lambda: False)
+    start = time.perf_counter()
+    text = refusal(load, ModelConfig(name="x", hub_name="nobody/nothing-of-the-kind"))
+    assert time.perf_counter() - start < 5  # transformers retries for 23 seconds by itself
+    assert "model.hub_name=nobody/nothing-of-the-kind" in text
+    assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [({"hub_name": "a/b", "init": "zero"}, "model.init"), ({}, "model.path")],
+)
+def test_a_bad_setting_is_refused_by_its_key(settings, key):
+    assert key in refusal(ModelConfig, name="x", **settings)
+
+
+def test_the_local_folder_wins_over_the_embedded_model_and_the_hub():
+    config = ModelConfig(name="x", path="here", embedded=True, hub_name="a/b")
+    assert config.folder == Path("here")
+    assert ModelConfig(name="x", embedded=True, hub_name="a/b").folder == loading.EMBEDDED_MODEL
+    assert ModelConfig(name="x", hub_name="a/b").folder is None

@@ -1,0 +1,22 @@
+"""conf/task says everything a user may set: Hydra refuses a key that its YAML lacks."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpft.tasks.base import task_class, task_names
+
+CONF = Path(__file__).parents[2] / "conf" / "task"
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
+    values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
+    assert set(values) == {field.name for field in fields(task_class(name))}
+    assert task_class(name)(**values).name == name
+
+
+def test_e2e_trains_on_the_published_number_of_examples():
+    assert OmegaConf.load(CONF / "e2e.yaml").num_train_examples == 42061

@@ -1,0 +1,75 @@
+import doctest
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.tasks import e2e
+from dpft.tasks.base import Example, task_class, task_names
+from dpft.tasks.e2e import E2ETask, linearise
+
+RECORD = (
+    "name[The Punter], eatType[restaurant], food[Indian], priceRange[£20-25],"
+    " customer rating[high], area[riverside], familyFriendly[no], near[Café Rouge]"
+)
+
+
+def row(record: str = RECORD, reference: str = "The Punter serves curry.") -> dict[str, str]:
+    return {"meaning_representation": record, "human_reference": reference}
+
+
+def test_docstrings_show_what_the_code_does():
+    assert doctest.testmod(e2e).failed == 0
+
+
+def test_a_record_is_linearised_as_in_table_11_of_li_et_al():
+    assert linearise(RECORD) == (
+        "name : The Punter | Type : restaurant | food : Indian | price : £20-25"
+        " | customer rating : high | area : riverside | family friendly : no | near : Café Rouge"
+    )
+
+
+def test_fields_keep_their_own_order():
+    assert linearise("area[riverside], name[Aromi]") == "area : riverside | name : Aromi"
+
+
+def test_an_example_is_prompt_with_separator_target_and_group():
+    assert E2ETask(name="e2e").example(row("name[Aromi], area[riverside]", " By the river. ")) == (
+        Example(
+            prompt="name : Aromi | area : riverside\n",
+            target="By the river.",
+            group="name[Aromi], area[riverside]",
+            separator="\n",
+        )
+    )
+
+
+def test_the_separator_is_configuration():
+    assert E2ETask(name="e2e", separator=" = ").example(row()).prompt.endswith("Café Rouge = ")
+
+
+@pytest.mark.parametrize(
+    ("broken", "mended"),
+    [("\ufeffname", "name"), ("Â£20", "£20"), ("Ł20", "£20"), ("CafÃ© Rouge", "Café Rouge")],
+)
+def test_encoding_faults_are_mended_as_by_the_official_reader(broken, mended):
+    assert E2ETask(name="e2e").repair(broken) == mended
+
+
+def test_a_mended_record_joins_the_group_of_the_intact_one():
+    task = E2ETask(name="e2e")
+    broken = RECORD.replace("£", "Â£").replace("é", "Ã©")
+    assert task.example(row(broken)) == task.example(row(RECORD))
+
+
+@pytest.mark.parametrize(
+    "record", ["", "secret", "name[secret", "name secret]", "[secret]", "name[secret] area[x]"]
+)
+def test_a_malformed_record_is_refused_without_being_quoted(record):
+    with pytest.raises(InputError, match=r"field\[value\]") as caught:
+        E2ETask(name="e2e").example(row(record))
+    assert "secret" not in str(caught.value)
+
+
+def test_the_task_is_found_by_its_name():
+    assert "e2e" in task_names()
+    assert task_class("e2e") is E2ETask
