@@ -1,0 +1,62 @@
+"""Metrics as local ``evaluate.Metric`` classes: instantiated, never fetched.
+
+It stands apart because importing ``evaluate`` costs five seconds; import it only to score.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+import evaluate
+
+from dpft.evaluation.metrics.base import LIKELIHOODS, TEXTS, MetricSpec
+
+FEATURES = {
+    TEXTS: datasets.Features(
+        {
+            "predictions": datasets.Value("string"),
+            "references": datasets.List(datasets.Value("string")),
+        }
+    ),
+    LIKELIHOODS: datasets.Features(
+        {"nll_sums": datasets.Value("float64"), "token_counts": datasets.Value("int64")}
+    ),
+}
+"""Kind of columns to their types."""
+
+
+class LocalMetric(evaluate.Metric):  # type: ignore[misc]
+    """A metric of this package in the shape of Hugging Face's ``evaluate``."""
+
+    def __init__(self, spec: MetricSpec, **settings: Any) -> None:
+        """Wraps the metric; ``settings`` go to ``evaluate.Metric``."""
+        self.spec = spec
+        super().__init__(**settings)
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=self.spec.description,
+            citation=self.spec.citation,
+            inputs_description="",
+            features=FEATURES[self.spec.inputs],
+        )
+
+    def _compute(self, **columns: Any) -> dict[str, float]:
+        return {self.spec.name: self.spec.score(**columns)}
+
+
+def compute(spec: MetricSpec, columns: Mapping[str, Sequence[Any]]) -> float:
+    """Returns the metric's value on the columns.
+
+    Guarantees:
+        No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
+        references may be private (DESIGN §6.11).
+
+    Args:
+        spec: The metric.
+        columns: Columns of equal length, of the metric's kind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        metric = LocalMetric(spec, keep_in_memory=True, cache_dir=folder)
+        return float(metric.compute(**columns)[spec.name])

@@ -1,0 +1,34 @@
+"""Perplexity of the references under the model, per token.
+
+One number for the whole split: every token counts the same, the end-of-text token among them, and
+the prompt's tokens not at all. It depends on the tokenizer, so it compares runs of one model only.
+"""
+
+import math
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import LIKELIHOODS, MetricSpec
+
+
+def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
+    """Returns exp(total negative log-likelihood / total tokens), from 1 upwards.
+
+    >>> round(perplexity([math.log(8.0), math.log(2.0)], [3, 1]), 12)
+    2.0
+
+    Args:
+        nll_sums: Negative log-likelihood of each reference, summed over its tokens, in nats.
+        token_counts: Tokens of each reference; at least one in all.
+    """
+    mean = math.fsum(nll_sums) / sum(token_counts)
+    # beyond 700 nats exp overflows a float
+    return math.inf if mean > 700 else math.exp(mean)
+
+
+METRIC = MetricSpec(
+    name="perplexity",
+    inputs=LIKELIHOODS,
+    score=perplexity,
+    description="Per-token perplexity of the references given their prompts; from 1 upwards.",
+    citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
+)

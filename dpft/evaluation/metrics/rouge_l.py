@@ -1,0 +1,72 @@
+"""ROUGE-L as the E2E NLG Challenge computes it: coco-caption's, Lin 2004 with beta 1.2.
+
+The arithmetic stands here because the library that holds it (pycocoevalcap) needs Java for its
+tokens, and rouge-score computes another ROUGE-L (beta 1, the best single reference, other tokens).
+With ``dpft.evaluation.metrics.ptb`` the 19 challenge systems' scores equal those of pycocoevalcap
+with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6850), Chen 0.67137 (0.6714).
+"""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.ptb import ptb_tokens
+
+BETA = 1.2
+"""Weight of recall against precision, coco-caption's."""
+
+
+def rouge_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns the mean ROUGE-L of the predictions, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to, at least one.
+    """
+    scores = [
+        segment_rouge_l(ptb_tokens(prediction), [ptb_tokens(text) for text in texts])
+        for prediction, texts in zip(predictions, references, strict=True)
+    ]
+    return sum(scores) / len(scores)
+
+
+def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns (1 + beta²)PR / (R + beta²P) for one prediction (Lin 2004, equations 2 to 4).
+
+    Precision P and recall R are the largest over the references, each on its own, as in
+    coco-caption. A prediction without tokens scores 0.
+
+    Args:
+        prediction: Tokens.
+        references: Tokens of each reference.
+    """
+    common = [longest_common_subsequence(prediction, reference) for reference in references]
+    if not any(common):
+        return 0.0
+    precision = max(common) / len(prediction)
+    recall = max(n / len(r) for n, r in zip(common, references, strict=True) if r)
+    return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """Returns the length of the longest sequence of tokens that both hold in order.
+
+    >>> longest_common_subsequence("the cat sat on the mat".split(), "the mat the cat".split())
+    2
+    """
+    row = [0] * (len(second) + 1)
+    for token in first:
+        diagonal = 0
+        for index, other in enumerate(second, start=1):
+            above = row[index]
+            row[index] = diagonal + 1 if token == other else max(above, row[index - 1])
+            diagonal = above
+    return row[-1]
+
+
+METRIC = MetricSpec(
+    name="rouge_l",
+    inputs=TEXTS,
+    score=rouge_l,
+    description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
+    citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+)

@@ -1,0 +1,222 @@
+"""Predictions as files: predictions.jsonl written, any system's outputs read.
+
+Three forms are read, each also gzipped. Their texts may be private, so no error quotes them.
+
+- ``.jsonl``: one object per line with ``input`` and ``prediction``, as dpft writes it;
+- ``.tsv``: header ``MR<tab>output``, fields quoted or not, as the E2E challenge's outputs;
+- ``.txt``: one line per distinct input, in the order in which each first occurs in the split.
+"""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dpft.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One prediction beside what it is compared to; a line of predictions.jsonl."""
+
+    input: str
+    """What the prediction was made from, as the split has it."""
+    prediction: str
+    references: tuple[str, ...]
+
+
+class _Row(NamedTuple):
+    line: int
+    input: str
+    prediction: str
+
+
+def write_predictions(
+    path: Path, predictions: Sequence[Prediction], *, private: bool = False
+) -> None:
+    """Writes the predictions as JSON lines, under a temporary name first.
+
+    Args:
+        path: The file; its folder exists.
+        predictions: One per input.
+        private: Only the owner may read the file, from its first byte on.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(temporary, flags, 0o600 if private else 0o666)
+        with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            for prediction in predictions:
+                record = json.dumps(asdict(prediction), ensure_ascii=False, sort_keys=True)
+                file.write(record + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_predictions(
+    path: Path,
+    inputs: Sequence[str],
+    *,
+    repair: Callable[[str], str] = str,
+    limit: int | None = None,
+) -> list[str]:
+    """Returns the file's predictions in the order of the inputs.
+
+    Args:
+        path: A .jsonl, .tsv or .txt file, or one of these with .gz after it.
+        inputs: All distinct inputs of the split, in the order in which each first occurs.
+        repair: Mends the encoding faults of the data set's files, ``Task.repair``.
+        limit: Predictions for this many inputs, the first ones; None for all. A file for the
+            whole split and a file for these inputs alone are both read.
+
+    Raises:
+        InputError: The file is missing, empty or not of its form; or it does not have exactly one
+            prediction for each input. The message gives file and line, never text.
+    """
+    wanted = list(inputs)[:limit]
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind not in (".txt", *_ROW_READERS):
+        raise InputError(f"predictions must end in .jsonl, .tsv or .txt (or .gz), got {path}.")
+    lines = _lines(path)
+    if kind == ".txt":
+        return _predictions_by_line(path, [repair(line) for line in lines], inputs, wanted)
+    rows = _ROW_READERS[kind](path, [repair(line) for line in lines])
+    return _predictions_by_input(path, rows, inputs, wanted, repair)
+
+
+def _lines(path: Path) -> list[str]:
+    """Returns the file's lines without their ends and without a byte-order mark."""
+    data = _bytes(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: predictions must be UTF-8; convert the file.") from None
+    if not text.strip():
+        raise InputError(f"{path}: predictions must have a line per input, got an empty file.")
+    # not splitlines: a text may hold U+2028 and its like
+    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InputError(f"{path}: predictions ending in .gz must be whole gzip data.") from None
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise InputError(f"predictions must name a readable file, got {path}: {reason}.") from None
+
+
+def _predictions_by_line(
+    path: Path, lines: list[str], inputs: Sequence[str], wanted: list[str]
+) -> list[str]:
+    if len(lines) not in (len(inputs), len(wanted)):
+        raise InputError(
+            f"{path}: predictions must have one line for each of the split's {len(inputs)} distinct"
+            f" inputs, in order of first occurrence, got {len(lines)} lines."
+        )
+    return lines[: len(wanted)]
+
+
+def _predictions_by_input(
+    path: Path,
+    rows: Iterator[_Row],
+    inputs: Sequence[str],
+    wanted: list[str],
+    repair: Callable[[str], str],
+) -> list[str]:
+    """Returns the predictions of the wanted inputs, joined on the repaired input."""
+    found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
+    names = [repair(name).strip() for name in wanted]
+    missing = sum(name not in found for name in names)
+    if missing:
+        raise InputError(
+            f"{path}: predictions must cover the split's {len(names)} distinct inputs,"
+            f" got {len(names) - missing} of them ({missing} missing)."
+        )
+    return [found[name].prediction for name in names]
+
+
+def _rows_by_input(
+    path: Path, rows: Iterator[_Row], known: set[str], repair: Callable[[str], str]
+) -> dict[str, _Row]:
+    """Returns the row of each repaired input, all of them known and none there twice."""
+    found: dict[str, _Row] = {}
+    for row in rows:
+        name = repair(row.input).strip()
+        if name not in known:
+            raise InputError(
+                f"{path}:{row.line}: an input must be one of the split's {len(known)} distinct"
+                " inputs, got another; check eval.split and the task."
+            )
+        if name in found:
+            raise InputError(
+                f"{path}:{row.line}: an input must have one prediction, got a second one"
+                f" (the first is in line {found[name].line})."
+            )
+        found[name] = row
+    return found
+
+
+def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
+    header = [_unquoted(field).strip().lower() for field in lines[0].split("\t")]
+    if header != ["mr", "output"]:
+        raise InputError(
+            f"{path}:1: a .tsv of predictions must open with the header 'MR<tab>output',"
+            f" got {len(header)} other columns."
+        )
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        fields = [_unquoted(field) for field in line.split("\t")]
+        if len(fields) != 2:
+            raise InputError(
+                f"{path}:{number}: a row must have two columns, MR and output, separated by one"
+                f" tab, got {len(fields)}."
+            )
+        yield _Row(number, *fields)
+
+
+def _unquoted(field: str) -> str:
+    """Returns a field without the quotes around it, if they are quotes of the file format.
+
+    Line by line, unlike a CSV reader, to which an output that opens with a quotation mark in an
+    unquoted file would hide the lines after it.
+    """
+    inner = field[1:-1].replace('""', "")
+    quoted = len(field) >= 2 and field[0] == field[-1] == '"' and '"' not in inner
+    return field[1:-1].replace('""', '"') if quoted else field
+
+
+def _jsonl_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        except (ValueError, RecursionError):
+            record = None
+        fields = (record.get("input"), record.get("prediction")) if isinstance(record, dict) else ()
+        texts = [field for field in fields if isinstance(field, str)]
+        if len(texts) != 2:
+            raise InputError(
+                f"{path}:{number}: a line must be a JSON object with the texts 'input' and"
+                " 'prediction', got something else."
+            )
+        yield _Row(number, *texts)
+
+
+_ROW_READERS: dict[str, Callable[[Path, list[str]], Iterator[_Row]]] = {
+    ".jsonl": _jsonl_rows,
+    ".tsv": _tsv_rows,
+}

@@ -1,0 +1,155 @@
+"""Prompts to texts: batched decoding whose texts do not depend on the batches.
+
+Prompts are sorted by length and padded on the left; the attention mask goes along and
+``generate`` derives the position ids from it, so padding changes a logit by rounding only (1e-7 in
+float32). Beam search is transformers' own; no repetition penalty, no blocked n-grams, whatever the
+checkpoint's ``generation_config`` says.
+
+Shapes: b prompts, t tokens of the longest prompt.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from dpft.errors import InputError
+from dpft.generation.inference import evaluation_mode, generation_defaults
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How a text is chosen, ``conf/decode/<strategy>.yaml``."""
+
+    strategy: str = "beam"
+    """Name of a strategy; ``beam`` keeps the ``num_beams`` likeliest texts at every step."""
+    num_beams: int = 5
+    """Texts kept at every step."""
+    max_new_tokens: int = 100
+    """Most tokens written after the prompt, end-of-text included."""
+    length_penalty: float = 1.0
+    """Power of a text's length, in tokens, that its log-likelihood is divided by."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            allowed = ", ".join(STRATEGIES)
+            raise InputError(f"decode.strategy must be one of {allowed}, got {self.strategy!r}.")
+        for name in ("num_beams", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"decode.{name} must be at least 1, got {getattr(self, name)}.")
+
+
+def _beam_settings(config: DecodeConfig) -> dict[str, Any]:
+    return {
+        "do_sample": False,
+        "num_beams": config.num_beams,
+        "length_penalty": config.length_penalty,
+        "early_stopping": False,
+    }
+
+
+STRATEGIES: dict[str, Callable[[DecodeConfig], dict[str, Any]]] = {"beam": _beam_settings}
+"""Strategy name to the transformers settings it stands for; a strategy is one more entry."""
+
+
+def generate_texts(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Sequence[int] | str],
+    *,
+    config: DecodeConfig,
+    batch_size: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Returns the text the model writes after each prompt, up to its end-of-text token.
+
+    Args:
+        model: A causal language model, on the device it shall run on.
+        tokenizer: Has an end-of-text token; that token also pads.
+        prompts: Token ids, or text to tokenise without special tokens. Each leaves room for
+            ``max_new_tokens`` in the model's positions.
+        config: How a text is chosen.
+        batch_size: Prompts at once; memory and speed only.
+        on_batch: Called after each batch with the number of prompts it held.
+
+    Returns:
+        Texts in the order of the prompts, blanks around them stripped.
+
+    Guarantees:
+        Beam search draws no random number, so training's generators stand as they stood. The
+        model's modes, configuration and generation settings are as before, also after an error.
+
+    Raises:
+        InputError: A prompt has no token.
+    """
+    token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
+    if not all(token_ids):
+        raise InputError("a prompt must have at least one token, got an empty one.")
+    settings = _generation_config(config, tokenizer.eos_token_id)
+    texts = [""] * len(token_ids)
+    with evaluation_mode(model), generation_defaults(model, type(settings)()):
+        for indices in _batches_by_length(token_ids, batch_size):
+            rows = _generate(model, [token_ids[index] for index in indices], settings)
+            for index, row in zip(indices, rows, strict=True):
+                texts[index] = _text(row, tokenizer)
+            if on_batch is not None:
+                on_batch(len(indices))
+    return texts
+
+
+def _token_ids(prompt: Sequence[int] | str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    if not isinstance(prompt, str):
+        return list(prompt)
+    encoded = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)
+    return list(encoded["input_ids"])
+
+
+def _generation_config(config: DecodeConfig, end_token_id: int) -> "GenerationConfig":
+    from transformers import GenerationConfig
+
+    settings: GenerationConfig = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=config.max_new_tokens,
+        use_cache=True,
+        pad_token_id=end_token_id,
+        eos_token_id=end_token_id,
+        **STRATEGIES[config.strategy](config),
+    )
+    return settings
+
+
+def _batches_by_length(token_ids: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:
+    """Yields positions in ``token_ids``, longest first: a batch too large fails at once."""
+    order = sorted(range(len(token_ids)), key=lambda index: -len(token_ids[index]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def _generate(
+    model: "PreTrainedModel", prompts: Sequence[list[int]], settings: "GenerationConfig"
+) -> "Tensor":
+    """Returns the new token ids of each prompt, shape (b, at most max_new_tokens)."""
+    import torch
+
+    length = max(len(prompt) for prompt in prompts)
+    pad = settings.pad_token_id
+    ids = [[pad] * (length - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    # no_grad, not inference_mode: a buffer a model made there could not take part in training
+    with torch.no_grad():
+        written: Tensor = cast(Any, model).generate(
+            torch.tensor(ids, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=settings,
+        )
+    return written[:, length:]
+
+
+def _text(row: "Tensor", tokenizer: "PreTrainedTokenizerBase") -> str:
+    ids = row.tolist()
+    end = tokenizer.eos_token_id
+    written = ids[: ids.index(end)] if end in ids else ids
+    text = tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text).strip()

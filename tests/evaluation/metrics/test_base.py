@@ -1,0 +1,30 @@
+import importlib
+import inspect
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import metric_names, metric_spec
+from dpft.tasks.base import task_class, task_names
+
+COLUMNS = {"texts": ["predictions", "references"], "likelihoods": ["nll_sums", "token_counts"]}
+
+
+@pytest.mark.parametrize("name", metric_names())
+def test_a_metric_is_a_module_of_its_own_name(name):
+    spec = metric_spec(name)
+    assert spec.name == name
+    assert spec.score is getattr(importlib.import_module(f"dpft.evaluation.metrics.{name}"), name)
+    assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs]
+    assert spec.description and spec.citation
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_metrics_of_every_task_exist(name):
+    assert set(task_class(name)(name=name).metrics) <= set(metric_names())
+
+
+@pytest.mark.parametrize("name", ["blue", "base", "local", "ptb"])
+def test_an_unknown_metric_is_refused_with_the_known_ones(name):
+    with pytest.raises(InputError, match=f"one of bleu, .*, got '{name}'"):
+        metric_spec(name)

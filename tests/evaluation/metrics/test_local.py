@@ -1,0 +1,40 @@
+import tempfile
+from dataclasses import replace
+
+import evaluate
+import pytest
+
+from dpft.evaluation.metrics.base import metric_names, metric_spec
+from dpft.evaluation.metrics.local import LocalMetric, compute
+
+COLUMNS = {
+    "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},
+    "likelihoods": {"nll_sums": [3.5, 2.25], "token_counts": [2, 1]},
+}
+
+
+@pytest.mark.parametrize("name", metric_names())
+def test_the_metric_class_computes_what_the_function_does(name):
+    spec = metric_spec(name)
+    columns = COLUMNS[spec.inputs]
+    assert compute(spec, columns) == spec.score(**columns)
+
+
+def test_a_metric_is_a_local_evaluate_metric(tmp_path):
+    metric = LocalMetric(metric_spec("bleu"), keep_in_memory=True, cache_dir=tmp_path)
+    assert isinstance(metric, evaluate.Metric)
+    assert "0..100" in metric.description
+
+
+def test_private_text_is_not_written_to_a_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "cache"))
+    seen = []
+
+    def spying_score(predictions, references):
+        seen.extend(path for path in tmp_path.rglob("*") if path.is_file())
+        return 0.0
+
+    compute(replace(metric_spec("bleu"), score=spying_score), COLUMNS["texts"])
+    assert seen == []
+    assert list(tmp_path.iterdir()) == []

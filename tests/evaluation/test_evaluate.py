@@ -1,0 +1,229 @@
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import (
+    EvalConfig,
+    eval_split_is_public,
+    evaluate_model,
+    score_predictions,
+)
+from dpft.generation.decoding import DecodeConfig
+from dpft.tasks.base import Example, Task
+
+WORDS = [*"abcdefgh", ":", "<end>"]
+END = WORDS.index("<end>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterTask(Task):
+    columns: ClassVar[tuple[str, ...]] = ("group", "target")
+
+    def example(self, row):
+        return example(row["group"], row["target"])
+
+
+def example(group, target):
+    return Example(prompt=f"{group} :", target=target, group=group, separator=" :")
+
+
+TASK = LetterTask(name="letters", max_length=12, metrics=("bleu", "rouge_l", "perplexity"))
+EXAMPLES = [example(*pair) for pair in [("a b", "c d e"), ("f", "g h"), ("a b", "c"), ("h", "a")]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    model = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
+    model.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(WORDS),
+        n_positions=24,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        initializer_range=0.6,
+        eos_token_id=END,
+        bos_token_id=END,
+    )
+    return GPT2LMHeadModel(config).double().train()
+
+
+def ids(text):
+    return [WORDS.index(word) for word in text.split()]
+
+
+def evaluate(model, tokenizer, *, decode=None, on_progress=None, metrics=None, **config):
+    return evaluate_model(
+        model,
+        tokenizer,
+        dataclasses.replace(TASK, metrics=metrics) if metrics else TASK,
+        EXAMPLES,
+        config=EvalConfig(**{"batch_size": 2, **config}),
+        decode=decode or DecodeConfig(num_beams=2, max_new_tokens=5),
+        stage="before",
+        on_progress=on_progress,
+    )
+
+
+def test_one_prediction_per_group_with_all_its_references(model, tokenizer):
+    evaluation = evaluate(model, tokenizer)
+    assert [(p.input, p.references) for p in evaluation.predictions] == [
+        ("a b", ("c d e", "c")),
+        ("f", ("g h",)),
+        ("h", ("a",)),
+    ]
+    assert evaluation.examples == 3
+    assert set(evaluation.metrics) == {"bleu", "rouge_l", "perplexity"}
+    assert evaluation.not_computed == {}
+
+
+def test_perplexity_is_of_the_target_and_its_end_given_the_prompt(model, tokenizer):
+    evaluation = evaluate(model, tokenizer)
+    model.eval()
+    total, tokens = 0.0, 0
+    for item in EXAMPLES:
+        prompt, target = (ids(text) for text in (item.prompt, item.target))
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *target, END]])).logits[0]
+        log_probabilities = logits.log_softmax(-1)
+        for position, token in enumerate([*target, END], start=len(prompt) - 1):
+            total, tokens = total - log_probabilities[position, token].item(), tokens + 1
+    assert evaluation.metrics["perplexity"] == pytest.approx(math.exp(total / tokens))
+
+
+def test_scores_and_predictions_do_not_depend_on_the_batch_size(model, tokenizer):
+    small, large = (evaluate(model, tokenizer, batch_size=size) for size in (1, 4))
+    assert small.predictions == large.predictions
+    assert small.metrics == pytest.approx(large.metrics)
+
+
+def test_the_model_goes_on_training_as_if_nothing_happened(model, tokenizer):
+    state = torch.get_rng_state()
+    evaluate(model, tokenizer)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.tensor([[0, 1]])).logits.sum().backward()
+
+
+def test_limit_counts_groups(model, tokenizer):
+    evaluation = evaluate(model, tokenizer, limit=2)
+    assert evaluation.examples == 2
+    assert [p.input for p in evaluation.predictions] == ["a b", "f"]
+
+
+def test_only_what_the_metrics_read_is_computed(model, tokenizer):
+    model.generate = None
+    evaluation = evaluate(model, tokenizer, metrics=("perplexity",))
+    assert list(evaluation.metrics) == ["perplexity"]
+    assert evaluation.predictions == ()
+
+
+def test_progress_counts_up_to_all_groups_and_all_references(model, tokenizer):
+    seen = []
+    evaluate(model, tokenizer, on_progress=lambda *report: seen.append(report))
+    assert seen == [
+        ("predictions", 2, 3),
+        ("predictions", 3, 3),
+        ("likelihoods", 2, 4),
+        ("likelihoods", 4, 4),
+    ]
+
+
+def test_a_prompt_is_cut_where_the_models_positions_end(model, tokenizer):
+    # 24 positions less 22 new tokens leave two of the first prompt's three tokens
+    evaluation = evaluate(model, tokenizer, decode=DecodeConfig(num_beams=1, max_new_tokens=22))
+    assert evaluation.examples == 3
+
+
+def test_no_room_for_a_prompt_is_refused(model, tokenizer):
+    with pytest.raises(InputError, match="decode.max_new_tokens .* got 24"):
+        evaluate(model, tokenizer, decode=DecodeConfig(max_new_tokens=24))
+
+
+def test_a_record_is_json_and_holds_no_text(model, tokenizer):
+    record = json.loads(json.dumps(evaluate(model, tokenizer).record(), allow_nan=False))
+    assert set(record) == {"task", "split", "examples", "stage", "metrics", "not_computed"}
+    assert (record["task"], record["split"], record["stage"]) == ("letters", "test", "before")
+
+
+def test_a_file_of_texts_is_scored_and_says_what_it_lacks():
+    texts = ["c d e", "g h", "b"]
+    evaluation = score_predictions(TASK, EXAMPLES, texts, config=EvalConfig())
+    assert evaluation.metrics["rouge_l"] == pytest.approx(2 / 3)
+    assert list(evaluation.not_computed) == ["perplexity"]
+    assert [p.prediction for p in evaluation.predictions] == texts
+    assert evaluation.stage == "after"
+
+
+def test_predictions_and_inputs_must_be_equally_many():
+    with pytest.raises(InputError, match="each of the 3 distinct inputs of the test split, got 4"):
+        score_predictions(TASK, EXAMPLES, ["x"] * 4, config=EvalConfig())
+
+
+def test_an_empty_split_is_refused():
+    with pytest.raises(InputError, match="validation split of task letters .* eval.split"):
+        score_predictions(TASK, [], [], config=EvalConfig(split="validation"))
+
+
+def test_an_unknown_stage_is_refused():
+    with pytest.raises(ValueError, match="before, after, got 'during'"):
+        score_predictions(TASK, EXAMPLES, ["x"] * 3, config=EvalConfig(), stage="during")
+
+
+@pytest.mark.parametrize(
+    ("source", "data_dir", "split", "declared", "public"),
+    [
+        ("hub", None, "test", None, True),
+        ("url", None, "validation", None, True),
+        ("embedded", None, "test", None, True),
+        ("hub", None, "test", False, False),
+        ("hub", "somewhere", "test", None, False),
+        ("hub", "somewhere", "test", True, True),
+        ("local", None, "test", None, False),
+        ("hub", None, "train", None, False),
+        ("hub", None, "train", True, False),
+    ],
+)
+def test_trust_rule_8_which_splits_are_public(source, data_dir, split, declared, public):
+    task = LetterTask(name="letters", source=source, data_dir=data_dir)
+    config = EvalConfig(split=split, split_is_public=declared)
+    assert eval_split_is_public(task, config) is public
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"split": "dev"}, "eval.split must be one of train, validation, test, got 'dev'"),
+        ({"limit": 0}, "eval.limit must be at least 1, or null for all, got 0"),
+        ({"batch_size": 0}, "eval.batch_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(setting, message):
+    with pytest.raises(InputError, match=message):
+        EvalConfig(**setting)
+
+
+def test_the_yaml_holds_every_field_at_its_default():
+    path = Path(__file__).parents[2] / "conf" / "eval" / "default.yaml"
+    values = yaml.safe_load(path.read_text())
+    assert set(values) == {field.name for field in fields(EvalConfig)}
+    assert EvalConfig(**values) == EvalConfig()

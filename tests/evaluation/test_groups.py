@@ -1,0 +1,20 @@
+from dpft.evaluation.groups import group_examples
+from dpft.tasks.base import Example
+
+EXAMPLES = [
+    Example(prompt=group, target=target, group=group)
+    for group, target in [("b", "1"), ("a", "2"), ("b", "3"), ("c", "4")]
+]
+
+
+def test_groups_stand_in_order_of_first_occurrence_with_all_their_references():
+    groups = group_examples(EXAMPLES)
+    assert [(group.input, group.references) for group in groups] == [
+        ("b", ("1", "3")),
+        ("a", ("2",)),
+        ("c", ("4",)),
+    ]
+
+
+def test_limit_counts_groups_and_keeps_their_later_references():
+    assert [group.references for group in group_examples(EXAMPLES, limit=1)] == [("1", "3")]

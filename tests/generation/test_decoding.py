@@ -1,0 +1,158 @@
+import itertools
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from dpft.errors import InputError
+from dpft.generation.decoding import DecodeConfig, generate_texts
+
+WORDS = [*"abcdefgh", "<end>"]
+END = WORDS.index("<end>")
+PROMPTS = ["a b c d e f", "h", "c c", "g f e d", "b", "a b", "d a d a d"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    model = Tokenizer(WordLevel(vocabulary, unk_token="a"))
+    model.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
+
+
+@pytest.fixture
+def model():
+    """A float64 model whose next-token distributions are far from uniform, dropout on."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(WORDS),
+        n_positions=32,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.6,
+        eos_token_id=END,
+        bos_token_id=END,
+    )
+    return GPT2LMHeadModel(config).double().train()
+
+
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_batch_size_does_not_change_the_texts(model, tokenizer, num_beams):
+    config = DecodeConfig(num_beams=num_beams, max_new_tokens=8)
+    texts = {
+        batch_size: generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=batch_size)
+        for batch_size in (1, 2, 3, 7)
+    }
+    assert len(set(texts[1])) > 3
+    assert texts[1] == texts[2] == texts[3] == texts[7]
+
+
+def test_a_beam_that_holds_every_text_finds_the_likeliest_per_token(model, tokenizer):
+    # 9 + 81 texts of at most two tokens; 90 beams drop none. transformers scores a text by its
+    # log-likelihood over its number of tokens, end-of-text included.
+    model.eval()
+    prompt = [0, 1, 2]
+
+    def score(text):
+        ids = torch.tensor([[*prompt, *text]])
+        with torch.no_grad():
+            log_probabilities = model(ids).logits[0].log_softmax(-1)
+        gains = [log_probabilities[len(prompt) - 1 + i, t].item() for i, t in enumerate(text)]
+        return sum(gains) / len(text)
+
+    pairs = itertools.product(range(END), range(END + 1))
+    best = max([(END,), *pairs], key=score)
+    (text,) = generate_texts(
+        model,
+        tokenizer,
+        [prompt],
+        config=DecodeConfig(num_beams=90, max_new_tokens=2),
+        batch_size=1,
+    )
+    assert text == " ".join(WORDS[token] for token in best if token != END)
+
+
+def test_decoding_leaves_generators_modes_and_settings_alone(model, tokenizer):
+    model.transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    settings, state = model.generation_config, torch.get_rng_state()
+    before = (settings.to_dict(), model.config.to_dict())
+    generate_texts(model, tokenizer, ["a"], config=DecodeConfig(max_new_tokens=3), batch_size=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert model.generation_config is settings
+    assert (settings.to_dict(), model.config.to_dict()) == before
+
+
+def test_the_checkpoints_own_generation_settings_are_not_used(model, tokenizer):
+    config = DecodeConfig(max_new_tokens=6)
+    plain = generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=7)
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.suppress_tokens = [0, 1, 2, 3]
+    model.generation_config.min_length = 20
+    assert generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=7) == plain
+
+
+class Echo(nn.Module):
+    """Writes each prompt's last token, the end-of-text token, then ``a``."""
+
+    device = torch.device("cpu")
+
+    def generate(self, ids, *, attention_mask, generation_config):
+        self.ids, self.attention_mask = ids, attention_mask
+        end = torch.full((len(ids), 1), END)
+        return torch.cat([ids, ids[:, -1:], end, torch.zeros_like(end)], dim=1)
+
+
+def test_text_ends_at_the_end_of_text_token_and_keeps_its_place(tokenizer):
+    counts = []
+    texts = generate_texts(
+        Echo(), tokenizer, PROMPTS, config=DecodeConfig(), batch_size=3, on_batch=counts.append
+    )
+    assert texts == [prompt[-1] for prompt in PROMPTS]
+    assert counts == [3, 3, 1]
+
+
+def test_prompts_are_padded_on_the_left_and_masked(tokenizer):
+    model = Echo()
+    generate_texts(model, tokenizer, [[1, 2, 3], [4]], config=DecodeConfig(), batch_size=2)
+    assert model.ids.tolist() == [[1, 2, 3], [END, END, 4]]
+    assert model.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_no_prompts_give_no_texts(tokenizer):
+    assert generate_texts(Echo(), tokenizer, [], config=DecodeConfig(), batch_size=2) == []
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused(tokenizer, prompt):
+    with pytest.raises(InputError, match="at least one token"):
+        generate_texts(Echo(), tokenizer, [prompt], config=DecodeConfig(), batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"strategy": "bean"}, "decode.strategy must be one of beam, got 'bean'"),
+        ({"num_beams": 0}, "decode.num_beams must be at least 1, got 0"),
+        ({"max_new_tokens": -1}, "decode.max_new_tokens must be at least 1, got -1"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(setting, message):
+    with pytest.raises(InputError, match=message):
+        DecodeConfig(**setting)
+
+
+def test_the_yaml_holds_every_field_at_its_default():
+    path = Path(__file__).parents[2] / "conf" / "decode" / "beam.yaml"
+    values = yaml.safe_load(path.read_text())
+    assert set(values) == {field.name for field in fields(DecodeConfig)}
+    assert DecodeConfig(**values) == DecodeConfig()
