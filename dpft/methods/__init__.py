@@ -1,0 +1,1 @@
+"""Fine-tuning methods: which parameters train, one file each."""

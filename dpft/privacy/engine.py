@@ -1,0 +1,170 @@
+"""The one place where sampling, clipping, noise and ledger meet: DP-SGD's private gradient.
+
+Read this file to audit a run. Each step: a Poisson draw of the plan's sample rate; the sum of
+per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
+times that sensitivity, once; division by the public expected batch size; a ledger line, on disk,
+before the caller may move a weight. Everything after is post-processing (Abadi et al. 2016,
+Algorithm 1).
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.ledger import Ledger
+from dpft.privacy.noise import add_noise
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.randomness import Randomness, private_dropout
+from dpft.privacy.sampling import PoissonSampler
+
+
+class PrivacyEngine:
+    """Hands out logical batches and turns their losses into one private gradient per step.
+
+    Use, inside ``with engine:``, once per step: ``draw``; ``accumulate`` for every micro-batch
+    of the draw, each record in exactly one; ``finish_step``; then the optimizer. The steps are
+    counted and the plan's are all there are.
+
+    Guarantees:
+        The sequence of gradients that ``finish_step`` leaves is an output of ``plan.event()``
+        over the records: the sampler, the clipping norm and the noise read the same plan that
+        the accountant reads. An empty draw takes a noisy step like any other. The step is in the
+        ledger before its gradient is readable.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: PrivacyPlan,
+        ledger: Ledger,
+        randomness: Randomness,
+        engine: str = "auto",
+    ) -> None:
+        """Binds a model to a plan.
+
+        Args:
+            model: Its trainable parameters are those that require grad now.
+            plan: The mechanism that was accounted for.
+            ledger: Where steps are recorded.
+            randomness: Secret sources of sampling, noise and dropout.
+            engine: Name of the clipping engine.
+
+        Raises:
+            ValueError: The plan's sensitivity is not the clipper's.
+            InputError: As ``PerExampleClipper``.
+        """
+        self.plan = plan
+        self.steps_taken = 0
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._ledger = ledger
+        self._randomness = randomness
+        self._sampler = PoissonSampler(plan, randomness.sampling)
+        phase = plan.phase_at(0)
+        self._clipper = PerExampleClipper(
+            model, phase.max_grad_norm, clipping=plan.clipping, engine=engine
+        )
+        if self._clipper.sensitivity != phase.sensitivity:
+            raise ValueError(
+                f"the plan's sensitivity must be the clipper's {self._clipper.sensitivity}, "
+                f"got {phase.sensitivity}."
+            )
+        self._open_step = False
+        self._entered = False
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._resources.enter_context(private_dropout(self._randomness.dropout, self._device))
+        self._resources.enter_context(self._clipper)
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._entered = False
+        self._resources.close()
+
+    @property
+    def steps(self) -> int:
+        """Steps planned."""
+        return self.plan.steps
+
+    def draw(self, num_records: int) -> list[int]:
+        """Starts a step: returns its logical batch, indices of records; private, maybe empty.
+
+        Raises:
+            RuntimeError: The step before is unfinished, or the plan's steps are used up.
+        """
+        if self._open_step or self.steps_taken >= self.plan.steps:
+            raise RuntimeError(
+                f"draw must follow a finished step and come at most {self.plan.steps} times, got "
+                f"{'an unfinished step' if self._open_step else 'one more'}."
+            )
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._open_step = True
+        return self._sampler.draw(num_records)
+
+    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
+        """Adds a micro-batch's clipped sum; returns its norms before clipping, which are private.
+
+        Args:
+            compute_losses: Returns per-example losses, shape (b,).
+            units: Privacy unit of each row, shape (b,), where a unit has several rows.
+        """
+        if not self._open_step:
+            raise RuntimeError("accumulate must come between draw and finish_step.")
+        return self._clipper.accumulate(compute_losses, units)
+
+    def finish_step(self) -> None:
+        """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
+
+        ``(clipped sum + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size``. The
+        divisor is public configuration, never the size of the draw.
+        """
+        if not self._open_step:
+            raise RuntimeError("finish_step must follow draw.")
+        sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
+        noise_std = self.plan.noise_multiplier * sensitivity
+        add_noise(self._parameters, noise_std, self._randomness.noise)
+        self._ledger.append(self.steps_taken + 1, self._mechanism())
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(self.plan.expected_batch_size)
+        self.steps_taken += 1
+        self._open_step = False
+
+    def generator_states(self) -> dict[str, Any]:
+        """Returns the state of every secret source, for a private checkpoint; never to be shown."""
+        states = {
+            "sampling": self._randomness.sampling.state(),
+            "noise": self._randomness.noise.state(),
+            "dropout_key": self._randomness.dropout,
+        }
+        if self._entered:
+            states["dropout"] = torch.get_rng_state()
+        return states
+
+    @property
+    def non_finite(self) -> int:
+        """Examples left out so far because their loss or gradient was not finite; private."""
+        return self._clipper.non_finite
+
+    def _mechanism(self) -> dict[str, Any]:
+        phase = self.plan.phase_at(self.steps_taken)
+        return {
+            "name": "poisson_sampled_gaussian",
+            "noise_multiplier": self.plan.noise_multiplier,
+            "sample_rate": self.plan.sample_rate,
+            "sensitivity": phase.sensitivity,
+        }

@@ -1,0 +1,134 @@
+"""The record of noisy steps: append-only, synced to disk, each line naming the one before.
+
+A line is written before the weights move, so a crash can over-count a step and never miss one.
+It holds no time, batch size or data: only what the accountant needs. The chain of hashes shows
+accidental edits; whoever owns the file could rewrite all of it, so the head is to be lodged
+elsewhere.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dpft.errors import InputError, StateError
+
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRecord:
+    """What a ledger file says.
+
+    Attributes:
+        steps: Noisy steps taken.
+        mechanisms: The mechanism of each step.
+        closed: Whether the run ended as planned.
+        lines: Lines in the file, the closing one included.
+        head: Hash of the last line.
+    """
+
+    steps: int
+    mechanisms: tuple[Mapping[str, Any], ...]
+    closed: bool
+    lines: int
+    head: str
+
+
+class Ledger:
+    """Appends one line per noisy step."""
+
+    def __init__(self, path: Path) -> None:
+        """Starts a new ledger.
+
+        Raises:
+            InputError: There is one already: its run has spent privacy on these records.
+        """
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError:
+            raise InputError(
+                f"{path} exists: the run in this folder has taken noisy steps; "
+                "choose another folder with hydra.run.dir=DIR."
+            ) from None
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+        self.lines = 0
+        self.head = GENESIS
+
+    def append(self, step: int, mechanism: Mapping[str, Any]) -> None:
+        """Records step ``step`` (counted from 1) and waits until it is on disk."""
+        self._write({"step": step, "mechanism": dict(mechanism)})
+
+    def close(self) -> None:
+        """Writes the line that says the run ended as planned."""
+        self._write({"closed": True})
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        line = json.dumps({**entry, "previous": self.head}, sort_keys=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.head = _hash(line)
+        self.lines += 1
+
+
+def read_ledger(path: Path) -> LedgerRecord:
+    """Returns what a ledger says, after checking its chain.
+
+    Raises:
+        StateError: A line is damaged, missing, out of order or follows the closing one; named by
+            number.
+    """
+    head, closed = GENESIS, False
+    mechanisms: list[Mapping[str, Any]] = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        entry = _parse(line, path, number)
+        expected_step = len(mechanisms) + 1
+        in_order = entry.get("closed") is True or entry.get("step") == expected_step
+        if entry.get("previous") != head or not in_order or closed:
+            raise StateError(
+                f"{path}, line {number}: the ledger is broken here (expected step "
+                f"{expected_step} after the line before); it was edited, reordered or cut."
+            )
+        closed = entry.get("closed") is True
+        if not closed:
+            mechanisms.append(entry["mechanism"])
+        head = _hash(line)
+    return LedgerRecord(
+        steps=len(mechanisms),
+        mechanisms=tuple(mechanisms),
+        closed=closed,
+        lines=len(lines),
+        head=head,
+    )
+
+
+def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        entry = None
+    if not isinstance(entry, dict):
+        raise StateError(f"{path}, line {number}: expected one JSON object, got a damaged line.")
+    return entry
+
+
+def _hash(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()

@@ -1,0 +1,154 @@
+"""The generators a private run draws from, each seeded with full operating-system entropy.
+
+Sampling, noise and dropout have generators of their own. ``torch.manual_seed`` keeps 32 bits of
+its seed on the CPU, few enough to try them all, so the CPU generator's whole state is filled
+instead; a CUDA generator keeps 64 bits, so there two independently keyed streams are summed.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+ENTROPY_BYTES = 32
+PURPOSES = ("sampling", "noise", "dropout")
+
+# torch's CPU generator state: a legacy Mersenne Twister record of 64-bit fields, in this order:
+# seed, left, seeded, next, then 624 state words, then what normal_ cached.
+_WORDS = 624
+_LEFT, _NEXT, _STATE = 8, 16, 24
+
+
+def fill_cpu_state(generator: torch.Generator, entropy: bytes) -> None:
+    """Sets the whole 19,937-bit state of a CPU generator from ``entropy``.
+
+    Args:
+        generator: A generator on the CPU; whatever it held is overwritten.
+        entropy: At least 16 bytes; stretched over the state by SeedSequence's hash.
+    """
+    sequence = np.random.SeedSequence(int.from_bytes(entropy, "little"), pool_size=8)
+    words = sequence.generate_state(_WORDS, np.uint32).astype(np.uint64)
+    state = torch.Generator().manual_seed(0).get_state().numpy().copy()
+    state[_STATE : _STATE + 8 * _WORDS] = words.view(np.uint8)
+    generator.set_state(torch.from_numpy(state))
+
+
+class UniformStream:
+    """Uniform float64 numbers in [0, 1) from ChaCha20, 53 random bits each.
+
+    float32 uniforms would raise small sampling rates by percents (DESIGN section 3).
+    """
+
+    def __init__(self, key: bytes, position: int = 0) -> None:
+        """Starts the stream of ``key`` (32 bytes) at number ``position``."""
+        self._key = key
+        self.position = position
+
+    def draw(self, count: int) -> np.ndarray:
+        """Returns the next ``count`` numbers, shape (count,), float64."""
+        # One nonce per draw, no two draws start at one position unless they are one replayed.
+        nonce = b"\0" * 8 + self.position.to_bytes(8, "little")
+        cipher = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
+        words = np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
+        self.position += count
+        return (words >> np.uint64(11)) * 2.0**-53
+
+    def state(self) -> dict[str, str | int]:
+        """Returns what ``from_state`` needs; secret."""
+        return {"key": self._key.hex(), "position": self.position}
+
+    @classmethod
+    def from_state(cls, state: dict[str, str | int]) -> Self:
+        """Returns the stream as it was when ``state`` was taken."""
+        return cls(bytes.fromhex(str(state["key"])), int(state["position"]))
+
+
+class NormalStream:
+    """Standard normal float32 tensors on one device, from generators with full entropy."""
+
+    def __init__(self, device: torch.device, entropy: bytes) -> None:
+        """Keys the generators: one on the CPU, two summed on an accelerator."""
+        count = 1 if device.type == "cpu" else 2
+        self._generators = [torch.Generator(device) for _ in range(count)]
+        for index, generator in enumerate(self._generators):
+            _key_generator(generator, entropy + bytes([index]))
+
+    def draw(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns a standard normal tensor of ``shape``."""
+        draws = [
+            torch.randn(shape, generator=g, device=g.device, dtype=dtype) for g in self._generators
+        ]
+        return draws[0] if len(draws) == 1 else (draws[0] + draws[1]).mul_(0.5**0.5)
+
+    def state(self) -> list[Tensor]:
+        """Returns the generators' states, byte tensors; secret."""
+        return [generator.get_state() for generator in self._generators]
+
+    def restore(self, states: list[Tensor]) -> None:
+        """Puts the generators back to ``states``."""
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+
+@dataclass
+class Randomness:
+    """The three secret sources of a private run."""
+
+    sampling: UniformStream
+    noise: NormalStream
+    dropout: bytes
+    """Entropy of the dropout generator, used once, by ``private_dropout``."""
+    reproducible: bool
+    """True where a test seed made the streams, so that the run protects nothing."""
+
+
+def make_randomness(device: torch.device, noise_seed: int | None = None) -> Randomness:
+    """Returns sources with fresh entropy, or, for tests, derived from ``noise_seed``.
+
+    Args:
+        device: Where noise is drawn.
+        noise_seed: None for privacy; a number makes every source predictable.
+    """
+    keys = {purpose: _entropy(purpose, noise_seed) for purpose in PURPOSES}
+    return Randomness(
+        sampling=UniformStream(keys["sampling"]),
+        noise=NormalStream(device, keys["noise"]),
+        dropout=keys["dropout"],
+        reproducible=noise_seed is not None,
+    )
+
+
+@contextmanager
+def private_dropout(entropy: bytes, device: torch.device) -> Iterator[None]:
+    """Keys torch's default generators, which dropout reads, and restores them on leaving.
+
+    With a known mask the joint convexity that lets dropout out of the accounting would not hold
+    (DESIGN trust rule 4).
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        fill_cpu_state(torch.default_generator, entropy)
+        if device.type == "cuda":
+            _key_generator(torch.cuda.default_generators[device.index or 0], entropy + b"\1")
+        yield
+
+
+def _entropy(purpose: str, noise_seed: int | None) -> bytes:
+    if noise_seed is None:
+        return secrets.token_bytes(ENTROPY_BYTES)
+    return hashlib.sha256(f"dpft {purpose} {noise_seed}".encode()).digest()
+
+
+def _key_generator(generator: torch.Generator, entropy: bytes) -> None:
+    if generator.device.type == "cpu":
+        fill_cpu_state(generator, entropy)
+    else:
+        digest = hashlib.sha256(entropy).digest()
+        generator.manual_seed(int.from_bytes(digest[:8], "little", signed=True))

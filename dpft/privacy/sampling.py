@@ -1,0 +1,31 @@
+"""Poisson sampling: the only sampler whose batches the accountant's event describes."""
+
+import numpy as np
+
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.randomness import UniformStream
+
+
+class PoissonSampler:
+    """Draws each step's logical batch from the plan's own sample rate.
+
+    Guarantees:
+        Every record joins a step independently of all others and of other steps with
+        probability ``plan.sample_rate``, to 2**-53. A batch may be empty. Its size and its
+        members are private.
+    """
+
+    def __init__(self, plan: PrivacyPlan, stream: UniformStream) -> None:
+        """Binds the sampler to the plan that is accounted for."""
+        self._sample_rate = plan.sample_rate
+        self._stream = stream
+
+    def draw(self, num_records: int) -> list[int]:
+        """Returns the indices of one logical batch, ascending.
+
+        Args:
+            num_records: How many records there really are; private, and it moves neither the
+                sample rate nor the divisor.
+        """
+        uniforms = self._stream.draw(num_records)
+        return [int(index) for index in np.flatnonzero(uniforms < self._sample_rate)]

@@ -1,0 +1,188 @@
+"""Checkpoints: all of a run's state between two steps, whole or absent.
+
+A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
+Tensors are safetensors, the rest is JSON; nothing is pickled. The secret generator states are a
+file of their own, so that they can be deleted when the run has ended.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from dpft.errors import StateError
+from dpft.files import write_json
+
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+GENERATORS = "generators.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The three things whose state a step moves."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LambdaLR
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    trained: Trained,
+    *,
+    ledger: Mapping[str, Any] | None = None,
+    generators: Mapping[str, Any] | None = None,
+    keep: int = 1,
+) -> Path:
+    """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
+
+    Args:
+        folder: The run's ``private/checkpoints``; made if need be.
+        step: Steps taken; 0 before the first.
+        trained: Model, optimizer and schedule.
+        ledger: Number of lines and head of the ledger, for a private run.
+        generators: Secret generator states, for a private run.
+        keep: Checkpoints to leave.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    _save_tensors(partial / MODEL, _model_state(trained.model))
+    _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
+    if generators is not None:
+        write_json(partial / GENERATORS, _encode(generators), mode=0o600)
+    checksums = {name: _checksum(partial / name) for name in (MODEL, OPTIMIZER)}
+    state = {"step": step, "scheduler_step": trained.scheduler.last_epoch, "checksums": checksums}
+    if ledger is not None:
+        state["ledger"] = dict(ledger)
+    write_json(partial / STATE, state, mode=0o600)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def restore_checkpoint(path: Path, trained: Trained) -> int:
+    """Puts model, optimizer and schedule back to a checkpoint; returns its step.
+
+    Raises:
+        StateError: A file is missing, damaged, or of another model.
+    """
+    state = _read_state(path)
+    model_state = load_file(path / MODEL)
+    optimizer_state = load_file(path / OPTIMIZER)
+    own = _model_state(trained.model)
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in model_state.items()}:
+        raise StateError(f"{path} is a checkpoint of another model.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(model_state[name])
+    _restore_optimizer(trained, optimizer_state)
+    _restore_scheduler(trained, int(state["scheduler_step"]))
+    return int(state["step"])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Returns the complete checkpoints in ``private/checkpoints``, oldest first."""
+    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+
+
+def delete_generator_states(folder: Path) -> None:
+    """Deletes every checkpoint's secret generator states: the run has ended."""
+    for checkpoint in checkpoints(folder):
+        (checkpoint / GENERATORS).unlink(missing_ok=True)
+
+
+def _model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Returns parameters, a tied one once, and persistent buffers, by name."""
+    persistent = model.state_dict(keep_vars=True)
+    buffers = {name: b for name, b in model.named_buffers() if name in persistent}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {**parameters, **buffers}
+
+
+def _optimizer_state(trained: Trained) -> dict[str, Tensor]:
+    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
+    names: dict[Tensor, str] = {
+        parameter: name for name, parameter in trained.model.named_parameters()
+    }
+    return {
+        f"{names[parameter]}/{key}": torch.as_tensor(value)
+        for parameter, entries in trained.optimizer.state.items()
+        for key, value in entries.items()
+    }
+
+
+def _restore_optimizer(trained: Trained, tensors: Mapping[str, Tensor]) -> None:
+    named = dict(trained.model.named_parameters())
+    trained.optimizer.state.clear()
+    for label, tensor in tensors.items():
+        name, key = label.rsplit("/", 1)
+        parameter = named[name]
+        moved = tensor if key == "step" else tensor.to(parameter.device)
+        trained.optimizer.state[parameter][key] = moved
+
+
+def _restore_scheduler(trained: Trained, step: int) -> None:
+    trained.scheduler.last_epoch = step
+    rates = [
+        base * factor(step)
+        for base, factor in zip(
+            trained.scheduler.base_lrs, trained.scheduler.lr_lambdas, strict=True
+        )
+    ]
+    for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Returns state.json after checking the tensors' checksums."""
+    try:
+        state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        expected = state["checksums"]
+        actual = {name: _checksum(path / name) for name in (MODEL, OPTIMIZER)}
+    except (OSError, ValueError, KeyError) as error:
+        raise StateError(f"{path} is not a complete checkpoint.") from error
+    for name, checksum in actual.items():
+        if checksum != expected.get(name):
+            raise StateError(f"{path / name} is damaged: its checksum is not the recorded one.")
+    return state
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(0o600)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _encode(value: Any) -> Any:
+    """Returns generator states as JSON: byte tensors become hexadecimal."""
+    if isinstance(value, Tensor):
+        return value.cpu().numpy().tobytes().hex()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {key: _encode(entry) for key, entry in value.items()}
+    return [_encode(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,44 @@
+"""What training shows of its records, written where only the owner of the data looks.
+
+None of this is covered by epsilon (DESIGN trust rule 7).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpft.training.loop import StepStatistics
+
+
+class Diagnostics:
+    """Appends one line a step to private/diagnostics.jsonl."""
+
+    def __init__(self, private: Path, *, max_grad_norm: float | None) -> None:
+        """Opens the file, mode 0600; ``max_grad_norm`` is None where nothing is clipped."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        descriptor = os.open(private / "diagnostics.jsonl", flags, 0o600)
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._max_grad_norm = max_grad_norm
+
+    def write(self, statistics: StepStatistics, *, non_finite: int) -> None:
+        """Writes one step's losses, norms, clip fraction and batch size."""
+        line = {**self._summary(statistics), "non_finite_examples_so_far": non_finite}
+        self._file.write(json.dumps(line, sort_keys=True) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _summary(self, statistics: StepStatistics) -> dict[str, Any]:
+        summary: dict[str, Any] = {"step": statistics.step, "batch_size": statistics.batch_size}
+        if statistics.losses:
+            summary["mean_loss"] = float(torch.cat(statistics.losses).mean())
+        if statistics.norms and self._max_grad_norm is not None:
+            norms = torch.cat(statistics.norms)
+            summary["median_gradient_norm"] = float(norms.median())
+            summary["clipped_fraction"] = float((norms > self._max_grad_norm).float().mean())
+        return summary

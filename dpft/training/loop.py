@@ -1,0 +1,154 @@
+"""The training loop, read like Algorithm 1 of Abadi et al. 2016.
+
+It knows no task, method or privacy: an engine hands it batches and turns losses into gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from dpft.data.collation import Batch
+from dpft.data.micro_batches import micro_batches
+from dpft.data.tokenization import TokenizedExample
+from dpft.errors import RunError
+from dpft.models.losses import per_example_losses
+
+
+class StepEngine(Protocol):
+    """Hands out a step's batch and makes its losses one gradient; private or ordinary."""
+
+    @property
+    def steps(self) -> int:
+        """Steps planned."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def draw(self, num_records: int) -> list[int]:
+        """Starts a step and returns the indices of its batch."""
+
+    def accumulate(self, compute_losses: Callable[[], Tensor]) -> Tensor | None:
+        """Adds one micro-batch; returns per-example gradient norms where it has them."""
+
+    def finish_step(self) -> None:
+        """Leaves the step's gradient in ``grad`` of every trainable parameter."""
+
+
+@dataclass
+class StepStatistics:
+    """What a step says of its records. Private: for private/diagnostics.jsonl alone."""
+
+    step: int
+    batch_size: int
+    losses: list[Tensor] = field(default_factory=list)
+    """Per-example losses of each micro-batch, shape (b,), in nats."""
+    norms: list[Tensor] = field(default_factory=list)
+    """Per-example gradient norms of each micro-batch, shape (b,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """The training records and how they travel to the model."""
+
+    examples: Sequence[TokenizedExample]
+    micro_batch_size: int
+    pad_token_id: int
+    device: torch.device
+
+    def micro_batches(self, indices: Sequence[int]) -> list[Batch]:
+        """Returns the batches of a logical batch's records, sorted by length and padded."""
+        return list(
+            micro_batches(
+                self.examples,
+                indices,
+                micro_batch_size=self.micro_batch_size,
+                pad_token_id=self.pad_token_id,
+            )
+        )
+
+
+def train(
+    model: nn.Module,
+    records: Records,
+    *,
+    engine: StepEngine,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    after_step: Callable[[StepStatistics], None],
+) -> None:
+    """Takes every planned step.
+
+    Args:
+        model: The model, on ``records.device``; left in evaluation mode.
+        records: What to train on.
+        engine: Where gradients come from.
+        optimizer: Over the trainable parameters.
+        scheduler: Its learning rates.
+        after_step: Called when the weights have moved, with what the step says of its records.
+
+    Raises:
+        RunError: A weight is no longer finite.
+    """
+    model.train()
+    with engine:
+        for step in range(1, engine.steps + 1):
+            statistics = compute_gradient(model, records, engine, step)
+            optimizer.step()
+            scheduler.step()
+            check_weights(model, step)
+            after_step(statistics)
+    model.eval()
+
+
+def compute_gradient(
+    model: nn.Module, records: Records, engine: StepEngine, step: int
+) -> StepStatistics:
+    """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
+    indices = engine.draw(len(records.examples))
+    statistics = StepStatistics(step=step, batch_size=len(indices))
+    for batch in records.micro_batches(indices):
+        accumulate(model, batch.to(records.device), engine, statistics)
+    engine.finish_step()
+    return statistics
+
+
+def accumulate(
+    model: nn.Module, batch: Batch, engine: StepEngine, statistics: StepStatistics
+) -> None:
+    """Adds one micro-batch to the gradient and its losses and norms to ``statistics``."""
+
+    def compute_losses() -> Tensor:
+        losses = per_example_losses(model, batch)
+        statistics.losses.append(losses.detach())
+        return losses
+
+    norms = engine.accumulate(compute_losses)
+    if norms is not None:
+        statistics.norms.append(norms)
+
+
+def check_weights(model: nn.Module, step: int) -> None:
+    """Ends the run if a weight is not finite.
+
+    Raises:
+        RunError: Naming the parameter; nothing of the step's records.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not bool(parameter.detach().isfinite().all()):
+            raise RunError(
+                f"parameter {name} is not finite after step {step}; lower train.learning_rate "
+                f"or raise train.expected_batch_size."
+            )

@@ -1,0 +1,93 @@
+"""What a step costs on this machine, from one synthetic micro-batch."""
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.noise import add_noise
+from dpft.privacy.randomness import NormalStream
+from dpft.training.self_check import synthetic_losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Time and memory of training, extrapolated to full-length records."""
+
+    seconds_per_step: float
+    seconds_total: float
+    peak_memory_bytes: int
+    """Of the process so far, or of the accelerator."""
+
+
+def measure_step(
+    model: nn.Module,
+    *,
+    vocab_size: int,
+    max_length: int,
+    micro_batch_size: int,
+    expected_batch_size: int,
+    steps: int,
+    max_grad_norm: float | None,
+    clipping: str = "flat",
+    engine: str = "auto",
+) -> Measurement:
+    """Times one micro-batch of longest records and the noise of a step.
+
+    Args:
+        model: Prepared for training, on its device.
+        vocab_size: Synthetic tokens are below it.
+        max_length: Length of the synthetic records, an upper bound of the real ones'.
+        micro_batch_size: As in training.
+        expected_batch_size: As in training; a step is this many records in micro-batches.
+        steps: Steps planned.
+        max_grad_norm: None measures ordinary gradients.
+        clipping: As in training.
+        engine: As in training.
+    """
+    size = min(micro_batch_size, expected_batch_size)
+    compute_losses = synthetic_losses(model, size, max_length, vocab_size=vocab_size, ragged=False)
+    model.train()
+    if max_grad_norm is None:
+        per_batch = _timed(lambda: torch.autograd.backward(compute_losses().sum()))
+        noise = 0.0
+    else:
+        with PerExampleClipper(model, max_grad_norm, clipping=clipping, engine=engine) as clipper:
+            per_batch = _timed(lambda: clipper.accumulate(compute_losses))
+        noise = _timed(lambda: _add_noise(model))
+    per_step = per_batch * expected_batch_size / size + noise
+    return Measurement(
+        seconds_per_step=per_step,
+        seconds_total=per_step * steps,
+        peak_memory_bytes=_peak_memory(),
+    )
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Returns the seconds of the second of two runs; the first one warms up."""
+    work()
+    _wait()
+    start = time.monotonic()
+    work()
+    _wait()
+    return time.monotonic() - start
+
+
+def _add_noise(model: nn.Module) -> None:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    add_noise(parameters, 1.0, NormalStream(parameters[0].device, bytes(32)))
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _peak_memory() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,57 @@
+"""Ordinary, non-private gradients behind the interface of the private engine.
+
+Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon.
+"""
+
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from dpft.privacy.clipping.engines.base import LossFunction, check_losses
+
+
+class OrdinaryEngine:
+    """Shuffled batches of a fixed size and the mean of their losses' gradients."""
+
+    def __init__(self, model: nn.Module, *, steps: int, batch_size: int, seed: int) -> None:
+        """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``."""
+        self.steps = steps
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._batch_size = batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._waiting: list[int] = []
+        self._drawn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def draw(self, num_records: int) -> list[int]:
+        """Starts a step: returns the indices of its batch."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        size = min(self._batch_size, num_records)
+        while len(self._waiting) < size:
+            self._waiting += torch.randperm(num_records, generator=self._generator).tolist()
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        self._drawn = size
+        return batch
+
+    def accumulate(self, compute_losses: LossFunction) -> Tensor | None:
+        """Adds a micro-batch's share of the mean gradient; there are no norms to return."""
+        losses = compute_losses()
+        check_losses(losses)
+        torch.autograd.backward(losses.sum() / self._drawn)
+        return None
+
+    def finish_step(self) -> None:
+        """Ends a step; the gradient is complete as it is."""

@@ -1,0 +1,113 @@
+"""How a run trains: the public recipe, and what only changes its speed."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dpft.errors import InputError
+from dpft.privacy.plan import planned_steps
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where a command computes."""
+
+    device: str = "auto"
+    """auto takes an accelerator where there is one."""
+    num_threads: int | None = None
+    """CPU threads; null leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None:
+            _at_least(1, num_threads=self.num_threads)
+        if self.device not in DEVICES:
+            raise InputError(
+                f"train.device must be one of {', '.join(DEVICES)}, got {self.device!r}."
+            )
+
+    def prepare(self) -> torch.device:
+        """Sets the number of threads and returns the device to compute on.
+
+        Raises:
+            InputError: cuda is asked for and there is none.
+        """
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise InputError(
+                "train.device=cuda needs a CUDA device, got none; use train.device=cpu."
+            )
+        return torch.device("cuda" if available and self.device != "cpu" else "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(DeviceConfig):
+    """The ``train`` section of the configuration."""
+
+    expected_batch_size: int = 1024
+    """Sample rate times the public number of examples; the divisor of every gradient."""
+    micro_batch_size: int = 32
+    """Examples in memory at once; changes speed and memory, never the gradient."""
+    epochs: float = 10
+    """Passes over the data in expectation; sets the number of steps where steps is null."""
+    steps: int | None = None
+    """Noisy steps; where given, replaces epochs."""
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+    """Seed of the initialisation of new weights; sampling, noise and dropout do not use it."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; null means one at the start and one at the end."""
+    keep: int = 1
+    """Checkpoints kept, the newest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, expected_batch_size=self.expected_batch_size)
+        _at_least(1, micro_batch_size=self.micro_batch_size, keep=self.keep)
+        for name in ("steps", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(1, **{name: value})
+        _finite(epochs=self.epochs, learning_rate=self.learning_rate)
+        _finite(weight_decay=self.weight_decay)
+        if self.epochs <= 0:
+            raise InputError(f"train.epochs must be positive, got {self.epochs}.")
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise InputError(f"train.{name} must not be negative, got {getattr(self, name)}.")
+
+    def planned_steps(self, num_examples: int) -> int:
+        """Returns the number of steps for a public number of examples.
+
+        Raises:
+            InputError: More examples are expected in a batch than there are.
+        """
+        if self.expected_batch_size > num_examples:
+            raise InputError(
+                f"train.expected_batch_size must be at most the number of examples "
+                f"{num_examples}, got {self.expected_batch_size}; lower it."
+            )
+        if self.steps is not None:
+            return self.steps
+        return planned_steps(
+            epochs=self.epochs,
+            num_examples=num_examples,
+            expected_batch_size=self.expected_batch_size,
+        )
+
+
+def _at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise InputError(f"train.{name} must be at least {least}, got {value}.")
+
+
+def _finite(**values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise InputError(f"train.{name} must be finite, got {value}.")
