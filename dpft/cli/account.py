@@ -1,0 +1,125 @@
+"""``dpft account``: epsilon from a noise multiplier, or the noise multiplier for an epsilon."""
+
+import json
+import logging
+from dataclasses import dataclass
+
+from dpft.config.schema import AccountConfig
+from dpft.errors import InputError
+from dpft.privacy.accounting import (
+    Accountants,
+    AccountingReport,
+    SampledGaussian,
+    account,
+    calibrate_noise_multiplier,
+)
+from dpft.privacy.plan import Calibration, default_delta, planned_steps
+from dpft.reports.accounting import accounting_record, accounting_table
+from dpft.reports.privacy import delta_warnings
+
+CONFIG = AccountConfig
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The mechanism's public numbers, each given or derived."""
+
+    num_examples: int | None
+    expected_batch_size: float | None
+    sample_rate: float
+    steps: int
+    delta: float
+
+
+def run(config: AccountConfig) -> None:
+    """Prints the accounting, as a table or as one JSON object."""
+    setting = resolve(config)
+    with Accountants() as accountants:
+        noise_multiplier, calibration = choose_noise(config, setting, accountants)
+        mechanism = SampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sample_rate=setting.sample_rate,
+            steps=setting.steps,
+            delta=setting.delta,
+        )
+        leader = config.accountant if calibration is None else calibration.accountant
+        report = account(mechanism, accountant=leader, accountants=accountants)
+    size = setting.num_examples
+    for warning in delta_warnings(setting.delta, size) if size else []:
+        logger.warning(warning)
+    print(_text(config, setting, report, calibration))
+
+
+def resolve(config: AccountConfig) -> Setting:
+    """Returns the numbers that follow from those given.
+
+    Raises:
+        InputError: Too little is given, or the batch is larger than the data.
+    """
+    size, batch = config.num_examples, config.expected_batch_size
+    if batch is not None:
+        size = _needed(size, "expected_batch_size")
+        if batch > size:
+            raise InputError(
+                f"expected_batch_size must be at most num_examples={size}, got {batch}; lower it."
+            )
+    sample_rate = config.sample_rate if batch is None else batch / _needed(size, "")
+    assert sample_rate is not None
+    return Setting(
+        num_examples=size,
+        expected_batch_size=sample_rate * size if batch is None and size else batch,
+        sample_rate=sample_rate,
+        steps=_steps(config, sample_rate),
+        delta=default_delta(_needed(size, "delta=null")) if config.delta is None else config.delta,
+    )
+
+
+def choose_noise(
+    config: AccountConfig, setting: Setting, accountants: Accountants
+) -> tuple[float, Calibration | None]:
+    """Returns the noise multiplier, and what chose it where eps was given."""
+    if config.noise_multiplier is not None:
+        return config.noise_multiplier, None
+    assert config.eps is not None
+    return calibrate_noise_multiplier(
+        eps=config.eps,
+        delta=setting.delta,
+        sample_rate=setting.sample_rate,
+        steps=setting.steps,
+        accountant=config.accountant,
+        accountants=accountants,
+    )
+
+
+def _steps(config: AccountConfig, sample_rate: float) -> int:
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    size, batch = config.num_examples, config.expected_batch_size
+    if size is None or batch is None:
+        return max(1, int(config.epochs / sample_rate))
+    return planned_steps(epochs=config.epochs, num_examples=size, expected_batch_size=batch)
+
+
+def _needed(num_examples: int | None, because: str) -> int:
+    if num_examples is None:
+        raise InputError(f"num_examples must be given with {because}, got none.")
+    return num_examples
+
+
+def _text(
+    config: AccountConfig,
+    setting: Setting,
+    report: AccountingReport,
+    calibration: Calibration | None,
+) -> str:
+    size, batch = setting.num_examples, setting.expected_batch_size
+    if config.output == "json":
+        record = accounting_record(
+            report, num_examples=size, expected_batch_size=batch, calibration=calibration
+        )
+        return json.dumps(record, indent=2, sort_keys=True)
+    return accounting_table(
+        report, num_examples=size, expected_batch_size=batch, calibration=calibration
+    )

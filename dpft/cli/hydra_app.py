@@ -1,0 +1,149 @@
+"""Runs a subcommand under Hydra: overrides in, dataclasses to the subcommand, an exit code out.
+
+Everything Hydra offers works as its documentation says (overrides, ``--multirun``, ``--cfg job``,
+``--help``, ``--config-dir``, ``hydra.run.dir``); only the errors are dpft's.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dpft.cli.exit_codes import exit_code_of_job
+from dpft.cli.hydra_errors import as_input_error
+from dpft.cli.hydra_record import recorded_job
+from dpft.cli.run_folders import register_resolver, remove_empty_folders
+from dpft.config.keys import known_keys
+from dpft.config.load import load
+from dpft.config.location import config_directory
+from dpft.errors import InputError
+
+
+def _unchanged(overrides: list[str]) -> list[str]:
+    return overrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subcommand:
+    """What ``dpft.cli.<name>`` says of its subcommand, whose YAML is ``conf/<name>.yaml``."""
+
+    config: type
+    """``CONFIG``: the root dataclass."""
+    run: Callable[[Any], None]
+    """``run(config)``: the work, given an instance of the root dataclass."""
+    polymorphic: Mapping[str, Callable[[str], type]]
+    """``POLYMORPHIC``, optional: dotted key to the function from its ``name`` to its dataclass."""
+    expand: Callable[[list[str]], list[str]]
+    """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
+
+    @classmethod
+    def of(cls, name: str) -> "Subcommand":
+        """Returns the subcommand of that name, its module imported now: that may take seconds."""
+        module = importlib.import_module(f"dpft.cli.{name}")
+        return cls(
+            config=module.CONFIG,
+            run=module.run,
+            polymorphic=vars(module).get("POLYMORPHIC", {}),
+            expand=vars(module).get("expand", _unchanged),
+        )
+
+    def run_job(self, config: DictConfig) -> None:
+        """Run the subcommand on one composed configuration."""
+        self.run(load(config, self.config, polymorphic=self.polymorphic))
+
+
+def run_hydra(name: str, arguments: Sequence[str]) -> int:
+    """Compose the configuration, run the job or the jobs of a sweep, and return the exit code.
+
+    A failing job does not stop the others of its sweep; the worst exit code is returned.
+
+    Raises:
+        InputError: The configuration cannot be composed from these arguments.
+    """
+    flags, overrides = split_arguments(name, arguments)
+    if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
+        return start_hydra(name, [*overrides, *flags], lambda _: None, known=[])
+    subcommand = Subcommand.of(name)
+    words = [*subcommand.expand(overrides), *flags]
+    return start_hydra(name, words, subcommand.run_job, known=known_keys(subcommand.config))
+
+
+def start_hydra(
+    name: str, arguments: list[str], run_job: Callable[[DictConfig], None], *, known: list[str]
+) -> int:
+    """Hand over to ``hydra.main`` and return the worst exit code of its jobs.
+
+    Raises:
+        InputError: The configuration cannot be composed from these arguments.
+    """
+    codes: list[int] = []
+    conf = str(config_directory())
+
+    @hydra.main(version_base="1.3", config_path=conf, config_name=name)
+    def job(config: DictConfig) -> None:
+        with recorded_job(config):
+            codes.append(exit_code_of_job(lambda: run_job(config)))
+
+    register_resolver()
+    with full_errors(), command_line([f"dpft {name}", f"hydra.job.name={name}", *arguments]):
+        try:
+            job()
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            raise as_input_error(error, known) from error
+        finally:
+            remove_empty_folders()
+    return max(codes, default=0)
+
+
+def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns Hydra's flags (with their values) and the overrides, each in order.
+
+    Raises:
+        InputError: The arguments ask for a configuration to be unpickled from disk.
+    """
+    parser = get_args_parser()
+    parser.prog = f"dpft {name}"
+    parsed = parser.parse_intermixed_args(arguments)
+    if parsed.experimental_rerun is not None:
+        raise InputError(
+            "--experimental-rerun reads a pickle, and dpft unpickles nothing; "
+            "give the overrides instead, they are in the run's .hydra/overrides.yaml."
+        )
+    flags = list(arguments)
+    for override in parsed.overrides:
+        flags.remove(override)
+    return flags, parsed.overrides
+
+
+@contextmanager
+def full_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and leaving the process."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextmanager
+def command_line(arguments: list[str]) -> Iterator[None]:
+    """Put arguments where ``hydra.main`` reads them, inside the block."""
+    before = sys.argv
+    sys.argv = arguments
+    try:
+        yield
+    finally:
+        sys.argv = before

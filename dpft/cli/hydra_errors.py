@@ -1,0 +1,84 @@
+"""Hydra's and OmegaConf's errors, said in one sentence each.
+
+The sentence names the key or group, the value, what is allowed, and the nearest known name.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from dpft.config.keys import join_key, nearest, unknown_key
+from dpft.errors import InputError
+
+
+def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
+    """Returns the error a user can mend that stands behind one of Hydra's.
+
+    Args:
+        error: What Hydra, OmegaConf or the YAML parser raised.
+        known: Dotted keys of the configuration's dataclasses.
+    """
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(error, MissingConfigException):
+        return InputError(_unknown_option(error))
+    if isinstance(error, OverrideParseException):
+        return InputError(_unreadable_override(error))
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return InputError(f"{cause.full_key}: {_first_line(cause)}")
+    return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    """Returns the sentence for ``GROUP=OPTION`` with no such option."""
+    group, slash, option = (error.missing_cfg_file or "").rpartition("/")
+    if not slash or not error.options:
+        return f"the configuration cannot be composed: {_first_line(error)}"
+    near = nearest(option, error.options)
+    hint = f"did you mean {group}={near}? " if near else ""
+    allowed = ", ".join(sorted(error.options))
+    return f"{group}={option}: there is no such {group}; {hint}Choose one of {allowed}."
+
+
+def _unreadable_override(error: OverrideParseException) -> str:
+    reason = " ".join(error.message.split("\n")[0].split())
+    return (
+        f"cannot read the argument {error.override!r} ({reason}); "
+        "write key=value, with quotes around values that hold spaces, commas or brackets."
+    )
+
+
+def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
+    """Returns the keys of the configuration an error arose in, its chosen groups' included."""
+    if not isinstance(cause.parent_node, DictConfig):
+        return []
+    return _dotted_keys(cause.parent_node._get_root())
+
+
+def _dotted_keys(node: Any, parent: str = "") -> list[str]:
+    """Returns the keys of a configuration node, inner ones included; values are not resolved."""
+    keys = []
+    for name in node:
+        key, inner = join_key(parent, name), node._get_node(name)
+        keys.append(key)
+        if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
+            keys += _dotted_keys(inner, key)
+    return keys
+
+
+def _one_line(error: Exception, cause: BaseException | None) -> str:
+    parts = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    return "; ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") + "."

@@ -1,0 +1,82 @@
+"""The ``dpft`` command: from the arguments to a subcommand, and from its outcome to an exit code.
+
+Nothing heavy is imported here: ``dpft --help`` and ``dpft --version`` answer at once, and a
+subcommand's module is imported only when it is asked for.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+from dpft import __version__
+from dpft.cli.exit_codes import BAD_INPUT, exit_code_of_command
+from dpft.errors import InputError
+
+SUBCOMMANDS = {
+    "train": "fine-tune a model under differential privacy, then evaluate and report",
+    "eval": "generate from a trained model and score it, or score a file of outputs",
+    "account": "compute epsilon from a noise multiplier, or the reverse",
+    "plan": "say what a training run would cost, without training",
+}
+"""Name to purpose; each is the module ``dpft.cli.<name>``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: Arguments after the program's name; None means the process's own.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        return BAD_INPUT
+    if arguments[0] in ("--help", "-h", "help"):
+        print(usage())
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        print(f"dpft {__version__}")
+        return 0
+    return exit_code_of_command(lambda: run_subcommand(arguments[0], arguments[1:]))
+
+
+def usage() -> str:
+    """Returns the text of ``dpft --help``."""
+    width = max(map(len, SUBCOMMANDS))
+    commands = [f"  {name:<{width}}  {purpose}" for name, purpose in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: dpft SUBCOMMAND [GROUP=OPTION ...] [KEY=VALUE ...]",
+            "",
+            "Fine-tune language models under (epsilon, delta)-differential privacy.",
+            "",
+            *commands,
+            "",
+            "dpft SUBCOMMAND --help lists its configuration; dpft --version prints the version.",
+            "",
+            "examples:",
+            "  dpft train task=e2e model=gpt2 privacy.eps=3",
+            "  dpft eval run=outputs/2026-01-31/12-00-00",
+            "  dpft account num_examples=42061 expected_batch_size=1024 epochs=10 eps=3",
+        ]
+    )
+
+
+def run_subcommand(name: str, arguments: Sequence[str]) -> int:
+    """Run a subcommand under Hydra and return its exit code.
+
+    Raises:
+        InputError: There is no such subcommand.
+    """
+    if name not in SUBCOMMANDS:
+        raise InputError(unknown_subcommand(name))
+    from dpft.cli.hydra_app import run_hydra
+
+    return run_hydra(name, arguments)
+
+
+def unknown_subcommand(name: str) -> str:
+    """Returns the sentence that refuses a subcommand and names the nearest one."""
+    near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"unknown subcommand {name!r}; {hint}Choose one of {', '.join(SUBCOMMANDS)}."

@@ -1,0 +1,77 @@
+"""Folders Hydra makes for runs: named so that no two runs share one, removed when left empty.
+
+Hydra makes a run's folder before the run can check its configuration, so a refused run would leave
+an empty folder behind. What stood before the command is never removed.
+"""
+
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+SWEEP_RECORD = "multirun.yaml"
+
+# Hydra builds its callbacks from the configuration, so they can hand over only through the module.
+_new_roots: list[tuple[Path, Path]] = []
+_job_folders: list[Path] = []
+
+
+def unused_folder(path: str) -> str:
+    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
+
+    The time in a folder's name has a resolution of one second; runs may start closer together.
+    """
+    candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if not Path(candidate).exists())
+
+
+def register_resolver() -> None:
+    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
+    OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
+
+
+class RunFolders(Callback):
+    """Hydra's callback that notes which folders a command is about to make."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the folder of a single run."""
+        note_root(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the folder of a sweep."""
+        note_root(config.hydra.sweep.dir)
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the folder of one job."""
+        _job_folders.append(Path(config.hydra.runtime.output_dir))
+
+
+def note_root(folder: str) -> None:
+    """Note a folder that does not exist yet and the uppermost of its parents that does not."""
+    path = Path(folder).absolute()
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    if missing:
+        _new_roots.append((path, missing[-1]))
+
+
+def remove_empty_folders() -> None:
+    """Remove the folders this command made and nothing was written into."""
+    for root, uppermost in _new_roots:
+        for job_folder in _job_folders:
+            if job_folder.is_relative_to(root):
+                _remove_if_empty(job_folder)
+        if root.is_dir() and [entry.name for entry in root.iterdir()] == [SWEEP_RECORD]:
+            (root / SWEEP_RECORD).unlink()
+        for folder in (root, *root.parents):
+            if folder.is_relative_to(uppermost):
+                _remove_if_empty(folder)
+    _new_roots.clear()
+    _job_folders.clear()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,24 @@
+"""Where the scores of an evaluation go: public files, or private ones for a private split."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpft.evaluation.evaluate import Evaluation
+from dpft.evaluation.predictions import write_predictions
+from dpft.files import private_folder
+from dpft.reports.run import write_metrics
+
+
+def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], *, public: bool) -> None:
+    """Writes metrics.json and the predictions of the last evaluation.
+
+    Args:
+        folder: A run's folder; it exists.
+        evaluations: At least one.
+        public: Whether the split may be shown; if not, predictions go to private/.
+    """
+    shown = folder if public else private_folder(folder)
+    predictions = evaluations[-1].predictions
+    write_predictions(shown / "predictions.jsonl", predictions, private=not public)
+    entries = [evaluation.record() for evaluation in evaluations]
+    write_metrics(folder / "metrics.json", entries, public=public)

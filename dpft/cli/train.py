@@ -1,0 +1,207 @@
+"""``dpft train``: the hand-overs of a run, in order.
+
+Everything that can be refused is refused before the run's folder is opened; no private record is
+used before the plan stands and the clipper has been proved on synthetic data.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.cli.assembly import RunPlan, plan_run, refuse_two_lengths
+from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.scores import write_evaluations
+from dpft.config.load import dump
+from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.data.sources import load_examples
+from dpft.data.tokenization import tokenize
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import Evaluation, eval_split_is_public, evaluate_model
+from dpft.evaluation.metrics.base import metric_spec
+from dpft.files import hold_lock, private_folder, write_json
+from dpft.methods.base import count_parameters
+from dpft.models.checks import check_model
+from dpft.models.loading import load_model, load_tokenizer
+from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.ledger import read_ledger
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.reports.privacy import account_for_run, non_private_record, privacy_record
+from dpft.reports.run import write_report
+from dpft.tasks.base import Example
+from dpft.training.loop import Records
+from dpft.training.self_check import check_clipper
+from dpft.training.session import LEDGER, Session, train_ordinarily, train_privately
+
+CONFIG = TrainConfig
+logger = logging.getLogger(__name__)
+
+__all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
+
+
+def expand(overrides: list[str]) -> list[str]:
+    """Returns the overrides as they are, after refusing contradictions among them."""
+    refuse_two_lengths(overrides)
+    return overrides
+
+
+def run(config: TrainConfig) -> None:
+    """Trains, evaluates and reports; the run's folder is Hydra's."""
+    folder = run_folder()
+    refuse_used_folder(folder)
+    for name in config.task.metrics if config.eval.enabled else ():
+        metric_spec(name)
+    device = config.train.prepare()
+    tokenizer = load_tokenizer(config.model)
+    examples = load_examples(config.task, "train")
+    held_out = load_examples(config.task, config.eval.split) if config.eval.enabled else []
+    plan = plan_run(config, lambda: len(examples))
+    model = load_model(config.model, seed=config.train.seed)
+    check_model(model)
+    model = config.method.prepare(model)
+    model.to(device)  # type: ignore[arg-type]
+    prove_clipper(config, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(private_folder(folder) / "lock"):
+        refuse_used_folder(folder)
+        record_configuration(folder, config)
+        evaluations = evaluate(config, model, tokenizer, held_out, "before")
+        records = Records(
+            examples=tokenize(examples, tokenizer, max_length=config.task.max_length),
+            micro_batch_size=config.train.micro_batch_size,
+            pad_token_id=tokenizer.pad_token_id,
+            device=device,
+        )
+        train(config, plan, folder, model, tokenizer, records)
+        evaluations += evaluate(config, model, tokenizer, held_out, "after")
+        report(config, plan, folder, model, evaluations)
+    logger.info("report: %s", folder / "report.md")
+
+
+def refuse_used_folder(folder: Path) -> None:
+    """Refuses a folder whose ledger says that privacy was spent there.
+
+    Raises:
+        InputError: There is a ledger.
+    """
+    if (folder / LEDGER).exists():
+        raise InputError(
+            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
+            "choose another folder with hydra.run.dir=DIR."
+        )
+
+
+def prove_clipper(config: TrainConfig, model: PreTrainedModel) -> None:
+    """Checks the clipper against the one-at-a-time loop on synthetic tokens."""
+    privacy = config.privacy
+    if not isinstance(privacy, DifferentialPrivacy) or not privacy.self_check:
+        return
+    difference = check_clipper(
+        model,
+        vocab_size=model.config.get_text_config().vocab_size,
+        max_length=config.task.max_length,
+        max_grad_norm=privacy.max_grad_norm,
+        clipping=privacy.clipping,
+        engine=privacy.engine,
+    )
+    logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
+
+
+def record_configuration(folder: Path, config: TrainConfig) -> None:
+    """Writes the configuration into the run's folder, as Hydra's record and as config.yaml."""
+    write_hydra_record(folder)
+    dump(config, folder / "config.yaml")
+
+
+def train(
+    config: TrainConfig,
+    plan: RunPlan,
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Records,
+) -> None:
+    """Takes every planned step and saves the model."""
+
+    def save_model() -> None:
+        config.method.save(model, folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+
+    session = Session(
+        folder=folder,
+        model=model,
+        records=records,
+        settings=config.train,
+        optimizer=config.optimizer,
+        scheduler=config.scheduler,
+        save_model=save_model,
+        show_diagnostics=diagnostics_are_shown(config),
+    )
+    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+        train_ordinarily(session, plan.steps)
+        return
+    calibration = plan.privacy.calibration
+    whole = float("inf") if calibration is None else calibration.epsilon
+    curve = EpsilonSoFar(plan.privacy, whole)
+    train_privately(session, plan.privacy, config.privacy, epsilon_after=curve)
+
+
+def evaluate(
+    config: TrainConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    stage: str,
+) -> list[Evaluation]:
+    """Returns the scores on the evaluation split; none where evaluation is off."""
+    if not config.eval.enabled:
+        return []
+    logger.info("evaluating %s fine-tuning", stage)
+    with torch.random.fork_rng():
+        return [
+            evaluate_model(
+                model,
+                tokenizer,
+                config.task,
+                examples,
+                config=config.eval,
+                decode=config.decode,
+                stage=stage,
+            )
+        ]
+
+
+def report(
+    config: TrainConfig,
+    plan: RunPlan,
+    folder: Path,
+    model: PreTrainedModel,
+    evaluations: list[Evaluation],
+) -> None:
+    """Writes predictions, metrics, the privacy record and the report."""
+    public = eval_split_is_public(config.task, config.eval)
+    if evaluations:
+        write_evaluations(folder, evaluations, public=public)
+    counts = count_parameters(model)
+    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+        privacy = non_private_record(plan.steps, counts)
+    else:
+        ledger = read_ledger(folder / LEDGER)
+        privacy = privacy_record(
+            plan.privacy,
+            account_for_run(plan.privacy, ledger, config.privacy.accountant),
+            ledger,
+            counts,
+            reproducible=config.privacy.noise_seed is not None,
+            size_source=plan.size.source,
+        )
+    write_json(folder / "privacy.json", privacy)
+    write_report(folder)
+
+
+def diagnostics_are_shown(config: TrainConfig) -> bool:
+    """Returns whether training losses are logged; epsilon does not cover them."""
+    privacy = config.privacy
+    return not isinstance(privacy, DifferentialPrivacy) or privacy.show_diagnostics

@@ -1,0 +1,84 @@
+"""From Hydra's ``DictConfig`` to frozen dataclasses, and from those to ``config.yaml`` and back.
+
+Nothing below this room sees a ``DictConfig``.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpft.config.convert import Schema, build
+from dpft.config.keys import known_keys, plain
+from dpft.errors import InputError
+from dpft.files import write_text
+
+Config = TypeVar("Config")
+
+
+def load(
+    cfg: DictConfig,
+    root: type[Config],
+    *,
+    polymorphic: Mapping[str, Callable[[str], type]] | None = None,
+) -> Config:
+    """Returns the dataclasses a composed configuration stands for, its interpolations resolved.
+
+    Args:
+        cfg: The composed configuration, without the ``hydra`` node.
+        root: The dataclass of the whole configuration.
+        polymorphic: Dotted key to the function from the ``name`` under it to its dataclass, for
+            the keys whose class is chosen by name (``{"task": task_class}``).
+
+    Raises:
+        InputError: A key is unknown, a value is missing, of the wrong type or not finite, or a
+            dataclass refuses its values.
+    """
+    try:
+        values = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the configuration cannot be resolved: {reason}") from error
+    return _build(values, root, polymorphic)
+
+
+def load_saved(
+    path: Path,
+    root: type[Config],
+    *,
+    polymorphic: Mapping[str, Callable[[str], type]] | None = None,
+) -> Config:
+    """Returns the configuration that ``dump`` wrote to a file.
+
+    Raises:
+        InputError: The file is missing or unreadable, or does not fit the dataclasses.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read the configuration {path}: {reason}") from error
+    return _build(values, root, polymorphic)
+
+
+def to_yaml(config: Any) -> str:
+    """Returns a configuration dataclass as YAML with sorted keys and every value spelt out."""
+    return str(yaml.safe_dump(plain(config), sort_keys=True, allow_unicode=True))
+
+
+def dump(config: Any, path: Path) -> None:
+    """Write a configuration dataclass as YAML, whole or not at all."""
+    write_text(path, to_yaml(config))
+
+
+def _build(
+    values: Any, root: type[Config], polymorphic: Mapping[str, Callable[[str], type]] | None
+) -> Config:
+    if not isinstance(values, Mapping):
+        raise InputError("the configuration must be a mapping of keys to values.")
+    schema = Schema(polymorphic=polymorphic or {}, known_keys=tuple(known_keys(root)))
+    built: Config = build(values, root, key="", schema=schema)
+    return built

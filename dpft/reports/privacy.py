@@ -1,0 +1,119 @@
+"""The content of privacy.json: what a run guarantees, by whose accounting, and what it assumes.
+
+The headline is a proven upper bound with everything it depends on beside it (DESIGN trust
+rule 6). It is rebuilt from the plan and the ledger: steps that the ledger holds are the steps
+that are accounted for.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.noise import NOISE_SOURCE
+from dpft.privacy.plan import PrivacyPlan
+from dpft.reports.accounting import accounting_record
+
+NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
+
+
+def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
+    """Returns the accounting of the steps in the ledger."""
+    return account(
+        SampledGaussian(
+            noise_multiplier=plan.noise_multiplier,
+            sample_rate=plan.sample_rate,
+            steps=max(1, ledger.steps),
+            delta=plan.delta,
+        ),
+        accountant=accountant,
+    )
+
+
+def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, Any]:
+    """Returns what a plan promises: the keys that privacy.json and ``dpft plan`` share."""
+    record = accounting_record(
+        accounting,
+        num_examples=plan.num_examples,
+        expected_batch_size=plan.expected_batch_size,
+        unit=plan.unit,
+        calibration=plan.calibration,
+    )
+    record["epsilon"], record["accountant"] = _headline(plan, accounting)
+    record["warnings"] += delta_warnings(plan.delta, plan.num_examples)
+    return record | {
+        "max_grad_norm": plan.phases[0].max_grad_norm,
+        "sensitivity": plan.phases[0].sensitivity,
+        "clipping": plan.clipping,
+        "steps": plan.steps,
+        "phases": [asdict(phase) for phase in plan.phases],
+    }
+
+
+def privacy_record(
+    plan: PrivacyPlan,
+    accounting: AccountingReport,
+    ledger: LedgerRecord,
+    counts: ParameterCounts,
+    *,
+    reproducible: bool,
+    size_source: str,
+) -> dict[str, Any]:
+    """Returns the content of privacy.json of a private run.
+
+    Args:
+        plan: What the run was bound to.
+        accounting: Of the steps in the ledger.
+        ledger: What was done.
+        counts: Parameters trained.
+        reproducible: A test seed made the randomness predictable, so nothing is protected.
+        size_source: Who says how many examples there are.
+    """
+    record = plan_record(plan, accounting)
+    record |= {
+        "private": not reproducible,
+        "steps_taken": ledger.steps,
+        "noise_source": NOISE_SOURCE,
+        "num_examples_source": size_source,
+        "ledger": {"lines": ledger.lines, "head": ledger.head},
+        **parameter_record(counts),
+    }
+    if reproducible:
+        record["reproducible"] = True
+        record["warnings"] = [NOT_PRIVATE_SEED, *record["warnings"]]
+    return record
+
+
+def non_private_record(steps: int, counts: ParameterCounts) -> dict[str, Any]:
+    """Returns the content of privacy.json of a run with ``privacy=none``; it has no epsilon."""
+    return {"private": False, "steps": steps, "warnings": [], **parameter_record(counts)}
+
+
+def parameter_record(counts: ParameterCounts) -> dict[str, int]:
+    """Returns the parameter counts under their names in reports."""
+    return {
+        "trainable_parameters": counts.trainable,
+        "new_parameters": counts.new,
+        "total_parameters": counts.total,
+    }
+
+
+def delta_warnings(delta: float, num_examples: int) -> list[str]:
+    """Returns a warning where delta is so large that publishing a record would satisfy it."""
+    if delta < 1 / num_examples:
+        return []
+    relation = "equal to" if delta == 1 / num_examples else "above"
+    return [
+        f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing one "
+        "whole record at random would satisfy it; choose a smaller one."
+    ]
+
+
+def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:
+    """Returns the bound of the planned steps as it was calibrated, on whatever machine."""
+    calibration = plan.calibration
+    if calibration is not None and accounting.mechanism.steps == plan.steps:
+        return calibration.epsilon, calibration.accountant
+    return accounting.epsilon, accounting.accountant

@@ -1,0 +1,109 @@
+"""A subcommand of the tests' own, ``dpft fake``, with configurations of its own."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dpft.cli import hydra_app, main
+from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.config.location import config_directory
+from dpft.errors import InputError, StateError
+
+PRIMARY = """
+defaults:
+  - method: full
+  - hydra: {hydra}
+  - _self_
+privacy:
+  eps: ???
+  delta: null
+steps: 2
+outcome: done
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA(Method):
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    eps: float
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise InputError(f"privacy.eps must be positive, got {self.eps}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fake:
+    method: Method
+    privacy: Privacy
+    steps: int
+    outcome: str = "done"
+
+
+def method_class(name: str) -> type:
+    return {"full": Method, "lora": LoRA, "mine": Method}[name]
+
+
+def run_fake(config: Fake) -> None:
+    outcomes: dict[str, Callable[[], None]] = {
+        "done": lambda: print(json.dumps({"eps": config.privacy.eps, "name": config.method.name})),
+        "crash": lambda: 1 / 0,
+        "corrupt": lambda: _raise(StateError("the ledger is broken.")),
+        "interrupt": lambda: _raise(KeyboardInterrupt()),
+        "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(5),
+        "log": lambda: logging.getLogger("dpft.fake").info("a public line"),
+        "record": lambda: write_hydra_record(run_folder()),
+    }
+    outcomes[config.outcome]()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """A subcommand ``fake`` with configurations of its own, in an empty working directory."""
+    conf = tmp_path / "conf"
+    (conf / "method").mkdir(parents=True)
+    shutil.copytree(config_directory() / "hydra", conf / "hydra")
+    (conf / "fake.yaml").write_text(PRIMARY.format(hydra="run_folder"))
+    (conf / "method" / "full.yaml").write_text("name: full\n")
+    (conf / "method" / "lora.yaml").write_text("name: lora\nrank: 4\n")
+    module = ModuleType("dpft.cli.fake")
+    vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": method_class}, run=run_fake)
+    monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
+    monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
+    monkeypatch.setattr(hydra_app, "config_directory", lambda: conf)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return module
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    """Keeps the handlers that Hydra's logging configuration installs out of other tests."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = before, level

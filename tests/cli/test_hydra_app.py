@@ -1,0 +1,148 @@
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dpft.cli.main import main
+
+
+def files_left() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def run_folders() -> list[Path]:
+    return sorted(Path("outputs").glob("*/*"))
+
+
+def test_overrides_reach_the_subcommand_as_dataclasses(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "privacy.eps=3", "method=lora", "method.rank=2"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "lora"}
+
+
+def test_a_number_in_scientific_notation_is_a_number(fake: ModuleType) -> None:
+    assert main(["fake", "privacy.eps=3", "privacy.delta=1e-5"]) == 0
+
+
+def test_a_folder_that_stood_before_is_kept(fake: ModuleType) -> None:
+    Path("mine").mkdir()
+    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine"]) == 2
+    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine/run"]) == 2
+    assert files_left() == ["mine"]
+
+
+def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fake", "--multirun", "privacy.eps=3", "outcome=corrupt,crash,done"]
+    assert main(arguments) == 3
+    assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "full"}
+
+
+def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: ModuleType) -> None:
+    assert main(["fake", "--multirun", "privacy.epz=1,2"]) == 2
+    assert files_left() == []
+
+
+def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
+    assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
+    (sweep,) = Path("outputs/multirun").glob("*/*")
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml"]
+
+
+def test_flags_may_stand_anywhere_among_the_overrides(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "privacy.eps=3,8", "--multirun", "method=lora"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["eps"] for line in lines] == [3.0, 8.0]
+
+
+def test_a_run_records_its_composition_and_nothing_else(fake: ModuleType) -> None:
+    assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
+    (folder,) = run_folders()
+    record = [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"]
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*.yaml")) == record
+    assert [path.name for path in folder.iterdir()] == [".hydra"]
+    overrides = (folder / ".hydra" / "overrides.yaml").read_text()
+    assert overrides == "- privacy.eps=3\n- outcome=record\n"
+
+
+def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:
+    for _ in range(3):
+        assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
+    assert len(run_folders()) == 3
+
+
+def test_log_lines_go_to_stderr_and_into_no_file(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "privacy.eps=3", "outcome=log"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "INFO: a public line\n")
+    assert files_left() == []
+
+
+def test_a_subcommand_without_a_folder_leaves_none(
+    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    primary = tmp_path / "conf" / "fake.yaml"
+    primary.write_text(primary.read_text().replace("hydra: run_folder", "hydra: no_folder"))
+    assert main(["fake", "privacy.eps=3"]) == 0
+    assert main(["fake", "privacy.eps=-1"]) == 2
+    assert main(["fake", "--multirun", "privacy.eps=3,8"]) == 0
+    assert files_left() == []
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_cfg_job_prints_the_composition_and_runs_nothing(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "--cfg", "job", "privacy.eps=3"]) == 0
+    assert "eps: 3" in capsys.readouterr().out
+    assert files_left() == []
+
+
+def test_help_of_a_subcommand_lists_groups_and_keys(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: dpft fake ")
+    assert "method: full, lora" in text and "eps: ???" in text
+
+
+def test_a_configuration_folder_of_the_users_own_is_searched(
+    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "extra" / "method").mkdir(parents=True)
+    (tmp_path / "extra" / "method" / "mine.yaml").write_text("name: mine\n")
+    own = ["--config-dir", str(tmp_path / "extra"), "method=mine"]
+    assert main(["fake", *own, "privacy.eps=3"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "mine"
+
+
+def test_expand_sees_the_overrides_before_hydra_does(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vars(fake)["expand"] = lambda overrides: [*overrides, "method=lora"]
+    assert main(["fake", "privacy.eps=3"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "lora"
+
+
+def test_unpickling_an_earlier_job_is_refused(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "--experimental-rerun", "job.pickle"]) == 2
+    assert "pickle" in capsys.readouterr().err
+
+
+def test_the_environment_and_the_arguments_are_restored(fake: ModuleType) -> None:
+    before = (dict(os.environ), list(sys.argv))
+    assert main(["fake", "privacy.eps=3"]) == 0
+    assert main(["fake", "privacy.epz=3"]) == 2
+    assert (dict(os.environ), list(sys.argv)) == before

@@ -1,0 +1,69 @@
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dpft.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["privacy.epz=3"],
+            "unknown configuration key privacy.epz; did you mean privacy.eps?",
+        ),
+        (["eps=3"], "unknown configuration key eps; did you mean privacy.eps?"),
+        (
+            ["privacy.eps=3", "+foo=1"],
+            "unknown configuration key foo; "
+            "the known keys here are method, outcome, privacy, steps.",
+        ),
+        (
+            ["privacy.eps=3", "method=lora", "method.rnak=1"],
+            "unknown configuration key method.rnak; did you mean method.rank?",
+        ),
+        (["mehtod=lora"], "unknown configuration key mehtod; did you mean method?"),
+        (["privacy.eps=abc"], "privacy.eps must be a number, got 'abc'."),
+        (["privacy.eps=nan"], "privacy.eps must be a finite number, got nan."),
+        (["privacy.eps=-1"], "privacy.eps must be positive, got -1.0."),
+        ([], "privacy.eps has no value; set privacy.eps=VALUE (a number)."),
+        (
+            ["privacy.eps=3", "method=lorra"],
+            "method=lorra: there is no such method; did you mean method=lora? "
+            "Choose one of full, lora.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("folder", [[], ["hydra.run.dir=mine/run"]])
+def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
+    fake: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    overrides: list[str],
+    sentence: str,
+    folder: list[str],
+) -> None:
+    assert main(["fake", *overrides, *folder]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"dpft: error: {sentence}\n"
+    assert captured.out == ""
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("argument", ["foo", "a=[1", "privacy.eps=1,2"])
+def test_an_unreadable_argument_is_one_line_with_code_2(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str], argument: str
+) -> None:
+    assert main(["fake", argument]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dpft: error: ") and error.count("\n") == 1
+    assert argument in error
+
+
+def test_a_key_the_yaml_leaves_out_is_not_called_unknown(
+    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    primary = tmp_path / "conf" / "fake.yaml"
+    primary.write_text(primary.read_text().replace("outcome: done\n", ""))
+    assert main(["fake", "privacy.eps=3", "outcome=done"]) == 2
+    assert "set it as ++outcome=VALUE" in capsys.readouterr().err
