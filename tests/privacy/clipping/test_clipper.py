@@ -232,4 +232,4 @@ def test_unknown_engine_style_and_nothing_trainable_are_refused():
 
 
 def test_the_example_in_the_documentation_is_true():
-    assert doctest.testmod(clipper).failed == 0
+    assert doctest.testmod(clipper, verbose=False).failed == 0
