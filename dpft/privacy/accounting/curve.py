@@ -8,7 +8,7 @@ from dpft.privacy.accounting import rdp
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.plan import PrivacyPlan
 
-POINTS = 20
+POINTS = 10
 
 
 class EpsilonSoFar:

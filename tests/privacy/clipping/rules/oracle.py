@@ -1,0 +1,55 @@
+"""One layer against the one-at-a-time loop, as every rule is tested."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpft.privacy.clipping import PerExampleClipper
+
+
+def assert_equals_the_loop(layer: nn.Module, forward: Callable[[], Tensor]) -> None:
+    """Compares norms, clipped sum and input gradient of a layer in float64.
+
+    Args:
+        layer: The layer, its parameters float64.
+        forward: Computes the layer's output, shape (b, …).
+    """
+    weights = None
+    results = []
+    for engine in ("book_keeping", "loop"):
+        layer.zero_grad()
+
+        def losses() -> Tensor:
+            nonlocal weights
+            outputs = forward()
+            if weights is None:
+                weights = torch.randn_like(outputs)
+            return (outputs * weights).flatten(1).sum(1)
+
+        with PerExampleClipper(layer, 0.5, engine=engine) as clipper:
+            norms = clipper.accumulate(losses)
+        results.append((norms, [p.grad for p in layer.parameters()]))
+    (norms, sums), (true_norms, true_sums) = results
+    assert torch.allclose(norms, true_norms, rtol=1e-10)
+    assert true_norms.max() > 0.5, "the test must clip something"
+    for got, expected in zip(sums, true_sums, strict=True):
+        assert (got is None) == (expected is None)
+        assert got is None or torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def assert_forward_and_input_gradient_are_the_layers_own(layer: nn.Module, inputs: Tensor) -> None:
+    """Compares output and input gradient inside a clipper with those outside."""
+    leaf = inputs.clone().requires_grad_()
+    expected = layer(leaf)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), leaf)
+    outputs = []
+
+    def losses() -> Tensor:
+        outputs.append(layer(leaf))
+        return outputs[0].square().flatten(1).sum(1)
+
+    with PerExampleClipper(layer, 0.5) as clipper:
+        clipper.accumulate(losses)
+    assert torch.allclose(outputs[0], expected, rtol=1e-10)
+    assert torch.allclose(leaf.grad, expected_gradient, rtol=1e-10)

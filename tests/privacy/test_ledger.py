@@ -1,0 +1,77 @@
+import json
+
+import pytest
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.ledger import GENESIS, Ledger, read_ledger
+
+MECHANISM = {"name": "poisson_sampled_gaussian", "noise_multiplier": 1.5, "sample_rate": 0.1}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        for step in (1, 2, 3):
+            ledger.append(step, MECHANISM)
+        ledger.close()
+    return path
+
+
+def test_what_was_written_is_read_back(path):
+    record = read_ledger(path)
+    assert (record.steps, record.lines, record.closed) == (3, 4, True)
+    assert all(mechanism == MECHANISM for mechanism in record.mechanisms)
+
+
+def test_a_line_is_on_disk_when_append_returns(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        ledger.append(1, MECHANISM)
+        record = read_ledger(path)
+        assert record.steps == 1 and not record.closed
+        assert record.head == ledger.head != GENESIS
+
+
+def test_lines_hold_step_mechanism_and_the_hash_of_the_line_before_and_nothing_else(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [set(line) for line in lines] == [{"step", "mechanism", "previous"}] * 3 + [
+        {"closed", "previous"}
+    ]
+
+
+def edit(lines):
+    lines[1] = lines[1].replace("1.5", "9.5")
+
+
+def swap(lines):
+    lines[0], lines[1] = lines[1], lines[0]
+
+
+def cut(lines):
+    del lines[1]
+
+
+def damage(lines):
+    lines[2] = lines[2][:-5]
+
+
+def go_on_after_closing(lines):
+    lines.append(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"), [(edit, 3), (swap, 1), (cut, 2), (damage, 3), (go_on_after_closing, 5)]
+)
+def test_a_spoilt_ledger_is_refused_by_line_number(path, spoil, line):
+    lines = path.read_text().splitlines()
+    spoil(lines)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(StateError, match=f"line {line}:") as error:
+        read_ledger(path)
+    assert error.value.exit_code == 3
+
+
+def test_a_second_ledger_in_one_folder_is_refused(path):
+    with pytest.raises(InputError, match=r"hydra\.run\.dir"):
+        Ledger(path)

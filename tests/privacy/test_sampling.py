@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from dpft.privacy.randomness import UniformStream
+from dpft.privacy.sampling import PoissonSampler
+from tests.privacy.test_plan import plan
+
+
+def sampler(sample_rate: float, key: int = 0) -> PoissonSampler:
+    return PoissonSampler(plan(sample_rate=sample_rate), UniformStream(bytes([key]) * 32))
+
+
+def test_batch_sizes_are_binomial_with_the_plans_sample_rate():
+    draws = sampler(0.25)
+    sizes = np.array([len(draws.draw(400)) for _ in range(2000)])
+    # Binomial(400, 1/4): mean 100, variance 75; five standard errors each.
+    assert abs(sizes.mean() - 100) < 5 * np.sqrt(75 / 2000)
+    assert abs(sizes.var() / 75 - 1) < 5 * np.sqrt(2 / 2000)
+
+
+def test_each_record_joins_independently_of_the_others():
+    draws = sampler(0.5)
+    members = np.zeros((4000, 8))
+    for step in range(4000):
+        members[step, draws.draw(8)] = 1
+    correlation = np.corrcoef(members.T) - np.eye(8)
+    assert np.abs(correlation).max() < 5 / np.sqrt(4000)
+
+
+def test_a_tiny_sample_rate_is_not_rounded():
+    """float32 uniforms are multiples of 2**-24, so that 1e-7 would become 1.19e-7."""
+    draws = sampler(1e-7)
+    drawn = sum(len(draws.draw(10_000_000)) for _ in range(10))
+    assert abs(drawn - 10) < 5 * np.sqrt(10)
+
+
+def test_a_rate_of_one_takes_every_record_and_an_empty_draw_is_possible():
+    assert sampler(1.0).draw(5) == [0, 1, 2, 3, 4]
+    assert sampler(1e-6).draw(5) == []
+
+
+@pytest.mark.parametrize("num_records", [0, 10, 1000])
+def test_the_rate_does_not_follow_the_real_number_of_records(num_records):
+    """The plan says 40 examples; how many there really are moves nothing but the draw."""
+    sizes = [len(sampler(0.25, key).draw(num_records)) for key in range(100)]
+    assert np.mean(sizes) == pytest.approx(num_records / 4, abs=5 * np.sqrt(num_records / 400) + 1)
