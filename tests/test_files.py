@@ -1,0 +1,46 @@
+import json
+import stat
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.files import hold_lock, private_folder, write_json, write_jsonl, write_text
+
+
+def test_a_file_is_whole_and_nothing_temporary_is_left(tmp_path):
+    write_text(tmp_path / "a.txt", "new\n")
+    write_text(tmp_path / "a.txt", "newer\n")
+    assert (tmp_path / "a.txt").read_text() == "newer\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_if_writing_fails_the_old_file_stays(tmp_path):
+    write_text(tmp_path / "a.txt", "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a.txt", "new \udcff\n")
+    assert (tmp_path / "a.txt").read_text() == "old\n"
+
+
+def test_json_has_sorted_keys_and_a_schema_version(tmp_path):
+    write_json(tmp_path / "a.json", {"b": 1, "a": 2})
+    text = (tmp_path / "a.json").read_text()
+    assert list(json.loads(text)) == ["a", "b", "schema_version"]
+
+
+def test_jsonl_has_one_object_a_line_and_keeps_text_as_it_is(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "£\u2028"}, {"text": "b"}], mode=0o600)
+    lines = (tmp_path / "a.jsonl").read_text().split("\n")
+    assert [json.loads(line)["text"] for line in lines[:2]] == ["£\u2028", "b"]
+    assert stat.S_IMODE((tmp_path / "a.jsonl").stat().st_mode) == 0o600
+
+
+def test_private_folders_are_their_owners_alone(tmp_path):
+    assert stat.S_IMODE(private_folder(tmp_path).stat().st_mode) == 0o700
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path):
+    path = private_folder(tmp_path) / "lock"
+    with hold_lock(path), pytest.raises(InputError, match="in use by another"), hold_lock(path):
+        pass
+    with hold_lock(path):
+        pass

@@ -1,0 +1,114 @@
+import pytest
+import torch
+
+from dpft.errors import StateError
+from dpft.training.checkpoint import (
+    GENERATORS,
+    MODEL,
+    STATE,
+    Trained,
+    checkpoints,
+    delete_generator_states,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from dpft.training.optimizers import (
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
+from tests.training.toy import tiny_model
+
+
+def trained(seed: int = 0, steps: int = 0) -> Trained:
+    model = tiny_model(seed)
+    optimizer = make_optimizer(
+        model.parameters(), OptimizerConfig(), learning_rate=0.1, weight_decay=0.0
+    )
+    state = Trained(
+        model=model,
+        optimizer=optimizer,
+        scheduler=make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10),
+    )
+    for step in range(steps):
+        take_step(state, step)
+    return state
+
+
+def take_step(state: Trained, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    state.optimizer.step()
+    state.scheduler.step()
+
+
+def weights(state: Trained) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in state.model.parameters()])
+
+
+def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
+    first = trained(steps=3)
+    path = save_checkpoint(tmp_path / "checkpoints", 3, first)
+    second = trained(seed=9, steps=1)
+    assert restore_checkpoint(path, second) == 3
+    for step in (3, 4):
+        take_step(first, step)
+        take_step(second, step)
+    assert torch.equal(weights(first), weights(second))
+    assert first.scheduler.get_last_lr() == pytest.approx([0.05])
+    assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
+
+
+def test_a_tied_weight_is_stored_once_and_stays_tied(tmp_path):
+    state = trained(steps=1)
+    restored = trained(seed=5)
+    restore_checkpoint(save_checkpoint(tmp_path / "checkpoints", 1, state), restored)
+    assert restored.model.lm_head.weight is restored.model.transformer.wte.weight
+
+
+def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_path):
+    folder, state = tmp_path / "checkpoints", trained()
+    for step in range(4):
+        save_checkpoint(folder, step, state, keep=2)
+    assert [path.name for path in checkpoints(folder)] == ["step-00000002", "step-00000003"]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
+    folder, state = tmp_path / "checkpoints", trained()
+    generators = {"noise": [torch.arange(3, dtype=torch.uint8)], "dropout_key": b"\1"}
+    path = save_checkpoint(folder, 0, state, generators=generators)
+    assert (path / GENERATORS).exists()
+    delete_generator_states(folder)
+    assert not (path / GENERATORS).exists()
+    assert restore_checkpoint(path, state) == 0
+
+
+@pytest.mark.parametrize("name", [MODEL, "optimizer.safetensors"])
+def test_one_flipped_byte_is_found(tmp_path, name):
+    state = trained(steps=1)
+    path = save_checkpoint(tmp_path / "checkpoints", 1, state)
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(StateError, match="damaged") as error:
+        restore_checkpoint(path, state)
+    assert error.value.exit_code == 3
+
+
+def test_an_incomplete_checkpoint_is_refused(tmp_path):
+    state = trained()
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
+    (path / STATE).unlink()
+    with pytest.raises(StateError, match="not a complete checkpoint"):
+        restore_checkpoint(path, state)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoints", 0, trained())
+    other = trained()
+    other.model.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(StateError, match="another model"):
+        restore_checkpoint(path, other)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from dpft.errors import RunError
+from dpft.training.loop import check_weights, train
+from dpft.training.optimizers import (
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
+from tests.training.toy import records, tiny_model
+
+
+class ScriptedEngine:
+    """Hands out scripted draws and notes the order of what the loop asks for."""
+
+    def __init__(self, draws):
+        self.steps, self._draws, self.calls = len(draws), iter(draws), []
+
+    def __enter__(self):
+        self.calls.append("enter")
+        return self
+
+    def __exit__(self, *_):
+        self.calls.append("exit")
+
+    def draw(self, num_records):
+        self.calls.append(f"draw from {num_records}")
+        return next(self._draws)
+
+    def accumulate(self, compute_losses):
+        losses = compute_losses()
+        self.calls.append(f"accumulate {len(losses)}")
+        losses.sum().backward()
+        return losses.detach()
+
+    def finish_step(self):
+        self.calls.append("finish")
+
+
+def run(engine, model=None):
+    model = model or tiny_model()
+    optimizer = make_optimizer(
+        model.parameters(), OptimizerConfig(), learning_rate=0.01, weight_decay=0.0
+    )
+    scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
+    seen = []
+    train(
+        model, records(), engine=engine, optimizer=optimizer, scheduler=scheduler,
+        after_step=seen.append,
+    )  # fmt: skip
+    return seen
+
+
+def test_the_loop_reads_like_algorithm_1():
+    engine = ScriptedEngine([[0, 1, 2, 3, 4], [], [7]])
+    run(engine)
+    assert engine.calls == [
+        "enter",
+        "draw from 12", "accumulate 4", "accumulate 1", "finish",
+        "draw from 12", "finish",
+        "draw from 12", "accumulate 1", "finish",
+        "exit",
+    ]  # fmt: skip
+
+
+def test_a_draws_every_record_is_used_exactly_once():
+    seen = run(ScriptedEngine([[0, 1, 2, 3, 4, 5, 6]]))
+    assert seen[0].batch_size == 7
+    assert sum(len(losses) for losses in seen[0].losses) == 7
+
+
+def test_the_model_trains_in_training_mode_and_ends_in_evaluation_mode():
+    model = tiny_model().eval()
+    modes = []
+    engine = ScriptedEngine([[0]])
+    engine.finish_step = lambda: modes.append(model.training)
+    run(engine, model)
+    assert modes == [True] and not model.training
+
+
+def test_a_weight_that_is_not_finite_ends_the_run_and_is_named():
+    model = tiny_model()
+    check_weights(model, 1)
+    with torch.no_grad():
+        model.transformer.ln_f.bias[0] = float("inf")
+    with pytest.raises(RunError, match=r"ln_f\.bias is not finite after step 3") as error:
+        check_weights(model, 3)
+    assert error.value.exit_code == 1

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from dpft.errors import RunError
+from dpft.privacy.clipping.uses import RowsUse
+from dpft.training.self_check import check_clipper, synthetic_examples
+from tests.training.toy import VOCABULARY, tiny_model
+
+
+def check(model):
+    return check_clipper(
+        model,
+        vocab_size=VOCABULARY,
+        max_length=16,
+        max_grad_norm=0.1,
+        clipping="flat",
+        engine="auto",
+    )
+
+
+def test_a_sound_model_passes_in_training_mode_and_returns_to_its_own():
+    model = tiny_model().eval()
+    assert check(model) < 1e-5
+    assert not model.training
+
+
+def test_a_missing_cross_term_stops_the_run(monkeypatch):
+    monkeypatch.setattr("dpft.privacy.clipping.uses._tied_cross_term", lambda *_: torch.zeros(()))
+    with pytest.raises(RunError, match="self-check failed"):
+        check(tiny_model())
+
+
+def test_an_embedding_that_forgets_repeated_ids_stops_the_run(monkeypatch):
+    def forgetful(use):
+        return use.values.square().sum((1, 2))
+
+    monkeypatch.setattr(RowsUse, "squared_norms", forgetful)
+    with pytest.raises(RunError, match="self-check failed"):
+        check(tiny_model())
+
+
+def test_synthetic_examples_are_ragged_and_within_the_vocabulary():
+    examples = synthetic_examples(3, 12, vocab_size=5, ragged=True)
+    lengths = [len(example.input_ids) for example in examples]
+    assert lengths == sorted(set(lengths), reverse=True) and lengths[0] == 12
+    assert all(0 <= token < 5 for example in examples for token in example.input_ids)

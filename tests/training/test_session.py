@@ -1,0 +1,118 @@
+import json
+import stat
+
+import pytest
+import torch
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.ledger import read_ledger
+from dpft.training import session as session_module
+from dpft.training.checkpoint import GENERATORS, checkpoints
+from dpft.training.session import train_ordinarily, train_privately
+from tests.training.toy import plan, privacy, session, tiny_model
+
+
+def run_privately(folder, model=None, seed=1, **settings):
+    model = model or tiny_model()
+    own = session(folder, model, **settings)
+    train_privately(own, plan(), privacy(seed), epsilon_after=lambda step: 1.0)
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def difference(first, second):
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_every_step_is_in_the_ledger_and_the_ledger_is_closed(tmp_path):
+    run_privately(tmp_path)
+    record = read_ledger(tmp_path / "ledger.jsonl")
+    assert record.steps == 5 and record.closed and record.lines == 6
+
+
+def test_a_test_seed_makes_the_weights_bit_identical(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert difference(run_privately(tmp_path / "a"), run_privately(tmp_path / "b")) == 0
+
+
+def test_without_a_seed_two_runs_differ_though_everything_else_is_equal(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = (run_privately(tmp_path / name, seed=None) for name in "ab")
+    assert difference(first, second) > 1e-3
+
+
+def test_micro_batch_size_does_not_change_the_update(tmp_path):
+    """Dropout off: masks are drawn per micro-batch, so they alone may differ."""
+    weights = []
+    for size in (1, 5):
+        (tmp_path / str(size)).mkdir()
+        model = tiny_model()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        weights.append(run_privately(tmp_path / str(size), model, micro_batch_size=size))
+    assert difference(*weights) < 1e-4
+
+
+def test_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
+    seen = []
+    save = session_module.save_checkpoint
+
+    def spy(folder, step, *args, **kwargs):
+        seen.append((step, kwargs["ledger"]["lines"], GENERATORS))
+        return save(folder, step, *args, **kwargs)
+
+    monkeypatch.setattr(session_module, "save_checkpoint", spy)
+    run_privately(tmp_path, checkpoint_every=2)
+    assert [(step, lines) for step, lines, _ in seen] == [(0, 0), (2, 2), (4, 4), (5, 5)]
+
+
+def test_at_the_end_the_secret_generator_states_are_gone(tmp_path):
+    states = []
+
+    def save_model():
+        (checkpoint,) = checkpoints(tmp_path / "private" / "checkpoints")
+        states.append((checkpoint / GENERATORS).exists())
+        assert not read_ledger(tmp_path / "ledger.jsonl").closed
+
+    own = session(tmp_path)
+    object.__setattr__(own, "save_model", save_model)
+    train_privately(own, plan(), privacy(), epsilon_after=lambda step: 1.0)
+    assert states == [True], "the final checkpoint comes before the model, closing after it"
+    assert not list((tmp_path / "private").rglob(GENERATORS))
+
+
+def test_training_statistics_go_to_private_files_only(tmp_path):
+    run_privately(tmp_path)
+    private = tmp_path / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    files = [path for path in private.rglob("*") if path.is_file()]
+    assert files and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    lines = [json.loads(line) for line in (private / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert {"batch_size", "clipped_fraction", "median_gradient_norm"} <= set(lines[0])
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]
+
+
+def test_a_folder_with_a_ledger_is_refused(tmp_path):
+    run_privately(tmp_path)
+    with pytest.raises(InputError, match="has taken noisy steps"):
+        run_privately(tmp_path)
+
+
+def test_weights_that_stop_being_finite_end_the_run_with_the_step_counted(tmp_path):
+    model = tiny_model()
+    own = session(tmp_path, model)
+    huge = plan(noise_multiplier=1e300)
+    with pytest.raises(RunError, match="not finite after step 1"):
+        train_privately(own, huge, privacy(), epsilon_after=lambda step: 1.0)
+    assert read_ledger(tmp_path / "ledger.jsonl").steps == 1
+
+
+def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
+    train_ordinarily(session(tmp_path), 40)
+    lines = (tmp_path / "private" / "diagnostics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["mean_loss"] for line in lines]
+    assert losses[-1] < losses[0] - 0.1
+    assert not (tmp_path / "ledger.jsonl").exists()
