@@ -2,7 +2,8 @@
 
 import json
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from dpft.config.schema import AccountConfig
 from dpft.errors import InputError
@@ -46,9 +47,10 @@ def run(config: AccountConfig) -> None:
         leader = config.accountant if calibration is None else calibration.accountant
         report = account(mechanism, accountant=leader, accountants=accountants)
     size = setting.num_examples
-    for warning in delta_warnings(setting.delta, size) if size else []:
+    warnings = delta_warnings(setting.delta, size) if size else []
+    for warning in warnings:
         logger.warning(warning)
-    print(_text(config, setting, report, calibration))
+    print(_text(config, setting, report, calibration, warnings))
 
 
 def resolve(config: AccountConfig) -> Setting:
@@ -59,19 +61,21 @@ def resolve(config: AccountConfig) -> Setting:
     """
     size, batch = config.num_examples, config.expected_batch_size
     if batch is not None:
-        size = _needed(size, "expected_batch_size")
+        size = _needed(size, "expected_batch_size", "sample_rate")
         if batch > size:
             raise InputError(
                 f"expected_batch_size must be at most num_examples={size}, got {batch}; lower it."
             )
-    sample_rate = config.sample_rate if batch is None else batch / _needed(size, "")
-    assert sample_rate is not None
+        sample_rate = batch / size
+    else:
+        assert config.sample_rate is not None
+        sample_rate = config.sample_rate
     return Setting(
         num_examples=size,
         expected_batch_size=sample_rate * size if batch is None and size else batch,
         sample_rate=sample_rate,
         steps=_steps(config, sample_rate),
-        delta=default_delta(_needed(size, "delta=null")) if config.delta is None else config.delta,
+        delta=_delta(config),
     )
 
 
@@ -82,14 +86,17 @@ def choose_noise(
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     assert config.eps is not None
-    return calibrate_noise_multiplier(
-        eps=config.eps,
-        delta=setting.delta,
-        sample_rate=setting.sample_rate,
-        steps=setting.steps,
-        accountant=config.accountant,
-        accountants=accountants,
-    )
+    try:
+        return calibrate_noise_multiplier(
+            eps=config.eps,
+            delta=setting.delta,
+            sample_rate=setting.sample_rate,
+            steps=setting.steps,
+            accountant=config.accountant,
+            accountants=accountants,
+        )
+    except InputError as error:  # its keys, where this subcommand has no section for them
+        raise InputError(str(error).replace("privacy.", "")) from error
 
 
 def _steps(config: AccountConfig, sample_rate: float) -> int:
@@ -98,13 +105,21 @@ def _steps(config: AccountConfig, sample_rate: float) -> int:
     assert config.epochs is not None
     size, batch = config.num_examples, config.expected_batch_size
     if size is None or batch is None:
-        return max(1, int(config.epochs / sample_rate))
+        return max(1, math.floor(config.epochs / sample_rate))
     return planned_steps(epochs=config.epochs, num_examples=size, expected_batch_size=batch)
 
 
-def _needed(num_examples: int | None, because: str) -> int:
+def _delta(config: AccountConfig) -> float:
+    if config.delta is not None:
+        return config.delta
+    return default_delta(_needed(config.num_examples, "no delta", "delta"))
+
+
+def _needed(num_examples: int | None, because: str, instead: str) -> int:
     if num_examples is None:
-        raise InputError(f"num_examples must be given with {because}, got none.")
+        raise InputError(
+            f"num_examples must be given with {because}, got none; give it, or {instead} instead."
+        )
     return num_examples
 
 
@@ -113,11 +128,15 @@ def _text(
     setting: Setting,
     report: AccountingReport,
     calibration: Calibration | None,
+    warnings: list[str],
 ) -> str:
     size, batch = setting.num_examples, setting.expected_batch_size
     if config.output == "json":
         record = accounting_record(
-            report, num_examples=size, expected_batch_size=batch, calibration=calibration
+            replace(report, warnings=(*report.warnings, *warnings)),
+            num_examples=size,
+            expected_batch_size=batch,
+            calibration=calibration,
         )
         return json.dumps(record, indent=2, sort_keys=True)
     return accounting_table(

@@ -1,14 +1,21 @@
 """From a configuration to the parts of a run, shared by the subcommands."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpft.config.schema import TrainConfig
+from transformers import PretrainedConfig
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
+from dpft.reports.privacy import delta_warnings
 from dpft.tasks.base import Task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,7 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
         return PublicSize(num_examples=published, source=f"published size of task {task.name}")
-    counted = "count of the rows read, taken as public"
-    return PublicSize(num_examples=count_rows(), source=counted)
+    return PublicSize(num_examples=count_rows(), source="count of the rows read")
 
 
 def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
@@ -67,15 +73,62 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
     return RunPlan(size=size, steps=steps, privacy=plan)
 
 
-def refuse_two_lengths(overrides: list[str]) -> None:
-    """Refuses overrides that give both train.epochs and train.steps.
+def warn_of_delta(plan: PrivacyPlan) -> None:
+    """Warns on stderr of a delta so large that it promises little."""
+    for warning in delta_warnings(plan.delta, plan.num_examples):
+        logger.warning(warning)
+
+
+def check_lengths(config: TrainConfig | EvaluateConfig, architecture: PretrainedConfig) -> None:
+    """Refuses texts longer than the model's positions.
 
     Raises:
-        InputError: Both are given.
+        InputError: Records, or an input with its prediction, may not fit.
     """
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    if {"train.epochs", "train.steps"} <= keys:
+    positions: int = architecture.max_position_embeddings
+    if config.task.max_length > positions:
+        raise InputError(
+            f"task.max_length must be at most the model's {positions} positions, got "
+            f"{config.task.max_length}; lower it, or choose a model with more."
+        )
+    if config.eval.enabled and config.decode.max_new_tokens >= positions:
+        raise InputError(
+            f"decode.max_new_tokens must be below the model's {positions} positions, got "
+            f"{config.decode.max_new_tokens}; lower it, or choose a model with more."
+        )
+
+
+def quiet_transformers() -> None:
+    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def checked_overrides(overrides: list[str]) -> list[str]:
+    """Returns the overrides of train or plan, the length of the run that the user gave leading.
+
+    A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
+
+    Raises:
+        InputError: Both train.epochs and train.steps are given, or a promise with privacy=none.
+    """
+    given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+    lengths = {key for key in ("train.epochs", "train.steps") if given.get(key, "null") != "null"}
+    if len(lengths) == 2:
         raise InputError(
             "at most one of train.epochs and train.steps may be given, got both; steps replaces "
             "the recipe's epochs."
+        )
+    _refuse_promise_without_privacy(given)
+    led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
+    return [*overrides, "train.steps=null"] if led_by_recipe else overrides
+
+
+def _refuse_promise_without_privacy(given: dict[str, str]) -> None:
+    allowed = {"privacy.name", "privacy.num_examples"}
+    promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
+    if given.get("privacy") == "none" and promised:
+        raise InputError(
+            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
+            "drop one of the two."
         )

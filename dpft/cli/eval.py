@@ -3,18 +3,20 @@
 import dataclasses
 import json
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from dpft.cli.hydra_record import run_folder
+from dpft.cli.assembly import check_lengths, quiet_transformers
+from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.scores import write_evaluations
+from dpft.config import schema
 from dpft.config.keys import plain
-from dpft.config.load import load
-from dpft.config.schema import TASK, EvaluateConfig
+from dpft.config.load import load, load_saved
+from dpft.config.schema import TASK, EvaluateConfig, TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import (
@@ -24,11 +26,14 @@ from dpft.evaluation.evaluate import (
     score_predictions,
 )
 from dpft.evaluation.groups import group_examples
+from dpft.evaluation.metrics.base import metric_spec
 from dpft.evaluation.predictions import read_predictions
-from dpft.files import SCHEMA_VERSION
+from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.models.checks import check_model
-from dpft.models.loading import load_model, load_tokenizer
-from dpft.reports.run import mark, metric_rows, write_report
+from dpft.models.loading import load_config, load_model, load_tokenizer
+from dpft.privacy.ledger import read_ledger
+from dpft.reports.run import CONFIGURATION, PRIVACY, mark, metric_rows, write_report
+from dpft.training.session import LEDGER
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
@@ -39,30 +44,55 @@ SECTIONS = ("task", "model", "eval", "decode")
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with the task of the run that ``run=`` names chosen first."""
-    given = dict(override.partition("=")[::2] for override in overrides)
-    if not given.get("run"):
+    """Returns the overrides, with the task of the run that ``run=`` names chosen first.
+
+    Raises:
+        InputError: There is no such run, or another model is given with it.
+    """
+    given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+    folder = given.get("run", "null")
+    if folder in ("", "null"):
         return overrides
-    return [f"task={saved_configuration(given['run'])['task']['name']}", *overrides]
+    models = sorted(key for key in given if key.partition(".")[0] == "model")
+    if models:
+        raise InputError(
+            f"at most one of run and {models[0]} may be given, got both; run=RUN scores the "
+            "run's own model, and without run= any other model is scored."
+        )
+    return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
 
 
 def run(config: EvaluateConfig) -> None:
     """Scores, writes metrics.json and predictions.jsonl, and prints the scores."""
-    if config.run is not None:
-        config = configuration_of_run(config, config.run)
-    evaluation = score(config)
-    public = eval_split_is_public(config.task, config.eval)
-    folder = run_folder() if config.run is None else Path(config.run)
+    quiet_transformers()
+    with ExitStack() as stack:
+        if config.run is not None:
+            config = configuration_of_run(config, config.run)
+            stack.enter_context(hold_lock(private_folder(Path(str(config.run))) / "lock"))
+        evaluation = score(config)
+        public = eval_split_is_public(config.task, config.eval)
+        folder = run_folder() if config.run is None else Path(config.run)
+        write(folder, evaluation, public=public, own_folder=config.run is None)
+    show(config, evaluation, public=public)
+
+
+def write(folder: Path, evaluation: Evaluation, *, public: bool, own_folder: bool) -> None:
+    """Writes metrics.json, the predictions and, into a run's folder, the report anew."""
     folder.mkdir(parents=True, exist_ok=True)
+    if own_folder:
+        write_hydra_record(folder)
     write_evaluations(folder, [evaluation], public=public)
-    if (folder / "privacy.json").exists():
+    if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
     logger.info("scores and predictions: %s", folder)
-    show(config, evaluation, public=public)
 
 
 def score(config: EvaluateConfig) -> Evaluation:
     """Returns the scores of a file of outputs, or of a model."""
+    for name in config.task.metrics:
+        metric_spec(name)
+    if config.predictions is None:
+        check_lengths(config, load_config(config.model))
     examples = load_examples(config.task, config.eval.split)
     if config.predictions is not None:
         inputs = [group.input for group in group_examples(examples)]
@@ -115,18 +145,24 @@ def saved_configuration(folder: str) -> dict[str, Any]:
     """Returns config.yaml of a run's folder as plain values.
 
     Raises:
-        InputError: There is no such folder, or it is no finished run's.
+        InputError: There is no such folder, or its training has not ended.
     """
-    path = Path(folder) / "config.yaml"
+    path = Path(folder) / CONFIGURATION
     if not path.is_file():
-        missing = "has no config.yaml" if Path(folder).is_dir() else "does not exist"
+        missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"
         raise InputError(
             f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
             "folder that `dpft train` named, such as outputs/DATE/TIME."
         )
-    if not (Path(folder) / "model").is_dir():
-        raise InputError(f"run={folder!r} has no model folder: its training has not ended.")
-    saved: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ledger = Path(folder) / LEDGER
+    ended = not ledger.exists() or read_ledger(ledger).closed
+    if not ended or not (Path(folder) / "model").is_dir():
+        raise InputError(
+            f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
+            "training has not; wait for it, or train anew."
+        )
+    config = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
+    saved: dict[str, Any] = plain(config)
     return saved
 
 

@@ -44,9 +44,9 @@ def _unknown_option(error: MissingConfigException) -> str:
     if not slash or not error.options:
         return f"the configuration cannot be composed: {_first_line(error)}"
     near = nearest(option, error.options)
-    hint = f"did you mean {group}={near}? " if near else ""
+    hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))
-    return f"{group}={option}: there is no such {group}; {hint}Choose one of {allowed}."
+    return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
 
 
 def _unreadable_override(error: OverrideParseException) -> str:

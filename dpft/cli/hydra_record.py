@@ -39,7 +39,10 @@ def write_hydra_record(folder: Path) -> None:
     record = folder / ".hydra"
     record.mkdir(exist_ok=True)
     OmegaConf.save(config, record / "config.yaml")
-    OmegaConf.save(OmegaConf.create({"hydra": hydra}), record / "hydra.yaml")
+    public = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
+    for name in ("cwd", "output_dir", "config_sources"):
+        del public.hydra.runtime[name]  # absolute paths: they name the user and the machine
+    OmegaConf.save(public, record / "hydra.yaml")
     OmegaConf.save(hydra.overrides.task, record / "overrides.yaml")
 
 

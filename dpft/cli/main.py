@@ -78,5 +78,5 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
 def unknown_subcommand(name: str) -> str:
     """Returns the sentence that refuses a subcommand and names the nearest one."""
     near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"unknown subcommand {name!r}; {hint}Choose one of {', '.join(SUBCOMMANDS)}."
+    hint = f"did you mean {near[0]}? Choose" if near else "choose"
+    return f"unknown subcommand {name!r}; {hint} one of {', '.join(SUBCOMMANDS)}."

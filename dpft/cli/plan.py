@@ -6,44 +6,45 @@ number is configured.
 
 import dataclasses
 import json
-import logging
 from typing import Any
 
-from dpft.cli.assembly import RunPlan, plan_run, refuse_two_lengths
+from dpft.cli.assembly import (
+    RunPlan,
+    check_lengths,
+    checked_overrides,
+    plan_run,
+    quiet_transformers,
+    warn_of_delta,
+)
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.data.sources import load_examples
-from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import count_parameters
-from dpft.models.loading import load_model, meta_model
+from dpft.models.loading import load_config, load_model, meta_model
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
-from dpft.reports.privacy import parameter_record, plan_record
+from dpft.reports.privacy import non_private_record, parameter_record, plan_record
 from dpft.training.measure import Measurement, measure_step
 
 CONFIG = PlanConfig
-logger = logging.getLogger(__name__)
+expand = checked_overrides
 
 __all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
 
 
-def expand(overrides: list[str]) -> list[str]:
-    """Returns the overrides as they are, after refusing contradictions among them."""
-    refuse_two_lengths(overrides)
-    return overrides
-
-
 def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
+    quiet_transformers()
     config = allow_large_delta(config)
+    check_lengths(config, load_config(config.model))
     plan = plan_run(config, lambda: len(load_examples(config.task, "train")))
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting)
     if config.plan.measure:
         record["measured"] = dataclasses.asdict(measure(config, plan))
-    for warning in record["warnings"]:
-        logger.warning(warning)
+    if plan.privacy is not None:
+        warn_of_delta(plan.privacy)
     if config.output == "json":
         print(json.dumps(record, indent=2, sort_keys=True))
     else:
@@ -76,16 +77,14 @@ def describe(
 ) -> dict[str, Any]:
     """Returns the plan under the keys of privacy.json (DESIGN section 9)."""
     counts = count_parameters(config.method.prepare(meta_model(config.model)))
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "private": False,
-        "num_examples": plan.size.num_examples,
-        "expected_batch_size": config.train.expected_batch_size,
-        "steps": plan.steps,
-        "warnings": [],
-    }
     if plan.privacy is not None and accounting is not None:
         record = plan_record(plan.privacy, accounting)
+    else:
+        record = non_private_record(
+            num_examples=plan.size.num_examples,
+            expected_batch_size=config.train.expected_batch_size,
+            steps=plan.steps,
+        )
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
 

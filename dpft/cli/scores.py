@@ -6,7 +6,9 @@ from pathlib import Path
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import write_predictions
 from dpft.files import private_folder
-from dpft.reports.run import write_metrics
+from dpft.reports.run import METRICS, write_metrics
+
+PREDICTIONS = "predictions.jsonl"
 
 
 def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], *, public: bool) -> None:
@@ -19,6 +21,6 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], *, public
     """
     shown = folder if public else private_folder(folder)
     predictions = evaluations[-1].predictions
-    write_predictions(shown / "predictions.jsonl", predictions, private=not public)
+    write_predictions(shown / PREDICTIONS, predictions, private=not public)
     entries = [evaluation.record() for evaluation in evaluations]
-    write_metrics(folder / "metrics.json", entries, public=public)
+    write_metrics(folder / METRICS, entries, public=public)

@@ -11,9 +11,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.assembly import RunPlan, plan_run, refuse_two_lengths
+from dpft.cli.assembly import (
+    RunPlan,
+    check_lengths,
+    checked_overrides,
+    plan_run,
+    quiet_transformers,
+    warn_of_delta,
+)
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.scores import write_evaluations
+from dpft.cli.scores import PREDICTIONS, write_evaluations
 from dpft.config.load import dump
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.sources import load_examples
@@ -24,60 +31,65 @@ from dpft.evaluation.metrics.base import metric_spec
 from dpft.files import hold_lock, private_folder, write_json
 from dpft.methods.base import count_parameters
 from dpft.models.checks import check_model
-from dpft.models.loading import load_model, load_tokenizer
+from dpft.models.loading import load_config, load_model, load_tokenizer
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.privacy import account_for_run, non_private_record, privacy_record
-from dpft.reports.run import write_report
+from dpft.reports.privacy import (
+    NOT_PRIVATE_SEED,
+    account_for_run,
+    non_private_record,
+    parameter_record,
+    privacy_record,
+)
+from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT, write_report
 from dpft.tasks.base import Example
 from dpft.training.loop import Records
 from dpft.training.self_check import check_clipper
 from dpft.training.session import LEDGER, Session, train_ordinarily, train_privately
 
 CONFIG = TrainConfig
+expand = checked_overrides
 logger = logging.getLogger(__name__)
 
 __all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
 
 
-def expand(overrides: list[str]) -> list[str]:
-    """Returns the overrides as they are, after refusing contradictions among them."""
-    refuse_two_lengths(overrides)
-    return overrides
-
-
 def run(config: TrainConfig) -> None:
     """Trains, evaluates and reports; the run's folder is Hydra's."""
     folder = run_folder()
+    quiet_transformers()
     refuse_used_folder(folder)
     for name in config.task.metrics if config.eval.enabled else ():
         metric_spec(name)
     device = config.train.prepare()
+    check_lengths(config, load_config(config.model))
     tokenizer = load_tokenizer(config.model)
     examples = load_examples(config.task, "train")
     held_out = load_examples(config.task, config.eval.split) if config.eval.enabled else []
     plan = plan_run(config, lambda: len(examples))
+    warn(config, plan)
     model = load_model(config.model, seed=config.train.seed)
     check_model(model)
     model = config.method.prepare(model)
     model.to(device)  # type: ignore[arg-type]
     prove_clipper(config, model)
+    records = Records(
+        examples=tokenize(examples, tokenizer, max_length=config.task.max_length),
+        micro_batch_size=config.train.micro_batch_size,
+        pad_token_id=tokenizer.pad_token_id,
+        device=device,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
         refuse_used_folder(folder)
+        start_anew(folder)
         record_configuration(folder, config)
         evaluations = evaluate(config, model, tokenizer, held_out, "before")
-        records = Records(
-            examples=tokenize(examples, tokenizer, max_length=config.task.max_length),
-            micro_batch_size=config.train.micro_batch_size,
-            pad_token_id=tokenizer.pad_token_id,
-            device=device,
-        )
         train(config, plan, folder, model, tokenizer, records)
         evaluations += evaluate(config, model, tokenizer, held_out, "after")
         report(config, plan, folder, model, evaluations)
-    logger.info("report: %s", folder / "report.md")
+    logger.info("report: %s", folder / REPORT)
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -91,6 +103,23 @@ def refuse_used_folder(folder: Path) -> None:
             f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
             "choose another folder with hydra.run.dir=DIR."
         )
+
+
+def start_anew(folder: Path) -> None:
+    """Removes the reports of an earlier run that took no noisy step here."""
+    if (folder / CONFIGURATION).exists():
+        for name in (REPORT, METRICS, PRIVACY, PREDICTIONS):
+            (folder / name).unlink(missing_ok=True)
+
+
+def warn(config: TrainConfig, plan: RunPlan) -> None:
+    """Says on stderr, before training, what makes the promise weak or void."""
+    if plan.privacy is None:
+        logger.warning("privacy=none: this run is not private")
+        return
+    warn_of_delta(plan.privacy)
+    if isinstance(config.privacy, DifferentialPrivacy) and config.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
 
 
 def prove_clipper(config: TrainConfig, model: PreTrainedModel) -> None:
@@ -112,7 +141,7 @@ def prove_clipper(config: TrainConfig, model: PreTrainedModel) -> None:
 def record_configuration(folder: Path, config: TrainConfig) -> None:
     """Writes the configuration into the run's folder, as Hydra's record and as config.yaml."""
     write_hydra_record(folder)
-    dump(config, folder / "config.yaml")
+    dump(config, folder / CONFIGURATION)
 
 
 def train(
@@ -137,6 +166,7 @@ def train(
         optimizer=config.optimizer,
         scheduler=config.scheduler,
         save_model=save_model,
+        num_examples=plan.size.num_examples,
         show_diagnostics=diagnostics_are_shown(config),
     )
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
@@ -186,7 +216,11 @@ def report(
         write_evaluations(folder, evaluations, public=public)
     counts = count_parameters(model)
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
-        privacy = non_private_record(plan.steps, counts)
+        privacy = parameter_record(counts) | non_private_record(
+            num_examples=plan.size.num_examples,
+            expected_batch_size=config.train.expected_batch_size,
+            steps=plan.steps,
+        )
     else:
         ledger = read_ledger(folder / LEDGER)
         privacy = privacy_record(
@@ -197,7 +231,7 @@ def report(
             reproducible=config.privacy.noise_seed is not None,
             size_source=plan.size.source,
         )
-    write_json(folder / "privacy.json", privacy)
+    write_json(folder / PRIVACY, privacy)
     write_report(folder)
 
 

@@ -55,20 +55,36 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     known = set(known)
     if key in known:
         return f"configuration key {key} is not part of this composition; set it as ++{key}=VALUE."
-    near = nearest(key, known)
-    if near is not None:
-        return f"unknown configuration key {key}; did you mean {near}?"
+    near = nearest_keys(key, known)
+    if near:
+        return f"unknown configuration key {key}; did you mean {' or '.join(near)}?"
     parent = key.rpartition(".")[0]
     siblings = sorted(k for k in known if k.rpartition(".")[0] == parent)
     names = ", ".join(siblings or sorted(k for k in known if "." not in k))
     return f"unknown configuration key {key}; the known keys here are {names}."
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
-    """Returns the known key nearest to ``key``: one of the same name, else a sibling, else any."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that is spelt most like ``name``, if one is near enough."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+
+
+def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Returns the keys that a misspelt dotted key may have been meant to be.
+
+    In this order: siblings that end with its name (``train.batch_size``), keys of the same name in
+    other sections (``eps``), a sibling spelt like it, keys elsewhere spelt like it.
+    """
     known = sorted(known)
     parent, _, name = key.rpartition(".")
-    same_name = [k for k in known if k.rpartition(".")[2] == name]
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    close = [siblings[one] for one in difflib.get_close_matches(name, siblings, n=1)]
-    return next(iter(same_name or close or difflib.get_close_matches(key, known, n=1)), None)
+    names = {one: one.rpartition(".")[2] for one in known}
+    siblings = {names[one]: one for one in known if one.rpartition(".")[0] == parent}
+    same_name = [one for one in known if names[one] == name]
+    elsewhere = difflib.get_close_matches(name, sorted(set(names.values())), n=1, cutoff=0.8)
+    ways = (
+        [one for sibling, one in siblings.items() if sibling.endswith(f"_{name}")],
+        difflib.get_close_matches(key, same_name, n=1, cutoff=0.8) or same_name,
+        [siblings[one] for one in difflib.get_close_matches(name, sorted(siblings), n=1)],
+        [one for one in known if names[one] in elsewhere],
+    )
+    return next((found for found in ways if found), [])

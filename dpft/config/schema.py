@@ -11,7 +11,7 @@ from dpft.evaluation.evaluate import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.loading import ModelConfig
-from dpft.privacy.settings import PrivacyConfig, privacy_class
+from dpft.privacy.settings import ACCOUNTANTS, PrivacyConfig, privacy_class
 from dpft.tasks.base import Task, task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.settings import DeviceConfig, TrainingConfig
@@ -96,6 +96,7 @@ class AccountConfig:
 
     def __post_init__(self) -> None:
         check_output(self.output)
+        check_accountant(self.accountant)
         check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
         check_exactly_one(epochs=self.epochs, steps=self.steps)
         check_exactly_one(
@@ -122,7 +123,7 @@ def check_exactly_one(**values: float | None) -> None:
     if len(given) != 1:
         raise InputError(
             f"exactly one of {' and '.join(values)} must be given, got "
-            f"{'both' if given else 'neither'}."
+            f"{'both; drop one of them' if given else 'neither; give one of them'}."
         )
 
 
@@ -134,7 +135,17 @@ def check_positive(**values: float | None) -> None:
     """
     for name, value in values.items():
         if value is not None and value <= 0:
-            raise InputError(f"{name} must be positive, got {value}.")
+            raise InputError(f"{name} must be above 0, got {value}; raise it.")
+
+
+def check_accountant(accountant: str) -> None:
+    """Refuses an accountant that no guarantee may rest on.
+
+    Raises:
+        InputError: ``accountant`` is not one of prv, pld and rdp.
+    """
+    if accountant not in ACCOUNTANTS:
+        raise InputError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}.")
 
 
 def check_output(output: str) -> None:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 from dpft.errors import InputError
+from dpft.privacy.clipping.engines import engine_class
+from dpft.privacy.clipping.factors import clipping_style
 
 ACCOUNTANTS = ("prv", "pld", "rdp")
 
@@ -21,6 +23,9 @@ class NoPrivacy(PrivacyConfig):
 
     num_examples: int | None = None
     """Number of training examples; null takes the task's."""
+
+    def __post_init__(self) -> None:
+        check_num_examples(self.num_examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +57,37 @@ class DifferentialPrivacy(PrivacyConfig):
                 f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."
                 " Give privacy.eps=EPSILON, or choose privacy=none for a non-private run."
             )
-        for name in ("eps", "noise_multiplier", "max_grad_norm"):
+        for name in ("eps", "noise_multiplier"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"privacy.{name} must be positive and finite, got {value}.")
-        if self.num_examples is not None and self.num_examples < 1:
-            raise InputError(f"privacy.num_examples must be at least 1, got {self.num_examples}.")
+                raise InputError(
+                    f"privacy.{name} must be positive and finite, got {value}; "
+                    "privacy=none trains without a guarantee."
+                )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise InputError(
+                f"privacy.delta must be in (0, 1), got {self.delta}; null takes 1/(2*num_examples)."
+            )
+        check_num_examples(self.num_examples)
+        clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
+        engine_class(self.engine)
         if self.accountant not in ACCOUNTANTS:
             raise InputError(
                 f"privacy.accountant must be one of {', '.join(ACCOUNTANTS)}, "
                 f"got {self.accountant!r}."
             )
+
+
+def check_num_examples(num_examples: int | None) -> None:
+    """Refuses a number of training examples below one.
+
+    Raises:
+        InputError: It is given and below one.
+    """
+    if num_examples is not None and num_examples < 1:
+        raise InputError(
+            f"privacy.num_examples must be at least 1, got {num_examples}; null takes the task's."
+        )
 
 
 PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {

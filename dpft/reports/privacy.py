@@ -8,6 +8,7 @@ that are accounted for.
 from dataclasses import asdict
 from typing import Any
 
+from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
@@ -86,9 +87,24 @@ def privacy_record(
     return record
 
 
-def non_private_record(steps: int, counts: ParameterCounts) -> dict[str, Any]:
-    """Returns the content of privacy.json of a run with ``privacy=none``; it has no epsilon."""
-    return {"private": False, "steps": steps, "warnings": [], **parameter_record(counts)}
+def non_private_record(
+    *, num_examples: int, expected_batch_size: int, steps: int
+) -> dict[str, Any]:
+    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon.
+
+    Args:
+        num_examples: Training examples.
+        expected_batch_size: Examples of a step, drawn without replacement within an epoch.
+        steps: Steps planned.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "private": False,
+        "num_examples": num_examples,
+        "expected_batch_size": expected_batch_size,
+        "steps": steps,
+        "warnings": [],
+    }
 
 
 def parameter_record(counts: ParameterCounts) -> dict[str, int]:

@@ -5,6 +5,7 @@ Reports hold public quantities only; what training saw of the records stays in p
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpft.files import write_json, write_text
 from dpft.privacy.accounting.summary import round_up
 
+CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
+REPORT = "report.md"
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """The scores on one split, a column per stage."""
+
+    task: str
+    split: str
+    public: bool
+    stages: list[str]
+    examples: list[int]
+    """Distinct inputs scored at each stage."""
+    rows: list[tuple[str, list[float | None]]]
+    not_computed: dict[str, str]
 
 
 def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:
@@ -33,10 +50,10 @@ def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, publi
 
 def write_report(folder: Path) -> None:
     """Writes report.md from config.yaml, privacy.json and metrics.json in a run's folder."""
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    privacy = _read(folder / "privacy.json")
-    evaluations = _read(folder / "metrics.json", {}).get("evaluations", [])
-    write_text(folder / "report.md", render(config, privacy, evaluations))
+    config = yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8"))
+    privacy = _read(folder / PRIVACY)
+    evaluations = _read(folder / METRICS, {}).get("evaluations", [])
+    write_text(folder / REPORT, render(config, privacy, evaluations))
 
 
 def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:
@@ -66,16 +83,33 @@ def render(
     )
     environment.filters["up"] = lambda value: f"{round_up(value, 4):.4f}"
     environment.filters["score"] = lambda value: f"{value:.4f}"
+    environment.filters["line"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     return environment.get_template("report.md.j2").render(
         config=config,
         privacy=privacy,
-        evaluations=evaluations,
-        rows=metric_rows(evaluations),
-        stages=[entry["stage"] for entry in evaluations],
-        not_computed=_not_computed(evaluations),
+        tables=score_tables(evaluations),
         split_is_public=all(entry["split_is_public"] for entry in evaluations),
         private_split=PRIVATE_SPLIT,
     )
+
+
+def score_tables(evaluations: Sequence[Mapping[str, Any]]) -> list[ScoreTable]:
+    """Returns a table for each task and split, in order of first occurrence."""
+    splits: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for entry in sorted(evaluations, key=lambda entry: entry["stage"] != "before"):
+        splits.setdefault((entry["task"], entry["split"]), []).append(entry)
+    return [
+        ScoreTable(
+            task=task,
+            split=split,
+            public=all(entry["split_is_public"] for entry in entries),
+            stages=[entry["stage"] for entry in entries],
+            examples=[entry["examples"] for entry in entries],
+            rows=metric_rows(entries),
+            not_computed=_not_computed(entries),
+        )
+        for (task, split), entries in splits.items()
+    ]
 
 
 def metric_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float | None]]]:

@@ -23,6 +23,11 @@ class Diagnostics:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._max_grad_norm = max_grad_norm
 
+    def write_size(self, *, num_records: int, num_examples: int) -> None:
+        """Writes how many records there really are beside the public number."""
+        size = {"num_records": num_records, "public_num_examples": num_examples}
+        self._file.write(json.dumps(size, sort_keys=True) + "\n")
+
     def write(self, statistics: StepStatistics, *, non_finite: int) -> None:
         """Writes one step's losses, norms, clip fraction and batch size."""
         line = {**self._summary(statistics), "non_finite_examples_so_far": non_finite}

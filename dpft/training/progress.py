@@ -14,6 +14,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from dpft.privacy.accounting.summary import round_up
+
 logger = logging.getLogger(__name__)
 
 MIN_STEPS_FOR_RATE = 10
@@ -81,7 +83,7 @@ class StepProgress:
         """Returns epsilon so far, examples per second and time to go."""
         parts = []
         if self._epsilon_after is not None:
-            parts.append(f"epsilon {self._epsilon_after(step):.2f}")
+            parts.append(f"epsilon {round_up(self._epsilon_after(step), 2):.2f}")
         if step >= MIN_STEPS_FOR_RATE:
             elapsed = max(self._clock() - self._start, 1e-9)
             parts.append(f"{step * self._expected_batch_size / elapsed:.0f} examples/s")

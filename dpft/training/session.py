@@ -50,6 +50,8 @@ class Session:
     scheduler: SchedulerConfig
     save_model: Callable[[], None]
     """Writes the trained model where it is released from."""
+    num_examples: int
+    """The public number of training examples."""
     show_diagnostics: bool
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
 
@@ -135,6 +137,9 @@ def _train(
     settings, private = session.settings, private_folder(session.folder)
     trained = _trained(session, steps)
     diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm)
+    diagnostics.write_size(
+        num_records=len(session.records.examples), num_examples=session.num_examples
+    )
     progress = StepProgress(
         steps=steps,
         expected_batch_size=settings.expected_batch_size,

@@ -22,7 +22,7 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:
-            _at_least(1, num_threads=self.num_threads)
+            _at_least(1, "or null for torch's choice", num_threads=self.num_threads)
         if self.device not in DEVICES:
             raise InputError(
                 f"train.device must be one of {', '.join(DEVICES)}, got {self.device!r}."
@@ -67,19 +67,25 @@ class TrainingConfig(DeviceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(1, expected_batch_size=self.expected_batch_size)
+        size = self.expected_batch_size
+        _at_least(1, "and at most the number of examples", expected_batch_size=size)
         _at_least(1, micro_batch_size=self.micro_batch_size, keep=self.keep)
-        for name in ("steps", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None:
-                _at_least(1, **{name: value})
+        if self.steps is not None:
+            _at_least(1, "or null to follow train.epochs", steps=self.steps)
+        if self.checkpoint_every is not None:
+            _at_least(1, "or null", checkpoint_every=self.checkpoint_every)
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"train.seed must be in [0, 2^63), got {self.seed}.")
         _finite(epochs=self.epochs, learning_rate=self.learning_rate)
         _finite(weight_decay=self.weight_decay)
         if self.epochs <= 0:
-            raise InputError(f"train.epochs must be positive, got {self.epochs}.")
+            raise InputError(
+                f"train.epochs must be positive, got {self.epochs}; a part of one, such as 0.5, "
+                "is allowed, and train.steps counts steps instead."
+            )
         for name in ("learning_rate", "weight_decay"):
             if getattr(self, name) < 0:
-                raise InputError(f"train.{name} must not be negative, got {getattr(self, name)}.")
+                raise InputError(f"train.{name} must be at least 0, got {getattr(self, name)}.")
 
     def planned_steps(self, num_examples: int) -> int:
         """Returns the number of steps for a public number of examples.
@@ -101,10 +107,11 @@ class TrainingConfig(DeviceConfig):
         )
 
 
-def _at_least(least: int, **values: int) -> None:
+def _at_least(least: int, alternative: str = "", **values: int) -> None:
+    allowed = f"{least}, {alternative}," if alternative else f"{least},"
     for name, value in values.items():
         if value < least:
-            raise InputError(f"train.{name} must be at least {least}, got {value}.")
+            raise InputError(f"train.{name} must be at least {allowed} got {value}.")
 
 
 def _finite(**values: float) -> None:

@@ -90,8 +90,9 @@ def test_training_statistics_go_to_private_files_only(tmp_path):
     files = [path for path in private.rglob("*") if path.is_file()]
     assert files and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
     lines = [json.loads(line) for line in (private / "diagnostics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert {"batch_size", "clipped_fraction", "median_gradient_norm"} <= set(lines[0])
+    assert lines[0] == {"num_records": 12, "public_num_examples": 12}
+    assert [line["step"] for line in lines[1:]] == [1, 2, 3, 4, 5]
+    assert {"batch_size", "clipped_fraction", "median_gradient_norm"} <= set(lines[1])
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]
 
 
@@ -113,6 +114,6 @@ def test_weights_that_stop_being_finite_end_the_run_with_the_step_counted(tmp_pa
 def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
     train_ordinarily(session(tmp_path), 40)
     lines = (tmp_path / "private" / "diagnostics.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["mean_loss"] for line in lines]
+    losses = [json.loads(line)["mean_loss"] for line in lines[1:]]
     assert losses[-1] < losses[0] - 0.1
     assert not (tmp_path / "ledger.jsonl").exists()

@@ -67,5 +67,6 @@ def session(folder: Path, model=None, **settings) -> Session:
         optimizer=OptimizerConfig(),
         scheduler=SchedulerConfig(name="linear"),
         save_model=lambda: (folder / "model").mkdir(),
+        num_examples=12,
         show_diagnostics=False,
     )

@@ -48,6 +48,8 @@ def metric_spec(name: str) -> MetricSpec:
         InputError: There is no such metric.
     """
     if name not in metric_names():
-        raise InputError(f"a metric must be one of {', '.join(metric_names())}, got {name!r}.")
+        raise InputError(
+            f"each of task.metrics must be one of {', '.join(metric_names())}, got {name!r}."
+        )
     spec: MetricSpec = importlib.import_module(f"dpft.evaluation.metrics.{name}").METRIC
     return spec

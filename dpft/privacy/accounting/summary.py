@@ -80,6 +80,8 @@ def round_up(value: float, digits: int) -> float:
     >>> round_up(2.9901, 2), round_up(2.99, 2), round_up(0.0, 2)
     (3.0, 2.99, 0.0)
     """
+    if abs(value) >= 2**53:  # No float of this size has decimals, and infinity has none either.
+        return value
     # repr, not the binary expansion: 2.99 is stored as 2.9900000000000002 and must stay 2.99.
     return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 

@@ -1,0 +1,110 @@
+import json
+import math
+
+import pytest
+
+from dpft.cli.account import resolve
+from dpft.config.schema import AccountConfig
+from tests.cli.tiny import Outcome, Workspace
+
+SIZE = ("num_examples=1000", "expected_batch_size=10", "epochs=1")
+QUICK = (*SIZE, "noise_multiplier=1", "accountant=rdp")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("account"))
+
+
+@pytest.fixture(scope="module")
+def large_delta(workspace: Workspace) -> Outcome:
+    return workspace.run("account", *QUICK, "delta=0.002", "output=json")
+
+
+def test_noise_for_an_epsilon_is_printed_as_a_small_table(workspace: Workspace) -> None:
+    outcome = workspace.run("account", *SIZE, "eps=3", "accountant=rdp")
+    assert (outcome.code, outcome.err, outcome.new) == (0, "", frozenset())
+    assert outcome.out.startswith("noise multiplier    0.6")
+    assert "upper bound by rdp" in outcome.out
+    assert "steps               100\n" in outcome.out
+
+
+def test_json_output_is_one_object_under_the_keys_of_privacy_json(large_delta: Outcome) -> None:
+    record = json.loads(large_delta.out)
+    assert record["private"] is True and record["steps"] == 100
+    assert set(record["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
+    assert set(record["epsilons"]["prv"]) == {"lower", "estimate", "upper"}
+    assert "calibration" not in record
+
+
+def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_record(
+    large_delta: Outcome,
+) -> None:
+    assert large_delta.code == 0
+    assert large_delta.err.startswith("WARNING: delta = 0.002 is above 1/num_examples = 0.001")
+    assert any("delta = 0.002" in warning for warning in json.loads(large_delta.out)["warnings"])
+
+
+def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None:
+    given = ("sample_rate=0.1", "steps=5", "delta=1e-5", "noise_multiplier=1", "accountant=rdp")
+    outcome = workspace.run("account", *given, "output=json")
+    record = json.loads(outcome.out)
+    assert (outcome.code, record["sample_rate"], record["steps"]) == (0, 0.1, 5)
+    assert not {"num_examples", "expected_batch_size"} & set(record)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([*SIZE], ["eps and noise_multiplier", "neither"]),
+        ([*SIZE, "eps=3", "noise_multiplier=1"], ["eps and noise_multiplier", "both"]),
+        ([*SIZE, "eps=0"], ["eps must be above 0, got 0.0"]),
+        ([*SIZE, "eps=nan"], ["eps must be a finite number, got nan"]),
+        ([*SIZE, "eps=abc"], ["eps must be a number", "'abc'"]),
+        ([*SIZE, "epz=3"], ["unknown configuration key epz; did you mean eps?"]),
+        ([*SIZE, "eps=3", "steps=5"], ["epochs and steps", "both"]),
+        ([*SIZE[:2], "eps=3"], ["epochs and steps", "neither"]),
+        ([*SIZE[:2], "eps=3", "steps=0"], ["steps must be above 0, got 0"]),
+        ([*SIZE[:2], "eps=3", "epochs=-1"], ["epochs must be above 0, got -1.0"]),
+        ([*SIZE, "eps=3", "sample_rate=0.1"], ["expected_batch_size and sample_rate", "both"]),
+        ([*SIZE, "eps=3", "accountant=gdp"], ["accountant must be one of prv, pld, rdp", "'gdp'"]),
+        ([*SIZE, "eps=3", "output=xml"], ["output must be one of table, json, got 'xml'"]),
+        ([*SIZE, "eps=3", "delta=1"], ["delta must be in (0, 1), got 1.0"]),
+        (["sample_rate=0.1", "steps=5", "eps=3"], ["num_examples", "delta instead"]),
+        (["expected_batch_size=9", "steps=5", "eps=3"], ["num_examples", "sample_rate instead"]),
+        (["sample_rate=2", "steps=5", "delta=1e-5", "eps=3"], ["sample_rate must be in (0, 1]"]),
+        (
+            ["num_examples=9", "expected_batch_size=10", "steps=1", "eps=3"],
+            ["expected_batch_size must be at most num_examples=9, got 10; lower it"],
+        ),
+    ],
+)
+def test_bad_input_is_refused_under_the_keys_of_this_subcommand(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("account", *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+    assert "privacy." not in sentence
+
+
+def test_an_epsilon_out_of_reach_is_refused_under_the_keys_of_this_subcommand(
+    workspace: Workspace,
+) -> None:
+    sentence = workspace.refusal(
+        "account", "sample_rate=1", "steps=1000000", "delta=1e-30", "eps=1e-9"
+    )
+    assert sentence.startswith("eps=1e-09 is out of reach") and "privacy." not in sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({"num_examples": 42061, "expected_batch_size": 1024, "epochs": 10.0}, 410),
+        ({"sample_rate": 0.1, "epochs": 3.0, "delta": 1e-5}, 30),
+        ({"num_examples": 10, "expected_batch_size": 10, "epochs": 0.1}, 1),
+    ],
+)
+def test_steps_follow_from_epochs_by_the_one_formula(given: dict, steps: int) -> None:
+    setting = resolve(AccountConfig(eps=3.0, **given))
+    assert setting.steps == steps
+    assert math.isclose(setting.delta, given.get("delta", 0.5 / given.get("num_examples", 1)))

@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+
+from dpft.cli.assembly import checked_overrides, public_size
+from dpft.errors import InputError
+from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy
+from dpft.tasks.e2e import E2ETask
+
+TASK = E2ETask(name="e2e", source="url", num_train_examples=42061, embedded_num_train_examples=80)
+DP = DifferentialPrivacy(name="dp", eps=3.0)
+
+
+def never() -> int:
+    pytest.fail("the rows were counted")
+
+
+@pytest.mark.parametrize(
+    "privacy", [replace(DP, num_examples=7), NoPrivacy(name="none", num_examples=7)]
+)
+def test_the_users_number_of_examples_leads(privacy) -> None:
+    size = public_size(TASK, privacy, never)
+    assert (size.num_examples, size.source) == (7, "privacy.num_examples")
+
+
+def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:
+    assert public_size(TASK, DP, never).num_examples == 42061
+    assert public_size(replace(TASK, source="embedded"), DP, never).num_examples == 80
+
+
+def test_local_rows_are_counted() -> None:
+    size = public_size(replace(TASK, data_dir="x"), DP, lambda: 12)
+    assert (size.num_examples, size.source) == (12, "count of the rows read")
+
+
+def test_epochs_and_steps_are_refused_together_but_not_a_null() -> None:
+    with pytest.raises(InputError, match="train.epochs and train.steps"):
+        checked_overrides(["train.epochs=1", "++train.steps=2"])
+    words = ["train.epochs=1", "train.steps=null"]
+    assert checked_overrides(words) == words
+
+
+def test_the_users_epochs_win_over_the_steps_of_a_recipe() -> None:
+    words = ["experiment=demo", "train.epochs=1"]
+    assert checked_overrides(words) == [*words, "train.steps=null"]
+    assert checked_overrides(["experiment=demo"]) == ["experiment=demo"]
+
+
+def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
+    with pytest.raises(InputError, match="privacy=none .* no privacy.eps"):
+        checked_overrides(["privacy=none", "privacy.eps=3"])
+    words = ["privacy=none", "privacy.num_examples=3"]
+    assert checked_overrides(words) == words

@@ -1,0 +1,148 @@
+import fcntl
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tiny import EVALUATION, SETTING, TRAINING, Workspace, make_workspace, write_rows
+
+RUN = "run=run"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace whose folder ``run`` holds a finished private run that was not evaluated."""
+    workspace = make_workspace(tmp_path_factory.mktemp("eval"))
+    arguments = (*TRAINING, *EVALUATION, "privacy.noise_multiplier=1", "train.steps=1")
+    quick = ("eval.enabled=false", "privacy.self_check=false", "hydra.run.dir=run")
+    outcome = workspace.run("train", *arguments, *quick)
+    assert outcome.code == 0, outcome.err
+    return workspace
+
+
+def scores(folder: Path) -> dict[tuple[str, str], dict]:
+    entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    return {(entry["split"], entry["stage"]): entry for entry in entries}
+
+
+def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
+    workspace: Workspace,
+) -> None:
+    outcome = workspace.run("eval", RUN)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("e2e, split test, 2 distinct inputs\n")
+    assert "computed on private held-out records" in outcome.out
+    folder = workspace.root / "run"
+    entry = scores(folder)["test", "after"]
+    assert (entry["examples"], entry["split_is_public"]) == (2, False)
+    predictions = folder / "private" / "predictions.jsonl"
+    assert stat.S_IMODE(predictions.stat().st_mode) == 0o600
+    assert len(predictions.read_text().splitlines()) == 2
+    assert "## Scores on e2e, split test" in (folder / "report.md").read_text()
+    assert {path.name for path in outcome.new} == {"metrics.json", "predictions.jsonl"}
+
+
+def test_overrides_lead_and_an_entry_is_replaced_while_others_stay(workspace: Workspace) -> None:
+    folder = workspace.root / "run"
+    assert workspace.run("eval", RUN, "eval.split=validation").code == 0
+    again = ("eval.split=validation", "eval.limit=1", "eval.split_is_public=true")
+    outcome = workspace.run("eval", RUN, *again, "output=json")
+    (entry,) = json.loads(outcome.out)["evaluations"]
+    assert (entry["examples"], entry["split_is_public"]) == (1, True)
+    found = scores(folder)
+    assert found["validation", "after"] == entry
+    assert ("test", "after") in found
+    assert len((folder / "predictions.jsonl").read_text().splitlines()) == 1
+    report = (folder / "report.md").read_text()
+    assert report.count("## Scores on") == 2
+
+
+def test_json_output_is_one_object_and_nothing_else(workspace: Workspace) -> None:
+    outcome = workspace.run("eval", RUN, "eval.limit=1", "output=json")
+    content = json.loads(outcome.out)
+    assert set(content) == {"schema_version", "evaluations"}
+    assert set(content["evaluations"][0]["metrics"]) == {"bleu", "rouge_l", "perplexity"}
+
+
+def test_the_training_split_is_always_private(workspace: Workspace) -> None:
+    split = ("eval.split=train", "eval.split_is_public=true", "eval.limit=1")
+    outcome = workspace.run("eval", RUN, *split, "output=json")
+    assert json.loads(outcome.out)["evaluations"][0]["split_is_public"] is False
+
+
+def test_a_model_without_a_run_is_scored_in_a_folder_of_its_own(workspace: Workspace) -> None:
+    public = "eval.split_is_public=true"
+    outcome = workspace.run("eval", *SETTING, *EVALUATION, public, "hydra.run.dir=alone")
+    assert outcome.code == 0, outcome.err
+    names = {path.name for path in (workspace.root / "alone").iterdir()}
+    assert names == {".hydra", "metrics.json", "predictions.jsonl"}
+    assert "perplexity" in outcome.out
+
+
+TEXTS = {f"name[Inn {i}], eatType[inn]": f"Inn {i} is an inn." for i in range(6)}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "tsv", "txt"])
+def test_a_file_of_outputs_is_scored_without_a_model(workspace: Workspace, ending: str) -> None:
+    path = workspace.root / f"outputs.{ending}"
+    data = workspace.root / "inns"
+    data.mkdir(exist_ok=True)
+    write_rows(data / "test.jsonl", list(TEXTS.items()))
+    lines = {
+        "jsonl": [json.dumps({"input": k, "prediction": v}) for k, v in TEXTS.items()],
+        "tsv": ["MR\toutput", *(f'"{k}"\t"{v}"' for k, v in TEXTS.items())],
+        "txt": list(TEXTS.values()),
+    }
+    path.write_text("\n".join(lines[ending]) + "\n")
+    arguments = ("task=e2e", "task.data_dir=inns", f"predictions=outputs.{ending}", "output=json")
+    outcome = workspace.run("eval", *arguments)
+    assert outcome.code == 0, outcome.err
+    (entry,) = json.loads(outcome.out)["evaluations"]
+    assert entry["metrics"] == pytest.approx({"bleu": 100.0, "rouge_l": 1.0})
+    assert "likelihoods" in entry["not_computed"]["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run=nowhere"], ["run must be", "'nowhere'", "does not exist", "outputs/DATE/TIME"]),
+        (["run=data"], ["'data'", "has no config.yaml"]),
+        ([RUN, "predictions=x.txt"], ["run and predictions", "both"]),
+        ([RUN, "model.path=model"], ["run and model.path", "both"]),
+        ([RUN, "eval.limt=1"], ["eval.limt", "did you mean eval.limit?"]),
+        ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
+        ([RUN, "output=xml"], ["output must be one of table, json, got 'xml'"]),
+        ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
+        ([RUN, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
+        ([*SETTING, "predictions=none.txt"], ["predictions", "none.txt", "no such file"]),
+        ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),
+        ([*SETTING, "model.path=none"], ["model.path=none", "model=tiny"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("eval", *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_a_run_whose_training_has_not_ended_is_refused(workspace: Workspace) -> None:
+    cut = workspace.root / "cut"
+    cut.mkdir()
+    shutil.copytree(workspace.root / "run" / "model", cut / "model")
+    shutil.copy(workspace.root / "run" / "config.yaml", cut)
+    ledger = (workspace.root / "run" / "ledger.jsonl").read_text().splitlines()
+    (cut / "ledger.jsonl").write_text(ledger[0] + "\n")
+    assert "training has not" in workspace.refusal("eval", "run=cut")
+
+
+def test_a_run_that_another_process_writes_is_refused(workspace: Workspace) -> None:
+    lock = workspace.root / "run" / "private" / "lock"
+    descriptor = os.open(lock, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    sentence = workspace.refusal("eval", RUN)
+    os.close(descriptor)
+    assert "in use by another dpft process" in sentence

@@ -1,0 +1,88 @@
+import json
+
+import pytest
+
+from tests.cli.tiny import TRAINING, Outcome, Workspace, make_workspace
+
+NOISE = "privacy.noise_multiplier=1"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_workspace(tmp_path_factory.mktemp("plan"))
+
+
+@pytest.fixture(scope="module")
+def measured(workspace: Workspace) -> Outcome:
+    arguments = (*TRAINING, NOISE, "train.epochs=1", "privacy.delta=0.03", "task.max_length=16")
+    return workspace.run("plan", *arguments, "plan.measure=true", "output=json")
+
+
+def test_json_output_has_the_mechanism_and_the_parameters(measured: Outcome) -> None:
+    record = json.loads(measured.out)
+    assert (record["num_examples"], record["steps"], record["sample_rate"]) == (40, 5, 0.2)
+    assert record["trainable_parameters"] == record["total_parameters"] > 0
+    assert record["new_parameters"] == 0
+    assert set(record["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
+    assert "ledger" not in record and "steps_taken" not in record
+
+
+def test_measuring_adds_time_and_memory(measured: Outcome) -> None:
+    record = json.loads(measured.out)["measured"]
+    assert record["seconds_total"] == pytest.approx(5 * record["seconds_per_step"])
+    assert record["peak_memory_bytes"] > 0
+
+
+def test_a_delta_that_training_refuses_is_only_warned_of(measured: Outcome) -> None:
+    assert measured.code == 0
+    assert measured.err.count("\n") == 1
+    assert measured.err.startswith("WARNING: delta = 0.03 is above 1/num_examples")
+
+
+def test_planning_leaves_no_files(measured: Outcome) -> None:
+    assert measured.new == frozenset()
+
+
+def test_a_plan_needs_no_weights_and_no_data_where_the_size_is_public(
+    workspace: Workspace,
+) -> None:
+    bare = workspace.root / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((workspace.root / "model" / "config.json").read_bytes())
+    arguments = ("task=e2e", "model=gpt2", "model.path=bare", NOISE, "privacy.accountant=rdp")
+    outcome = workspace.run("plan", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "examples            42061 (taken as public)" in outcome.out
+    assert "steps               410" in outcome.out
+    assert outcome.out.startswith("trainable parameters")
+
+
+def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
+    outcome = workspace.run("plan", *TRAINING[:-1], "privacy=none")
+    assert outcome.out.startswith("NOT PRIVATE")
+    record = workspace.run("plan", *TRAINING[:-1], "privacy=none", "output=json")
+    assert json.loads(record.out)["private"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["privacy.eps and privacy.noise_multiplier", "neither"]),
+        ([NOISE, "plan.mesure=true"], ["plan.mesure", "did you mean plan.measure?"]),
+        ([NOISE, "output=xml"], ["output must be one of table, json, got 'xml'"]),
+        ([NOISE, "train.steps=1", "train.epochs=1"], ["train.epochs and train.steps", "both"]),
+        ([NOISE, "train.expected_batch_size=41"], ["number of examples 40, got 41"]),
+        ([NOISE, "privacy.delta=1"], ["privacy.delta must be in (0, 1), got 1.0"]),
+        ([NOISE, "task.max_length=129"], ["task.max_length", "128 positions"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("plan", *TRAINING, *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_an_unreachable_configuration_names_the_ways_out(workspace: Workspace) -> None:
+    sentence = workspace.refusal("plan", "task=e2e", "model=gpt2", NOISE)
+    assert all(way in sentence for way in ("model.path=DIR", "task.data_dir=DIR", "model=tiny"))

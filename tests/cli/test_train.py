@@ -1,0 +1,318 @@
+import fcntl
+import gzip
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpft.cli.train import start_anew
+from dpft.files import private_folder
+from tests.cli.tiny import (
+    EVALUATION,
+    MARKER,
+    STEPS,
+    TRAINING,
+    Outcome,
+    Workspace,
+    make_workspace,
+    write_rows,
+)
+
+PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", STEPS)
+PUBLIC_LINES = re.compile(
+    r"INFO: (self-check: clipper equals the one-at-a-time loop to [\d.e-]+"
+    r"|evaluating (before|after) fine-tuning"
+    r"|step \d of 3, epsilon \d+\.\d\d"
+    r"|scores and predictions: .*|report: .*)"
+)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_workspace(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before, folder = tempfile.tempdir, tmp_path_factory.mktemp("temporary")
+    tempfile.tempdir = str(folder)
+    yield folder
+    tempfile.tempdir = before
+
+
+@pytest.fixture(scope="module")
+def outcome(workspace: Workspace, temporary: Path) -> Outcome:
+    return workspace.run("train", *PRIVATE, *EVALUATION, "hydra.run.dir=run")
+
+
+@pytest.fixture(scope="module")
+def folder(workspace: Workspace, outcome: Outcome) -> Path:
+    assert outcome.code == 0, outcome.err
+    return workspace.root / "run"
+
+
+def public_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and "private" not in path.relative_to(folder).parts
+    ]
+
+
+def test_a_run_leaves_the_files_of_a_run_folder(folder: Path) -> None:
+    names = {str(path.relative_to(folder)) for path in public_files(folder)}
+    assert {name for name in names if "/" not in name} == {
+        "config.yaml",
+        "ledger.jsonl",
+        "metrics.json",
+        "privacy.json",
+        "report.md",
+    }
+    assert {".hydra/overrides.yaml", "model/model.safetensors", "model/tokenizer.json"} <= names
+
+
+def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: Outcome) -> None:
+    assert outcome.out == ""
+    for line in outcome.err.splitlines():
+        assert PUBLIC_LINES.fullmatch(line), line
+
+
+def test_no_training_text_and_no_private_number_leaves_the_private_folder(
+    folder: Path, outcome: Outcome
+) -> None:
+    lines = (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    numbers = [
+        f"{step[key]:.4g}"
+        for step in steps
+        for key in ("mean_loss", "median_gradient_norm")
+        if key in step
+    ]
+    assert len(steps) == 3 and numbers
+    texts = [path.read_bytes().decode("latin-1") for path in public_files(folder)]
+    for text in (*texts, outcome.out, outcome.err):
+        assert MARKER not in text
+    readable = [path.read_text() for path in public_files(folder) if path.parent == folder]
+    for text in (*readable, outcome.err):
+        assert not [number for number in numbers if number in text]
+        assert not re.search(r"clipped|mean_loss|gradient_norm\"|drawn", text)
+    for line in (folder / "ledger.jsonl").read_text().splitlines():
+        assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed"}
+
+
+def test_only_the_owner_can_read_what_is_private(folder: Path) -> None:
+    private = folder / "private"
+    for path in (private, *private.rglob("*")):
+        allowed = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == allowed, path
+
+
+def test_secret_generator_states_are_gone_when_the_run_has_ended(folder: Path) -> None:
+    assert (folder / "private" / "checkpoints" / "step-00000003").is_dir()
+    assert not list(folder.rglob("generators*"))
+
+
+def test_nothing_of_the_records_stays_in_temporary_or_cache_folders(
+    folder: Path, temporary: Path
+) -> None:
+    assert list(temporary.rglob("*")) == []
+    for cache in (Path.home() / ".cache" / name for name in ("huggingface", "dpft")):
+        for path in cache.rglob("*"):
+            fresh = path.is_file() and path.stat().st_mtime >= folder.stat().st_ctime
+            assert not (fresh and MARKER.encode() in path.read_bytes()), path
+
+
+def test_public_files_name_no_path_that_the_user_did_not_give(
+    folder: Path, workspace: Workspace
+) -> None:
+    for path in public_files(folder):
+        assert str(workspace.root).encode() not in path.read_bytes(), path
+        assert str(Path.home() / "").encode() not in path.read_bytes(), path
+
+
+def test_scores_on_local_files_are_marked_as_private_and_their_predictions_kept_so(
+    folder: Path,
+) -> None:
+    evaluations = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    assert [entry["stage"] for entry in evaluations] == ["before", "after"]
+    for entry in evaluations:
+        assert entry["split_is_public"] is False
+        assert "not covered by epsilon" in entry["note"]
+        assert set(entry["metrics"]) == {"bleu", "rouge_l", "perplexity"}
+    assert (folder / "private" / "predictions.jsonl").exists()
+
+
+def test_the_configuration_is_saved_as_given(folder: Path) -> None:
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["task"]["data_dir"] == "data"
+    assert saved["privacy"]["noise_multiplier"] == 1.0
+    assert saved["train"]["steps"] == 3
+
+
+def test_training_into_a_folder_that_has_a_ledger_is_refused(
+    folder: Path, workspace: Workspace
+) -> None:
+    ledger = (folder / "ledger.jsonl").read_bytes()
+    sentence = workspace.refusal("train", *PRIVATE, "hydra.run.dir=run")
+    assert "ledger.jsonl exists" in sentence and "hydra.run.dir=DIR" in sentence
+    assert (folder / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_a_folder_another_process_trains_in_is_refused(workspace: Workspace) -> None:
+    busy = workspace.root / "busy"
+    busy.mkdir()
+    descriptor = os.open(private_folder(busy) / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    quick = ("privacy.self_check=false", "hydra.run.dir=busy")
+    outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *quick)
+    os.close(descriptor)
+    assert (outcome.code, outcome.out, outcome.new) == (2, "", frozenset())
+    assert "in use by another dpft process" in outcome.err
+
+
+def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
+    for name in ("config.yaml", "metrics.json", "report.md", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    start_anew(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "notes.txt"]
+
+
+def test_a_folder_that_was_no_run_keeps_its_files(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("mine")
+    start_anew(tmp_path)
+    assert (tmp_path / "report.md").exists()
+
+
+def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Workspace) -> None:
+    arguments = (*TRAINING[:-1], "privacy=none", "train.steps=1", "eval.enabled=false")
+    outcome = workspace.run("train", *arguments, "hydra.run.dir=plain")
+    assert outcome.code == 0
+    assert outcome.err.startswith("WARNING: privacy=none: this run is not private\n")
+    first, *rest = (workspace.root / "plain" / "report.md").read_text().splitlines()
+    assert first.startswith("**NOT PRIVATE")
+    assert "ε" not in "".join(rest)
+    record = json.loads((workspace.root / "plain" / "privacy.json").read_text())
+    assert record["private"] is False and "epsilon" not in record
+
+
+def test_a_seeded_run_with_a_large_delta_warns_before_training(workspace: Workspace) -> None:
+    arguments = (*PRIVATE[:-1], "train.steps=1", "eval.enabled=false", "privacy.self_check=false")
+    weak = ("privacy.noise_seed=1", "privacy.delta=0.025")
+    outcome = workspace.run("train", *arguments, *weak, "hydra.run.dir=seeded")
+    assert outcome.code == 0
+    assert outcome.err.index("WARNING: delta = 0.025 is equal to") < outcome.err.index("step 1")
+    assert "WARNING: reproducible: not private" in outcome.err
+    record = json.loads((workspace.root / "seeded" / "privacy.json").read_text())
+    assert (record["private"], record["reproducible"]) == (False, True)
+
+
+EPS = "privacy.eps=3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([EPS, "privacy.epz=3"], ["privacy.epz", "did you mean privacy.eps?"]),
+        ([EPS, "eps=3"], ["unknown configuration key eps", "privacy.eps"]),
+        ([EPS, "train.batch_size=3"], ["train.expected_batch_size"]),
+        ([EPS, "train.lr=3"], ["train.lr", "train.learning_rate"]),
+        ([EPS, "privacy.eps=abc"], ["privacy.eps must be a number", "'abc'"]),
+        ([EPS, "train.steps=1.5"], ["train.steps must be a whole number", "1.5"]),
+        (["privacy.eps=0"], ["privacy.eps must be positive", "0.0", "privacy=none"]),
+        (["privacy.eps=-1"], ["privacy.eps must be positive", "-1.0", "privacy=none"]),
+        (["privacy.eps=nan"], ["privacy.eps must be a finite number, got nan"]),
+        (["privacy.eps=inf"], ["privacy.eps must be a finite number, got inf"]),
+        ([], ["privacy.eps and privacy.noise_multiplier", "neither", "privacy=none"]),
+        ([EPS, "privacy.noise_multiplier=1"], ["privacy.noise_multiplier", "both"]),
+        ([EPS, "privacy.delta=0.03"], ["privacy.delta", "0.025", "allow_large_delta=true"]),
+        ([EPS, "privacy.delta=0"], ["privacy.delta must be in (0, 1), got 0.0"]),
+        ([EPS, "train.expected_batch_size=41"], ["at most the number of examples 40, got 41"]),
+        ([EPS, "train.expected_batch_size=0"], ["train.expected_batch_size", "at least 1"]),
+        ([EPS, "train.steps=0"], ["train.steps must be at least 1", "got 0"]),
+        ([EPS, "train.epochs=0"], ["train.epochs must be positive, got 0.0", "train.steps"]),
+        ([EPS, "train.epochs=-1"], ["train.epochs must be positive, got -1.0"]),
+        ([EPS, "train.epochs=1", "train.steps=2"], ["train.epochs and train.steps", "both"]),
+        ([EPS, "train.learning_rate=-1"], ["train.learning_rate must be at least 0, got -1.0"]),
+        ([EPS, "train.learning_rate=inf"], ["train.learning_rate must be a finite number"]),
+        ([EPS, "privacy.engine=warp"], ["privacy.engine must be one of auto", "'warp'"]),
+        ([EPS, "privacy.clipping=warp"], ["privacy.clipping must be one of flat", "'warp'"]),
+        ([EPS, "task.metrics=[warp]"], ["task.metrics must be one of bleu", "'warp'"]),
+        ([EPS, "task.max_length=500"], ["task.max_length", "128 positions, got 500", "lower it"]),
+        ([EPS, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128", "lower it"]),
+        ([EPS, "model.path=none"], ["model.path=none", "model=tiny"]),
+        (["privacy=none", EPS], ["privacy=none", "no privacy.accountant", "drop one"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("train", *TRAINING, *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_an_epsilon_out_of_reach_is_refused(workspace: Workspace) -> None:
+    target = ("privacy.eps=1e-9", "privacy.delta=1e-30")
+    assert "privacy.eps=1e-09 is out of reach" in workspace.refusal(
+        "train", *TRAINING, *target, "train.steps=1000000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("", ["holds no rows", "task.data_dir=bad"]),
+        ('{"mr": "name[SECRET]"}\n', ["train.jsonl, line 1", "human_reference"]),
+        ('{"mr": "name[A]", "ref": "a"}\nSECRET\n', ["train.jsonl, line 2", "JSON object"]),
+        (None, ["task.data_dir=bad holds no train split", "train.csv"]),
+    ],
+)
+def test_a_bad_data_file_is_named_with_its_line_and_never_quoted(
+    workspace: Workspace, content: str | None, parts: list[str]
+) -> None:
+    bad = workspace.root / "bad"
+    bad.mkdir(exist_ok=True)
+    (bad / "train.jsonl").unlink(missing_ok=True)
+    if content is not None:
+        (bad / "train.jsonl").write_text(content)
+    sentence = workspace.refusal("train", *TRAINING, EPS, "task.data_dir=bad")
+    assert [part for part in parts if part not in sentence] == [], sentence
+    assert "SECRET" not in sentence
+
+
+def test_a_damaged_archive_is_refused(workspace: Workspace) -> None:
+    torn = workspace.root / "torn"
+    torn.mkdir()
+    write_rows(torn / "whole.jsonl", [("name[A]", "a")])
+    packed = gzip.compress((torn / "whole.jsonl").read_bytes())
+    (torn / "train.jsonl.gz").write_bytes(packed[:-8])
+    sentence = workspace.refusal("train", *TRAINING, EPS, "task.data_dir=torn")
+    assert "train.jsonl.gz" in sentence
+
+
+def test_a_model_without_weights_is_refused_with_the_way_out(workspace: Workspace) -> None:
+    bare = workspace.root / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (bare / name).write_bytes((workspace.root / "model" / name).read_bytes())
+    arguments = (*TRAINING, "privacy.noise_multiplier=1", STEPS, "model.path=bare")
+    sentence = workspace.refusal("train", *arguments, "eval.enabled=false")
+    assert "model.path=bare holds no weights" in sentence and "model.init=random" in sentence
+
+
+def test_a_model_that_cannot_be_reached_is_refused_with_the_ways_out(
+    workspace: Workspace,
+) -> None:
+    sentence = workspace.refusal("train", "task=e2e", "model=gpt2", EPS)
+    assert all(way in sentence for way in ("model.path=DIR", "task.data_dir=DIR", "model=tiny"))
+
+
+def test_loggers_of_libraries_do_not_speak(outcome: Outcome) -> None:
+    assert logging.getLogger("transformers").getEffectiveLevel() >= logging.ERROR
+    assert "Loading weights" not in outcome.err and "Writing model" not in outcome.err

@@ -1,0 +1,108 @@
+"""A model of one layer, forty records and the arguments of a run of seconds."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from dpft.cli.main import main
+from dpft.models.loading import EMBEDDED_MODEL
+
+MARKER = "Qzxmarker"
+TRAIN, TEST = 40, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+    new: frozenset[Path]
+    """Paths under the workspace that were not there before."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with a model ``model`` and records ``data``, in which commands run."""
+
+    root: Path
+
+    def run(self, *arguments: str) -> Outcome:
+        """Runs ``dpft arguments`` in the folder, in this process."""
+        before = set(self.root.rglob("*"))
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            logging_restored(),
+            contextlib.chdir(self.root),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = main(list(arguments))
+        new = frozenset(set(self.root.rglob("*")) - before)
+        return Outcome(code=code, out=out.getvalue(), err=err.getvalue(), new=new)
+
+    def refusal(self, *arguments: str) -> str:
+        """Runs a command that must be refused in one sentence and change nothing; returns it."""
+        outcome = self.run(*arguments)
+        assert outcome.code == 2, outcome.err
+        assert outcome.out == ""
+        assert outcome.new == frozenset()
+        prefix, sentence = outcome.err[:13], outcome.err[13:]
+        assert prefix == "dpft: error: "
+        assert sentence.count("\n") == 1, outcome.err
+        return sentence.rstrip("\n")
+
+
+SETTING = ("task=e2e", "task.data_dir=data", "model=tiny", "model.path=model")
+TRAINING = (*SETTING, "train.expected_batch_size=8", "privacy.accountant=rdp")
+EVALUATION = ("eval.limit=2", "decode.max_new_tokens=4", "decode.num_beams=2")
+STEPS = "train.steps=3"
+
+
+def make_workspace(root: Path) -> Workspace:
+    """Returns a folder with the model and the records; training records hold ``MARKER``."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=128, n_embd=16, n_layer=1, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(root / "model")
+    tokenizer.save_pretrained(root / "model")
+    (root / "data").mkdir()
+    train = [(f"name[Place {i}], eatType[pub]", f"Place {i} is a pub.") for i in range(TRAIN - 2)]
+    train += [(f"name[{MARKER}]", f"{MARKER} is a pub."), ("near[x]", "z q " * 40)]
+    test = [(f"name[Inn {i}]", f"Inn {i} is an inn.") for i in range(TEST)]
+    write_rows(root / "data" / "train.jsonl", train)
+    write_rows(root / "data" / "validation.jsonl", test[:2])
+    write_rows(root / "data" / "test.jsonl", test)
+    return Workspace(root)
+
+
+def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """Writes records and references as the E2E files have them."""
+    lines = [
+        json.dumps({"meaning_representation": record, "human_reference": reference}) + "\n"
+        for record, reference in rows
+    ]
+    path.write_text("".join(lines))
+
+
+@contextlib.contextmanager
+def logging_restored() -> Iterator[None]:
+    """Takes away what Hydra's logging configuration installs."""
+    root = logging.getLogger()
+    before, level, environment = list(root.handlers), root.level, dict(os.environ)
+    try:
+        yield
+    finally:
+        root.handlers, root.level = before, level
+        assert dict(os.environ) == environment

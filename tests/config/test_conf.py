@@ -1,0 +1,105 @@
+"""Every shipped YAML composes, loads, and says what it is for and how it is run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from dpft.cli.main import SUBCOMMANDS
+from dpft.cli.run_folders import register_resolver
+from dpft.config import schema
+from dpft.config.load import load, to_yaml
+from dpft.config.location import config_directory
+
+CONF = config_directory()
+FILES = sorted(CONF.rglob("*.yaml"))
+ROOTS = {
+    "train": schema.TrainConfig,
+    "plan": schema.PlanConfig,
+    "eval": schema.EvaluateConfig,
+    "account": schema.AccountConfig,
+}
+GROUPS = sorted(path.relative_to(CONF) for path in FILES if len(path.relative_to(CONF).parts) == 2)
+# What a subcommand cannot be run without.
+NEEDED = {
+    "train": ["privacy.noise_multiplier=1"],
+    "plan": ["privacy.noise_multiplier=1"],
+    "eval": [],
+    "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
+}
+
+
+def loaded(name: str, overrides: list[str]) -> object:
+    register_resolver()
+    polymorphic = {"account": {}, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(name, overrides=overrides)
+    return load(config, ROOTS[name], polymorphic=polymorphic)
+
+
+def purpose(path: Path) -> str:
+    lines = path.read_text().splitlines()
+    return next(line for line in lines if not line.startswith("# @package"))
+
+
+def test_every_subcommand_has_a_configuration() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
+def test_a_file_opens_with_its_purpose_and_the_command_that_runs_it(path: Path) -> None:
+    assert re.match(r"# \S.*\bdpft (train|eval|account|plan) ", purpose(path)), purpose(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
+def test_the_command_composes_and_loads(path: Path) -> None:
+    command = purpose(path).rpartition("dpft ")[2]
+    name, *words = shlex.split(command)
+    if {"...", "--help", "--multirun"} & set(words):
+        pytest.skip("not a whole command")
+    assert isinstance(loaded(name, words), ROOTS[name])
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_the_defaults_of_a_subcommand_load(name: str) -> None:
+    assert isinstance(loaded(name, NEEDED[name]), ROOTS[name])
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_choice_of_every_group_loads(path: Path) -> None:
+    group, choice = path.parts[0], path.stem
+    if group == "hydra":
+        pytest.skip("Hydra's own settings, composed with every subcommand")
+    promise = [] if choice == "none" or group == "experiment" else NEEDED["train"]
+    assert isinstance(loaded("train", [f"{group}={choice}", *promise]), schema.TrainConfig)
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_the_yaml_holds_every_key_of_its_dataclasses(name: str) -> None:
+    """Hydra refuses an override of a key that the YAML lacks."""
+    config = loaded(name, NEEDED[name])
+    register_resolver()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = OmegaConf.to_yaml(compose(name, overrides=NEEDED[name]))
+    assert keys(OmegaConf.create(to_yaml(config))) == keys(OmegaConf.create(composed))
+
+
+def keys(node: object, parent: str = "") -> set[str]:
+    if not OmegaConf.is_dict(node):
+        return {parent}
+    return {key for name in node for key in keys(node[name], f"{parent}.{name}")}
+
+
+def test_the_defaults_are_the_published_recipe_for_e2e() -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Appendix H and I."""
+    config = loaded("train", ["privacy.eps=3"])
+    train, privacy = config.train, config.privacy
+    assert (train.expected_batch_size, train.epochs, train.learning_rate) == (1024, 10, 2e-3)
+    assert (train.weight_decay, config.scheduler.name) == (0.0, "constant")
+    assert (config.optimizer.beta1, config.optimizer.beta2) == (0.9, 0.999)
+    assert (privacy.max_grad_norm, privacy.clipping, privacy.delta) == (0.1, "flat", None)
+    assert (config.task.max_length, config.task.source) == (100, "url")
+    assert config.train.planned_steps(config.task.num_train_examples) == 410

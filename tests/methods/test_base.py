@@ -1,0 +1,31 @@
+import pytest
+from torch import nn
+
+from dpft.errors import InputError
+from dpft.methods.base import Method, count_parameters, method_class, method_names
+from dpft.methods.full import Full
+
+
+def test_a_method_is_found_by_the_name_of_its_module() -> None:
+    assert "full" in method_names() and "base" not in method_names()
+    assert method_class("full") is Full
+    assert all(issubclass(method_class(name), Method) for name in method_names())
+
+
+def test_an_unknown_method_is_refused_with_the_list() -> None:
+    with pytest.raises(InputError, match="method.name must be one of .*full.*, got 'warp'"):
+        method_class("warp")
+
+
+def test_a_tied_parameter_counts_once_and_a_frozen_one_only_in_the_total() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(7, 3), "b": nn.Linear(3, 7, bias=False)})
+    model["b"].weight = model["a"].weight
+    model["c"] = nn.Linear(3, 2)
+    model["c"].weight.requires_grad_(False)
+    counts = count_parameters(model, new=frozenset({"c.bias", "c.weight"}))
+    assert (counts.trainable, counts.new, counts.total) == (21 + 2, 2, 21 + 6 + 2)
+
+
+def test_a_method_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="method must leave a parameter to train"):
+        count_parameters(nn.Linear(2, 2).requires_grad_(False))

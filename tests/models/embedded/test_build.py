@@ -1,0 +1,102 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dpft.models.embedded import MODEL_DIRECTORY, build
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL_DIRECTORY, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(
+        MODEL_DIRECTORY, local_files_only=True, dtype=torch.float32
+    ).eval()
+
+
+def test_the_folder_is_under_ten_megabytes():
+    assert sum(f.stat().st_size for f in MODEL_DIRECTORY.rglob("*") if f.is_file()) < 10e6
+
+
+def test_the_model_is_a_tied_gpt2_of_one_to_four_million_parameters(model):
+    assert model.config.model_type == "gpt2"
+    assert 1e6 <= model.num_parameters() <= 4e6
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_the_model_loads_in_float32_and_has_no_dropout(model):
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not any(m.p for m in model.modules() if isinstance(m, torch.nn.Dropout))
+
+
+def test_the_weights_are_stored_as_safetensors_alone():
+    stored = {f.name for f in MODEL_DIRECTORY.iterdir()}
+    assert "model.safetensors" in stored
+    assert not {name for name in stored if name.endswith((".bin", ".pt", ".pkl"))}
+
+
+def test_end_of_text_begins_ends_and_pads(tokenizer, model):
+    assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == build.END_OF_TEXT
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.config.bos_token_id
+    assert len(tokenizer) == model.config.vocab_size
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_tokenizer_round_trips_any_text(text):
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIRECTORY, local_files_only=True)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_record_of_eight_fields_fits_into_a_hundred_tokens(tokenizer):
+    prompt = (
+        "name : Mulberry Ladle | Type : tea room | food : Vietnamese | price : below £12 | "
+        "customer rating : 4 out of 5 | area : riverside | family friendly : yes | "
+        "near : Pilgrim Observatory\n"
+    )
+    target = (
+        "Mulberry Ladle is a tea room by the riverside near Pilgrim Observatory that serves "
+        "Vietnamese food for below £12, has a rating of 4 out of 5 and is family friendly."
+    )
+    assert len(tokenizer.encode(prompt) + tokenizer.encode(target)) < 100
+
+
+@torch.no_grad()
+def test_the_model_copies_an_unseen_name_from_the_record(tokenizer, model):
+    prompt = "name : Mulberry Ladle | Type : museum | price : cheap | near : Otter Steps\n"
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    written = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :]
+    text = tokenizer.decode(written, skip_special_tokens=True)
+    assert "Mulberry Ladle" in text and "museum" in text
+    assert written[-1] == tokenizer.eos_token_id
+
+
+def test_a_miniature_build_writes_a_folder_that_loads(tmp_path):
+    threads = torch.get_num_threads()
+    recipe = build.Recipe(
+        steps=2, batch_size=4, width=16, layers=1, heads=2, tokenizer_passages=50, threads=threads
+    )
+    build.build(tmp_path / "first", recipe)
+    build.build(tmp_path / "second", recipe)
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "first", local_files_only=True)
+    AutoTokenizer.from_pretrained(tmp_path / "first", local_files_only=True)
+
+
+def test_the_shipped_folder_fits_the_shipped_recipe():
+    recipe = build.Recipe()
+    config = json.loads((MODEL_DIRECTORY / "config.json").read_text())
+    shape = (config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"])
+    assert shape == (recipe.width, recipe.layers, recipe.heads, recipe.positions)
+    with safe_open(MODEL_DIRECTORY / "model.safetensors", "pt") as weights:
+        assert weights.get_tensor("transformer.wte.weight").shape == (2048, recipe.width)

@@ -1,0 +1,52 @@
+import math
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, privacy_class
+
+
+def test_the_two_choices_are_classes_of_their_own() -> None:
+    assert privacy_class("dp") is DifferentialPrivacy
+    assert privacy_class("none") is NoPrivacy
+    with pytest.raises(InputError, match="privacy must be one of dp, none, got 'off'"):
+        privacy_class("off")
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [({}, "neither"), ({"eps": 1.0, "noise_multiplier": 1.0}, "both")]
+)
+def test_exactly_one_of_epsilon_and_noise_is_given(given: dict[str, float], got: str) -> None:
+    with pytest.raises(InputError, match=f"got {got}.*privacy=none"):
+        DifferentialPrivacy(name="dp", **given)
+
+
+@pytest.mark.parametrize("name", ["eps", "noise_multiplier"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_promise_is_positive_and_finite(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"privacy.{name} must be positive and finite, got"):
+        DifferentialPrivacy(name="dp", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"delta": 0.0}, r"privacy.delta must be in \(0, 1\), got 0.0; null takes"),
+        ({"delta": 1.0}, r"privacy.delta must be in \(0, 1\), got 1.0"),
+        ({"delta": math.nan}, r"privacy.delta must be in \(0, 1\), got nan"),
+        ({"num_examples": 0}, "privacy.num_examples must be at least 1, got 0"),
+        ({"max_grad_norm": 0.0}, "privacy.max_grad_norm must be positive and finite, got 0.0"),
+        ({"max_grad_norm": math.inf}, "privacy.max_grad_norm must be positive and finite"),
+        ({"clipping": "warp"}, "privacy.clipping must be one of flat.*, got 'warp'"),
+        ({"engine": "warp"}, "privacy.engine must be one of auto, .*, got 'warp'"),
+        ({"accountant": "gdp"}, "privacy.accountant must be one of prv, pld, rdp, got 'gdp'"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(given: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        DifferentialPrivacy(name="dp", eps=3.0, **given)
+
+
+def test_the_size_is_checked_without_privacy_too() -> None:
+    with pytest.raises(InputError, match="privacy.num_examples must be at least 1, got 0"):
+        NoPrivacy(name="none", num_examples=0)

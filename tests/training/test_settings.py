@@ -1,0 +1,64 @@
+import math
+
+import pytest
+import torch
+
+from dpft.errors import InputError
+from dpft.training.settings import DeviceConfig, TrainingConfig
+
+
+@pytest.mark.parametrize(
+    ("epochs", "size", "batch", "steps"),
+    [(10, 42061, 1024, 410), (0.1, 100, 50, 1), (1, 100, 30, 3)],
+)
+def test_steps_are_whole_expected_batches_and_at_least_one(epochs, size, batch, steps) -> None:
+    config = TrainingConfig(epochs=epochs, expected_batch_size=batch)
+    assert config.planned_steps(size) == steps
+
+
+def test_steps_replace_epochs() -> None:
+    assert TrainingConfig(epochs=10, steps=3, expected_batch_size=8).planned_steps(80) == 3
+
+
+def test_a_batch_may_be_all_of_the_data_but_not_more() -> None:
+    assert TrainingConfig(epochs=2, expected_batch_size=8).planned_steps(8) == 2
+    with pytest.raises(InputError, match="at most the number of examples 7, got 8; lower it"):
+        TrainingConfig(expected_batch_size=8).planned_steps(7)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"expected_batch_size": 0}, "train.expected_batch_size must be at least 1"),
+        ({"micro_batch_size": 0}, "train.micro_batch_size must be at least 1, got 0"),
+        ({"keep": 0}, "train.keep must be at least 1, got 0"),
+        ({"steps": 0}, "train.steps must be at least 1, or null .*, got 0"),
+        ({"checkpoint_every": 0}, "train.checkpoint_every must be at least 1, or null, got 0"),
+        ({"num_threads": 0}, "train.num_threads must be at least 1, or null"),
+        ({"epochs": 0}, "train.epochs must be positive, got 0; .*train.steps"),
+        ({"epochs": math.nan}, "train.epochs must be finite, got nan"),
+        ({"learning_rate": -1e-3}, "train.learning_rate must be at least 0, got -0.001"),
+        ({"learning_rate": math.inf}, "train.learning_rate must be finite, got inf"),
+        ({"weight_decay": -1.0}, "train.weight_decay must be at least 0, got -1.0"),
+        ({"seed": -1}, r"train.seed must be in \[0, 2\^63\), got -1"),
+        ({"seed": 2**63}, r"train.seed must be in"),
+        ({"device": "tpu"}, "train.device must be one of auto, cpu, cuda, got 'tpu'"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(given: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        TrainingConfig(**given)
+
+
+def test_an_absent_accelerator_is_refused_with_the_way_out(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="train.device=cpu"):
+        DeviceConfig(device="cuda").prepare()
+    assert DeviceConfig().prepare() == torch.device("cpu")
+
+
+def test_the_number_of_threads_is_the_users(monkeypatch) -> None:
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    DeviceConfig(device="cpu", num_threads=3).prepare()
+    assert set_to == [3]
