@@ -22,6 +22,16 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in ``folder`` are on disk, so that a new file survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:

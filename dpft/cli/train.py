@@ -5,6 +5,7 @@ used before the plan stands and the clipper has been proved on synthetic data.
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from dpft.methods.base import count_parameters
 from dpft.models.checks import check_model
 from dpft.models.loading import load_config, load_model, load_tokenizer
 from dpft.privacy.accounting.curve import EpsilonSoFar
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import check_ledger, read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.privacy import (
     NOT_PRIVATE_SEED,
@@ -106,10 +107,20 @@ def refuse_used_folder(folder: Path) -> None:
 
 
 def start_anew(folder: Path) -> None:
-    """Removes the reports of an earlier run that took no noisy step here."""
-    if (folder / CONFIGURATION).exists():
-        for name in (REPORT, METRICS, PRIVACY, PREDICTIONS):
-            (folder / name).unlink(missing_ok=True)
+    """Removes what an earlier run of dpft left that took no noisy step here.
+
+    Its checkpoints would count as newer than this run's first one, and its model would lie beside
+    this run's ledger if this run broke off.
+    """
+    if not (folder / CONFIGURATION).exists():
+        return
+    private = private_folder(folder)
+    for name in (REPORT, METRICS, PRIVACY, PREDICTIONS):
+        (folder / name).unlink(missing_ok=True)
+    for name in (PREDICTIONS, "diagnostics.jsonl"):
+        (private / name).unlink(missing_ok=True)
+    for stale in (folder / "model", private / "checkpoints"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def warn(config: TrainConfig, plan: RunPlan) -> None:
@@ -223,6 +234,7 @@ def report(
         )
     else:
         ledger = read_ledger(folder / LEDGER)
+        check_ledger(ledger, plan.privacy)
         privacy = privacy_record(
             plan.privacy,
             account_for_run(plan.privacy, ledger, config.privacy.accountant),

@@ -11,7 +11,12 @@ from dpft.evaluation.evaluate import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.loading import ModelConfig
-from dpft.privacy.settings import ACCOUNTANTS, PrivacyConfig, privacy_class
+from dpft.privacy.settings import (
+    ACCOUNTANTS,
+    DifferentialPrivacy,
+    PrivacyConfig,
+    privacy_class,
+)
 from dpft.tasks.base import Task, task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.settings import DeviceConfig, TrainingConfig
@@ -35,6 +40,9 @@ class TrainConfig:
     eval: EvalConfig
     decode: DecodeConfig
 
+    def __post_init__(self) -> None:
+        check_loop(self.privacy, self.train)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
@@ -52,6 +60,7 @@ class PlanConfig(TrainConfig):
     output: str = "table"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_output(self.output)
 
 
@@ -110,6 +119,22 @@ class AccountConfig:
             steps=self.steps,
             eps=self.eps,
             noise_multiplier=self.noise_multiplier,
+        )
+
+
+def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+    """Refuses the loop engine on more than one example at a time.
+
+    In a shared graph a non-finite example spoils the others, so the engine would have to break
+    off, and whether it does would show what the records hold.
+
+    Raises:
+        InputError: The loop engine is chosen with larger micro-batches.
+    """
+    loop = isinstance(privacy, DifferentialPrivacy) and privacy.engine == "loop"
+    if loop and train.micro_batch_size != 1:
+        raise InputError(
+            f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
         )
 
 

@@ -28,11 +28,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpft"
 
 
-def fetch(url: str) -> bytes:
-    """Returns a file's bytes, from the cache if it was fetched before.
+def fetch(url: str, *, cache: bool) -> bytes:
+    """Returns a file's bytes.
 
     Args:
         url: An http or https address.
+        cache: Keep a copy and read it next time; only for published files, since a user's own
+            text must not stay in a cache (DESIGN §6.11).
 
     Raises:
         InputError: The address is of another kind, or cannot be reached.
@@ -42,6 +44,8 @@ def fetch(url: str) -> bytes:
             f"task.urls must be http or https addresses, got {url!r};"
             " for files on disk set task.data_dir=DIR."
         )
+    if not cache:
+        return _download(url)
     cached = _cached_path(url)
     if cached.is_file():
         return cached.read_bytes()

@@ -87,7 +87,7 @@ def _url_rows(task: Task, split: str) -> Iterator[Row]:
         raise InputError(f"task.source=url needs task.urls.{split}, the address of the split.")
     if not url.endswith(tuple(FORMATS)):
         raise InputError(f"task.urls.{split} must end with {', '.join(FORMATS)}, got {url!r}.")
-    return read_rows(io.BytesIO(fetch(url)), url)
+    return read_rows(io.BytesIO(fetch(url, cache=task.is_published(split))), url)
 
 
 def _hub_rows(task: Task, split: str) -> Iterator[Row]:

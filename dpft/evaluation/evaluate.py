@@ -94,7 +94,7 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
         return False
     if config.split_is_public is not None:
         return config.split_is_public
-    return task.published and task.effective_source != "local"
+    return task.is_published(config.split)
 
 
 def evaluate_model(

@@ -19,6 +19,11 @@ transformers has no common base class for them; a router's balancing loss is a m
 batch's tokens, and one with a capacity drops tokens by what the other examples sent."""
 
 
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Kinds of rotary position embedding in transformers that look at the largest position of the
+whole batch: one long example would change what every other one computes."""
+
+
 def check_model(model: nn.Module) -> None:
     """Passes a model whose examples do not mix.
 
@@ -43,6 +48,16 @@ def _mixing_reason(module: nn.Module) -> str | None:
         return "normalises over the batch"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return "keeps running statistics of the batch"
+    if _rope_types(module) & LENGTH_DEPENDENT_ROPE:
+        return "scales its rotary positions by the longest example of the batch"
     if _ROUTING.search(type(module).__name__):
         return "routes tokens among experts by what the whole batch holds"
     return None
+
+
+def _rope_types(module: nn.Module) -> set[str]:
+    """Returns the kinds of rotary embedding a module holds; one for each layer type, or one."""
+    kinds = vars(module).get("rope_type", ())
+    if isinstance(kinds, str):
+        return {kinds}
+    return set(kinds.values()) if isinstance(kinds, dict) else set()

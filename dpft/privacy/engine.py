@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.ledger import Ledger
@@ -61,6 +62,7 @@ class PrivacyEngine:
         """
         self.plan = plan
         self.steps_taken = 0
+        self._model = model
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._ledger = ledger
@@ -70,10 +72,10 @@ class PrivacyEngine:
         self._clipper = PerExampleClipper(
             model, phase.max_grad_norm, clipping=plan.clipping, engine=engine
         )
-        if self._clipper.sensitivity != phase.sensitivity:
+        if {each.sensitivity for each in plan.phases} != {self._clipper.sensitivity}:
             raise ValueError(
-                f"the plan's sensitivity must be the clipper's {self._clipper.sensitivity}, "
-                f"got {phase.sensitivity}."
+                f"every phase's sensitivity must be the clipper's {self._clipper.sensitivity}, "
+                f"got {plan.phases}."
             )
         self._open_step = False
         self._entered = False
@@ -134,10 +136,11 @@ class PrivacyEngine:
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
+        self._check_parameters()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.noise_multiplier * sensitivity
         add_noise(self._parameters, noise_std, self._randomness.noise)
-        self._ledger.append(self.steps_taken + 1, self._mechanism())
+        self._ledger.append(self.steps_taken + 1, self.plan.mechanism_at(self.steps_taken))
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(self.plan.expected_batch_size)
@@ -160,11 +163,14 @@ class PrivacyEngine:
         """Examples left out so far because their loss or gradient was not finite; private."""
         return self._clipper.non_finite
 
-    def _mechanism(self) -> dict[str, Any]:
-        phase = self.plan.phase_at(self.steps_taken)
-        return {
-            "name": "poisson_sampled_gaussian",
-            "noise_multiplier": self.plan.noise_multiplier,
-            "sample_rate": self.plan.sample_rate,
-            "sensitivity": phase.sensitivity,
-        }
+    def _check_parameters(self) -> None:
+        """Refuses a parameter that would move without noise, or get noise and never move.
+
+        Raises:
+            RunError: What trains is no longer what the plan was bound to.
+        """
+        now = [p for p in self._model.parameters() if p.requires_grad]
+        if [id(p) for p in now] != [id(p) for p in self._parameters]:
+            raise RunError(
+                "the trainable parameters must stay those the run began with, got others."
+            )

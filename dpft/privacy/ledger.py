@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpft.errors import InputError, StateError
+from dpft.files import sync_folder
+from dpft.privacy.plan import PrivacyPlan
 
 GENESIS = "0" * 64
 
@@ -56,6 +58,7 @@ class Ledger:
                 "choose another folder with hydra.run.dir=DIR."
             ) from None
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+        sync_folder(path.parent)
         self.lines = 0
         self.head = GENESIS
 
@@ -118,6 +121,22 @@ def read_ledger(path: Path) -> LedgerRecord:
         lines=len(lines),
         head=head,
     )
+
+
+def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
+    """Refuses a ledger that is not that of a finished run of ``plan``.
+
+    Raises:
+        StateError: It is not closed, has another number of steps, or another mechanism.
+    """
+    if not record.closed or record.steps != plan.steps:
+        raise StateError(
+            f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
+            f"{'' if record.closed else ', not closed'}; it was changed while the run went on."
+        )
+    for step, mechanism in enumerate(record.mechanisms):
+        if mechanism != plan.mechanism_at(step):
+            raise StateError(f"the ledger's step {step + 1} is not the plan's mechanism.")
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:

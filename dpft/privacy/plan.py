@@ -82,6 +82,15 @@ class PrivacyPlan:
         step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, gaussian)
         return dp_accounting.SelfComposedDpEvent(step, self.steps if steps is None else steps)
 
+    def mechanism_at(self, step: int) -> dict[str, str | float]:
+        """Returns what the ledger says of step ``step`` (counted from 0)."""
+        return {
+            "name": "poisson_sampled_gaussian",
+            "noise_multiplier": self.noise_multiplier,
+            "sample_rate": self.sample_rate,
+            "sensitivity": self.phase_at(step).sensitivity,
+        }
+
     def phase_at(self, step: int) -> Phase:
         """Returns the phase that step ``step`` (counted from 0) belongs to."""
         end = 0

@@ -8,6 +8,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 from dpft.errors import InputError
@@ -63,8 +64,10 @@ class Task(ABC):
     metrics: tuple[str, ...] = ()
     """Modules of ``dpft.evaluation.metrics`` that score it."""
 
-    published: ClassVar[bool] = True
-    """Whether its splits are published; a user's own data are not."""
+    published_hub_name: ClassVar[str | None] = None
+    """The hub data set whose splits are published; another one is the user's own."""
+    published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The addresses of published splits; another address is the user's own."""
     columns: ClassVar[tuple[str, ...]]
     """Columns every row must have."""
 
@@ -94,6 +97,15 @@ class Task(ABC):
             "local": None,
         }
         return by_source.get(self.effective_source, self.num_train_examples)
+
+    def is_published(self, split: str) -> bool:
+        """Returns whether the split's rows are published, so that showing them harms no one."""
+        by_source = {
+            "embedded": True,
+            "hub": self.hub_name is not None and self.hub_name == self.published_hub_name,
+            "url": self.urls.get(split, "") == self.published_urls.get(split),
+        }
+        return by_source.get(self.effective_source, False)
 
     @abstractmethod
     def example(self, row: Mapping[str, str]) -> Example:

@@ -10,6 +10,7 @@ linearised in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from dpft.errors import InputError
@@ -27,12 +28,23 @@ _RECORD = re.compile(f"{_FIELD}(?:,{_FIELD})*")
 _NEXT_FIELD = re.compile(_FIELD)
 _REPAIRS = {"\ufeff": "", "Â£": "£", "Ã©": "é", "Ł": "£"}
 
+OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_w_refs"}
+"""Names of the published files, by split."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class E2ETask(Task):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
 
     metrics: tuple[str, ...] = ("bleu", "rouge_l", "perplexity")
+
+    published_hub_name: ClassVar[str | None] = "tuetschek/e2e_nlg"
+    published_urls: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            split: f"https://raw.githubusercontent.com/tuetschek/e2e-dataset/master/{name}.csv"
+            for split, name in OFFICIAL_FILES.items()
+        }
+    )
     columns: ClassVar[tuple[str, ...]] = ("meaning_representation", "human_reference")
 
     def example(self, row: Mapping[str, str]) -> Example:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import StateError
-from dpft.files import write_json
+from dpft.files import sync_folder, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
@@ -73,6 +73,7 @@ def save_checkpoint(
     write_json(partial / STATE, state, mode=0o600)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
+    sync_folder(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target

@@ -7,11 +7,15 @@ from torch import Tensor, nn
 
 from dpft.data.collation import collate
 from dpft.data.tokenization import TokenizedExample
+from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.self_check import self_check
 
-# (examples, longest) of each batch: two batch sizes, two lengths.
-SHORT, LONG = (3, 7), (2, 100)
+SHORT_LENGTH = 7
+BATCH_SIZES = (3, 2)
+"""Examples in the short batch and in the one of the longest records."""
+INDEPENDENCE_TOLERANCE = 1e-4
+"""Most that padding and neighbors may move a loss, relative, by float32 rounding."""
 
 
 def synthetic_examples(
@@ -53,14 +57,40 @@ def check_clipper(
     Raises:
         RunError: The engine disagrees with the loop.
     """
-    batches = [
-        synthetic_losses(model, count, min(longest, max_length), vocab_size=vocab_size)
-        for count, longest in (SHORT, LONG)
-    ]
     was_training = model.training
+    lengths = zip(BATCH_SIZES, (min(SHORT_LENGTH, max_length), max_length), strict=True)
+    sizes = [(count, longest) for count, longest in lengths]
+    for count, longest in sizes:
+        check_independence(model.eval(), count, longest, vocab_size=vocab_size)
     model.train()
     difference = self_check(
-        model, batches, max_grad_norm=max_grad_norm, clipping=clipping, engine=engine
+        model,
+        [synthetic_losses(model, *size, vocab_size=vocab_size) for size in sizes],
+        max_grad_norm=max_grad_norm,
+        clipping=clipping,
+        engine=engine,
     )
     model.train(was_training)
     return difference
+
+
+@torch.no_grad()
+def check_independence(model: nn.Module, count: int, longest: int, *, vocab_size: int) -> None:
+    """Compares each example's loss among others and padded with its loss alone.
+
+    The clipper bounds an example's gradient; only this sees an example that changes the others'.
+
+    Raises:
+        RunError: They differ, so examples are not independent of each other.
+    """
+    examples = synthetic_examples(count, longest, vocab_size=vocab_size, ragged=True)
+    device = next(model.parameters()).device
+    together = per_example_losses(model, collate(examples, pad_token_id=0).to(device))
+    for example, loss in zip(examples, together, strict=True):
+        alone = per_example_losses(model, collate([example], pad_token_id=0).to(device))[0]
+        if not torch.isclose(loss, alone, rtol=INDEPENDENCE_TOLERANCE, atol=1e-6):
+            raise RunError(
+                "self-check failed: an example's loss depends on the other examples of its batch "
+                f"or on padding ({float(loss):.6f} among others, {float(alone):.6f} alone), so "
+                "clipping would bound nothing; choose another model."
+            )

@@ -36,6 +36,9 @@ class DeviceConfig:
         """
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        # tf32 keeps ten bits of a factor: norms and sums would not be float32's.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         available = torch.cuda.is_available()
         if self.device == "cuda" and not available:
             raise InputError(

@@ -95,7 +95,7 @@ def test_no_training_text_and_no_private_number_leaves_the_private_folder(
         for key in ("mean_loss", "median_gradient_norm")
         if key in step
     ]
-    assert len(steps) == 3 and numbers
+    assert len(steps) == 4 and numbers
     texts = [path.read_bytes().decode("latin-1") for path in public_files(folder)]
     for text in (*texts, outcome.out, outcome.err):
         assert MARKER not in text
@@ -178,10 +178,21 @@ def test_a_folder_another_process_trains_in_is_refused(workspace: Workspace) -> 
 
 
 def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
-    for name in ("config.yaml", "metrics.json", "report.md", "notes.txt"):
+    """An older checkpoint would count as newer than this run's first, an older model as its own."""
+    for folder in ("model", "private/checkpoints/step-00000005"):
+        (tmp_path / folder).mkdir(parents=True)
+    files = ["config.yaml", "metrics.json", "report.md", "notes.txt"]
+    for name in (*files, "private/diagnostics.jsonl", "private/predictions.jsonl"):
         (tmp_path / name).write_text("old")
     start_anew(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "notes.txt"]
+    left = sorted(path.name for path in tmp_path.rglob("*"))
+    assert left == ["config.yaml", "notes.txt", "private"]
+
+
+def test_a_folder_that_is_no_runs_keeps_everything(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    start_anew(tmp_path)
+    assert (tmp_path / "model").exists()
 
 
 def test_a_folder_that_was_no_run_keeps_its_files(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def server(tmp_path, monkeypatch) -> Iterator[str]:
 
 
 def test_a_file_is_fetched_once_and_then_read_from_the_cache(server):
-    assert [fetch(f"{server}/train.csv"), fetch(f"{server}/train.csv")] == [CSV, CSV]
+    for _ in range(2):
+        assert fetch(f"{server}/train.csv", cache=True) == CSV
     assert Handler.requests == ["/train.csv"]
 
 
@@ -61,22 +62,28 @@ def test_the_url_source_reads_the_official_column_names(server):
 @pytest.mark.parametrize("file", ["missing.csv", "cut.csv"])
 def test_a_failed_download_is_said_with_the_ways_out_and_leaves_nothing(server, file, tmp_path):
     with pytest.raises(InputError, match=r"task\.data_dir.*task\.source=embedded model=tiny"):
-        fetch(f"{server}/{file}")
+        fetch(f"{server}/{file}", cache=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_an_unreachable_address_is_said_with_the_ways_out(tmp_path, monkeypatch):
     monkeypatch.setenv("DPFT_CACHE", str(tmp_path))
     with pytest.raises(InputError, match=r"127\.0\.0\.1:1/train\.csv .*task\.data_dir"):
-        fetch("http://127.0.0.1:1/train.csv")
+        fetch("http://127.0.0.1:1/train.csv", cache=True)
 
 
 def test_a_file_address_is_refused():
     with pytest.raises(InputError, match=r"task\.urls must be http.*task\.data_dir"):
-        fetch("file:///etc/hosts")
+        fetch("file:///etc/hosts", cache=True)
 
 
 def test_without_a_writable_cache_the_file_is_still_read(server, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DPFT_CACHE", str(tmp_path / "file"))
-    assert fetch(f"{server}/train.csv") == CSV
+    assert fetch(f"{server}/train.csv", cache=True) == CSV
+
+
+def test_a_users_own_file_is_kept_in_no_cache(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFT_CACHE", str(tmp_path / "cache"))
+    assert fetch(f"{server}/train.csv", cache=False) == CSV
+    assert not (tmp_path / "cache").exists()

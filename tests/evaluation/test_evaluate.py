@@ -29,6 +29,10 @@ END = WORDS.index("<end>")
 
 @dataclass(frozen=True, kw_only=True)
 class LetterTask(Task):
+    published_hub_name: ClassVar[str | None] = "alphabet/letters"
+    published_urls: ClassVar[dict[str, str]] = {
+        split: f"https://letters.example/{split}.csv" for split in ("validation", "test")
+    }
     columns: ClassVar[tuple[str, ...]] = ("group", "target")
 
     def example(self, row):
@@ -204,9 +208,23 @@ def test_an_unknown_stage_is_refused():
     ],
 )
 def test_trust_rule_8_which_splits_are_public(source, data_dir, split, declared, public):
-    task = LetterTask(name="letters", source=source, data_dir=data_dir)
+    task = LetterTask(
+        name="letters", source=source, data_dir=data_dir,
+        hub_name=LetterTask.published_hub_name, urls=dict(LetterTask.published_urls),
+    )  # fmt: skip
     config = EvalConfig(split=split, split_is_public=declared)
     assert eval_split_is_public(task, config) is public
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"source": "hub", "hub_name": "mycorp/letters"},
+        {"source": "url", "urls": {"test": "https://intranet.example/test.csv"}},
+    ],
+)
+def test_trust_rule_8_a_users_own_hub_data_or_address_is_not_public(own):
+    assert not eval_split_is_public(LetterTask(name="letters", **own), EvalConfig())
 
 
 @pytest.mark.parametrize(

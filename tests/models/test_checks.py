@@ -6,6 +6,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MixtralConfig,
     PretrainedConfig,
     Qwen3MoeConfig,
@@ -64,3 +66,28 @@ def test_a_mixture_of_experts_is_refused_by_name(
         model = auto.from_config(config)
     with pytest.raises(InputError, match="routes tokens among experts"):
         check_model(model)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "factor": 2.0,
+            "short_factor": [1.0, 1.0],
+            "long_factor": [2.0, 2.0],
+            "original_max_position_embeddings": 8,
+        },
+    ],
+)
+def test_rotary_positions_scaled_by_the_longest_example_are_refused(rope):
+    config = LlamaConfig(
+        **SMALL, max_position_embeddings=16, rope_parameters={"rope_theta": 1e4, **rope}
+    )
+    with pytest.raises(InputError, match="longest example of the batch"):
+        check_model(LlamaForCausalLM(config))
+
+
+def test_plain_rotary_positions_pass():
+    check_model(LlamaForCausalLM(LlamaConfig(**SMALL)))

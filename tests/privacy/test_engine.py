@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.errors import RunError
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
@@ -155,6 +156,24 @@ def test_a_plan_whose_sensitivity_is_not_the_clippers_is_refused(ledger):
     phase = Phase(method="full", steps=3, max_grad_norm=0.1, sensitivity=0.05)
     with pytest.raises(ValueError, match="sensitivity"):
         make_engine(linear(), ledger, phases=(phase,))
+
+
+def test_phases_of_another_sensitivity_are_refused_while_one_clipper_serves_all(ledger):
+    first = Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1)
+    second = Phase(method="bitfit", steps=2, max_grad_norm=0.01, sensitivity=0.01)
+    with pytest.raises(ValueError, match="every phase's sensitivity"):
+        make_engine(linear(), ledger, phases=(first, second))
+
+
+def test_a_parameter_unfrozen_later_ends_the_run_before_it_could_move_without_noise(ledger):
+    model = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 1, bias=False))
+    model[1].requires_grad_(False)
+    engine = make_engine(model, ledger)
+    with engine:
+        engine.draw(8)
+        model[1].requires_grad_(True)
+        with pytest.raises(RunError, match="stay those the run began with"):
+            engine.finish_step()
 
 
 def test_leaving_restores_the_model_and_the_global_generator(ledger):

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.ledger import GENESIS, Ledger, read_ledger
+from dpft.privacy.ledger import GENESIS, Ledger, check_ledger, read_ledger
+from tests.privacy.test_plan import plan
 
 MECHANISM = {"name": "poisson_sampled_gaussian", "noise_multiplier": 1.5, "sample_rate": 0.1}
 
@@ -75,3 +76,26 @@ def test_a_spoilt_ledger_is_refused_by_line_number(path, spoil, line):
 def test_a_second_ledger_in_one_folder_is_refused(path):
     with pytest.raises(InputError, match=r"hydra\.run\.dir"):
         Ledger(path)
+
+
+def run_of(plan, path, steps, *, close=True):
+    with Ledger(path) as ledger:
+        for step in range(steps):
+            ledger.append(step + 1, plan.mechanism_at(step))
+        if close:
+            ledger.close()
+    return read_ledger(path)
+
+
+def test_only_a_closed_ledger_of_all_the_plans_steps_passes(tmp_path):
+    check_ledger(run_of(plan(steps=3), tmp_path / "good", 3), plan(steps=3))
+    with pytest.raises(StateError, match="must hold 3 steps and be closed, got 2 steps"):
+        check_ledger(run_of(plan(steps=3), tmp_path / "short", 2), plan(steps=3))
+    with pytest.raises(StateError, match="not closed"):
+        check_ledger(run_of(plan(steps=3), tmp_path / "open", 3, close=False), plan(steps=3))
+
+
+def test_a_ledger_of_another_mechanism_is_refused(tmp_path):
+    record = run_of(plan(noise_multiplier=9.0), tmp_path / "ledger", 3)
+    with pytest.raises(StateError, match="step 1 is not the plan's mechanism"):
+        check_ledger(record, plan())

@@ -20,3 +20,11 @@ def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
 
 def test_e2e_trains_on_the_published_number_of_examples():
     assert OmegaConf.load(CONF / "e2e.yaml").num_train_examples == 42061
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_yaml_reads_the_published_data_unless_told_otherwise(name):
+    values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
+    for source in ("hub", "url"):
+        task = task_class(name)(**{**values, "source": source})
+        assert all(task.is_published(split) for split in ("train", "validation", "test"))

@@ -44,3 +44,16 @@ def test_synthetic_examples_are_ragged_and_within_the_vocabulary():
     lengths = [len(example.input_ids) for example in examples]
     assert lengths == sorted(set(lengths), reverse=True) and lengths[0] == 12
     assert all(0 <= token < 5 for example in examples for token in example.input_ids)
+
+
+def test_a_model_whose_examples_mix_is_refused_though_its_gradients_agree_with_the_loop():
+    """The loop oracle runs the same batched forward, so it cannot see what mixes there."""
+
+    class Mixing(torch.nn.Module):
+        def forward(self, hidden):
+            return hidden + hidden.detach().mean(0, keepdim=True)
+
+    model = tiny_model()
+    model.transformer.drop = Mixing()
+    with pytest.raises(RunError, match="depends on the other examples"):
+        check(model)

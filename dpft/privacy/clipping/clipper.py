@@ -49,7 +49,7 @@ class PerExampleClipper:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
         Args:
-            model: The model; its parameters in float32 or float64.
+            model: The model; its trainable parameters in float32 or float64.
             max_grad_norm: The clipping norm, positive and finite.
             clipping: Name of the clipping style.
             engine: Name of the engine; all give the same sum.
@@ -99,10 +99,12 @@ class PerExampleClipper:
 
         Raises:
             InputError: Losses or units of the wrong shape, or losses without a graph.
-            RunError: A parameter is used without the batch dimension or outside its layer.
+            RunError: A parameter is used without the batch dimension or outside its layer, or
+                what trains is no longer what the clipper was made for.
         """
         if not self._entered:
             raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
+        self._engine.check_unchanged()
         losses = compute_losses()
         if losses.dim() == 1 and len(losses) == 0:
             return losses.detach()

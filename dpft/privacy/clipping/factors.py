@@ -4,7 +4,6 @@ Each style states its sensitivity, the most one unit can move the sum of scaled 
 the noise is a multiple of exactly that number.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -16,6 +15,9 @@ from dpft.errors import InputError
 # A factor computed in floating point may exceed the true one by rounding; sixteen units in the
 # last place cover the norm's own error (DESIGN section 5).
 GUARD_EPS = 16
+
+NORM_RANGE = (1e-10, 1e10)
+"""Clipping norms whose squares, factors and noise float32 can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,11 @@ class ClippingStyle(ABC):
     max_grad_norm: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
+        least, most = NORM_RANGE
+        if not least <= self.max_grad_norm <= most:
             raise InputError(
-                f"privacy.max_grad_norm must be positive and finite, got {self.max_grad_norm}."
+                f"privacy.max_grad_norm must be positive and finite, from {least:g} to {most:g}, "
+                f"got {self.max_grad_norm}."
             )
 
     @property

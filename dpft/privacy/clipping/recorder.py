@@ -22,7 +22,12 @@ class Recorder:
         """
         self._names = names
         self._uses: dict[Tensor, list[Use]] = defaultdict(list)
-        self.batch_size = 0
+        self._batch_size = 0
+
+    def start(self, batch_size: int) -> None:
+        """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""
+        self._batch_size = batch_size
+        self._uses.clear()
 
     def record(self, parameter: Tensor, use: Use) -> None:
         """Takes one use of ``parameter``.
@@ -32,10 +37,10 @@ class Recorder:
                 cannot be told apart.
         """
         rows = _leading_size(use)
-        if rows != self.batch_size:
+        if rows != self._batch_size:
             raise RunError(
                 f"parameter {self._names[parameter]} was used with a leading dimension of {rows}, "
-                f"expected the batch size {self.batch_size}: pass its layer inputs that carry the "
+                f"expected the batch size {self._batch_size}: pass its layer inputs that carry the "
                 "batch (for position embeddings: expanded position_ids)."
             )
         self._uses[parameter].append(use)

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CANCELLATION = 1e-4
+"""Share of its squared reach under which a squared norm is taken again in float64: above it,
+float32's error in the norm stays under 1e-5 (measured: 100 positions of independent gradients
+have a share of 1e-2)."""
+
 
 @dataclass(frozen=True)
 class OuterUse:
@@ -37,6 +42,14 @@ class OuterUse:
         if steps * (rows + columns) < rows * columns:
             return torch.einsum("bts,bts->b", _gram(self.left), _gram(self.right))
         return self.instantiate().square().sum((1, 2))
+
+    def reach(self) -> Tensor:
+        """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,): the largest norm."""
+        return (_lengths(self.left) * _lengths(self.right)).sum(1)
+
+    def double(self, examples: Tensor) -> "OuterUse":
+        """Returns the use of some examples in float64."""
+        return OuterUse(self.left[examples].double(), self.right[examples].double())
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
@@ -86,6 +99,14 @@ class RowsUse:
         norms = values.new_zeros(count)
         return norms.index_add_(0, keys // self.rows, summed.square().sum(1))
 
+    def reach(self) -> Tensor:
+        """Returns sum over t of ``|values[i, t]|``, shape (b,): the largest norm."""
+        return _lengths(self.values).sum(1)
+
+    def double(self, examples: Tensor) -> "RowsUse":
+        """Returns the use of some examples in float64."""
+        return RowsUse(self.ids[examples], self.values[examples].double(), self.rows)
+
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
         count, _, columns = self.values.shape
@@ -122,6 +143,14 @@ class GradientUse:
     def squared_norms(self) -> Tensor:
         """Returns the squared norms, shape (b,)."""
         return _norm_dtype(self.values).flatten(1).square().sum(1)
+
+    def reach(self) -> Tensor:
+        """Returns the norms, shape (b,)."""
+        return self.squared_norms().sqrt()
+
+    def double(self, examples: Tensor) -> "GradientUse":
+        """Returns the use of some examples in float64."""
+        return GradientUse(self.values[examples].double())
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, *parameter.shape)."""
@@ -198,14 +227,33 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
 def squared_norms(uses: Sequence[Use]) -> Tensor:
     """Returns the squared norms of one parameter's per-example gradients, shape (b,).
 
+    A float32 sum of products is good to about 1e-7 of its reach, the norm it would have if no
+    two terms cancelled. Where terms cancel so far that this would show in the norm, the norm is
+    taken in float64, and never below float32's resolution of the reach: the clipped sum itself
+    is formed in float32 and is no better.
+
     Args:
         uses: The parameter's uses, at most one of each kind.
     """
+    squares = _squared_norms(uses)
+    if squares.dtype == torch.float64:
+        return squares.clamp(min=0)
+    reach = torch.stack([use.reach() for use in uses]).sum(0)
+    cancelled = (squares < CANCELLATION * reach.square()) & reach.isfinite()
+    if bool(cancelled.any()):
+        examples = cancelled.nonzero()[:, 0]
+        exact = _squared_norms([use.double(examples) for use in uses])
+        floor = (torch.finfo(torch.float32).eps * reach[examples].double()).square()
+        squares[examples] = torch.maximum(exact, floor).float()
+    return squares
+
+
+def _squared_norms(uses: Sequence[Use]) -> Tensor:
     if len(uses) == 1:
         return uses[0].squared_norms()
     if len(uses) == 2 and isinstance(uses[0], OuterUse) and isinstance(uses[1], RowsUse):
         own = uses[0].squared_norms() + uses[1].squared_norms()
-        return (own + 2 * _tied_cross_term(uses[0], uses[1])).clamp(min=0)
+        return own + 2 * _tied_cross_term(uses[0], uses[1])
     dense = torch.stack([use.instantiate() for use in uses]).sum(0)
     return dense.flatten(1).square().sum(1)
 
@@ -221,6 +269,10 @@ def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Tensor:
     picked = _norm_dtype(torch.gather(head.left, 2, ids))
     alignment = _norm_dtype(head.right) @ _norm_dtype(embedding.values).transpose(1, 2)
     return torch.einsum("bst,bst->b", picked, alignment)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(_norm_dtype(rows), dim=2)
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -56,34 +56,43 @@ def test_the_tokenizer_round_trips_any_text(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_record_of_eight_fields_fits_into_a_hundred_tokens(tokenizer):
-    prompt = (
-        "name : Mulberry Ladle | Type : tea room | food : Vietnamese | price : below £12 | "
-        "customer rating : 4 out of 5 | area : riverside | family friendly : yes | "
-        "near : Pilgrim Observatory\n"
+def test_a_record_of_eight_fields_and_its_reference_fit_into_a_hundred_tokens(tokenizer):
+    record = (
+        "name : The Example Arms | Type : coffee shop | food : English | price : less than £20 | "
+        "customer rating : 3 out of 5 | area : city centre | family friendly : no | "
+        "near : Tollgate Inn"
     )
     target = (
-        "Mulberry Ladle is a tea room by the riverside near Pilgrim Observatory that serves "
-        "Vietnamese food for below £12, has a rating of 4 out of 5 and is family friendly."
+        "The Example Arms near Tollgate Inn is a coffee shop in the city centre that serves "
+        "English food for less than £20 and isn't family friendly."
     )
-    assert len(tokenizer.encode(prompt) + tokenizer.encode(target)) < 100
+    assert len(tokenizer.encode(record)) + len(tokenizer.encode(target)) + 2 < 95
 
 
 @torch.no_grad()
-def test_the_model_copies_an_unseen_name_from_the_record(tokenizer, model):
-    prompt = "name : Mulberry Ladle | Type : museum | price : cheap | near : Otter Steps\n"
-    ids = torch.tensor([tokenizer.encode(prompt)])
-    written = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :]
-    text = tokenizer.decode(written, skip_special_tokens=True)
-    assert "Mulberry Ladle" in text and "museum" in text
-    assert written[-1] == tokenizer.eos_token_id
+def test_the_model_copies_names_it_has_never_seen(tokenizer, model):
+    names = ("Salty Otter", "Ruby Kettle", "Hazel Fork", "The Ginger Teapot", "Brindlewood Corner")
+    copied = 0
+    for name in names:
+        record = f"name : {name} | type : museum | price : cheap | near : Otter Street"
+        prompt = tokenizer.encode(record) + tokenizer.encode("\n")
+        ids = torch.tensor([prompt])
+        written = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False
+        )[0, len(prompt) :]
+        copied += name in tokenizer.decode(written, skip_special_tokens=True)
+    assert copied >= 4
+
+
+def test_a_word_has_the_same_tokens_at_the_start_of_a_text_as_inside_one(tokenizer):
+    assert tokenizer.encode("name Otter")[1:] == tokenizer.encode("Otter")
+    assert len(tokenizer.encode("\n")) == 1
 
 
 def test_a_miniature_build_writes_a_folder_that_loads(tmp_path):
     threads = torch.get_num_threads()
-    recipe = build.Recipe(
-        steps=2, batch_size=4, width=16, layers=1, heads=2, tokenizer_passages=50, threads=threads
-    )
+    shape = {"width": 16, "layers": 2, "heads": 2, "vocabulary_size": 400}
+    recipe = build.Recipe(steps=2, batch_size=4, tokenizer_passages=50, threads=threads, **shape)
     build.build(tmp_path / "first", recipe)
     build.build(tmp_path / "second", recipe)
     names = ("config.json", "model.safetensors", "tokenizer.json")
@@ -99,4 +108,7 @@ def test_the_shipped_folder_fits_the_shipped_recipe():
     shape = (config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"])
     assert shape == (recipe.width, recipe.layers, recipe.heads, recipe.positions)
     with safe_open(MODEL_DIRECTORY / "model.safetensors", "pt") as weights:
-        assert weights.get_tensor("transformer.wte.weight").shape == (2048, recipe.width)
+        assert weights.get_tensor("transformer.wte.weight").shape == (
+            recipe.vocabulary_size,
+            recipe.width,
+        )

@@ -215,10 +215,43 @@ def test_wrong_losses_are_refused(losses, message):
         clip.accumulate(lambda: losses(model))
 
 
-@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), float("inf"), 1e-46, 1e30])
 def test_a_clipping_norm_that_is_not_positive_and_finite_is_refused(norm):
     with pytest.raises(InputError, match="max_grad_norm must be positive"):
         PerExampleClipper(nn.Linear(1, 1), norm)
+
+
+def test_a_parameter_unfrozen_inside_is_refused_by_name(batch):
+    model = gpt2()
+    model.transformer.wpe.weight.requires_grad = False
+    with PerExampleClipper(model, NORM) as clip:
+        model.transformer.wpe.weight.requires_grad = True
+        with pytest.raises(RunError, match=r"wpe\.weight was frozen, unfrozen or replaced"):
+            clip.accumulate(batch.losses(model))
+
+
+def test_half_precision_parameters_are_refused_by_name():
+    with pytest.raises(InputError, match="weight must be float32 or float64, got torch.bfloat16"):
+        PerExampleClipper(nn.Linear(2, 2).bfloat16(), NORM)
+
+
+def test_parameters_that_a_layers_rule_does_not_know_are_refused():
+    layer = torch.nn.utils.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="weight_g"):
+        PerExampleClipper(layer, NORM)
+
+
+def test_what_a_stray_backward_left_does_not_reach_the_next_batch(batch):
+    model = gpt2()
+    expected = clipped_sum(model, batch)
+    model.zero_grad()
+    with PerExampleClipper(model, NORM) as clip:
+        clip.accumulate(batch.losses(model))
+        batch.losses(model)().sum().backward()
+        model.zero_grad()
+        clip.accumulate(batch.losses(model))
+    got = Clipped(expected.norms, {n: p.grad for n, p in model.named_parameters()})
+    assert got.distance(expected) <= 1e-6
 
 
 def test_unknown_engine_style_and_nothing_trainable_are_refused():

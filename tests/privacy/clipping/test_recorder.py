@@ -10,7 +10,7 @@ from dpft.privacy.clipping.uses import GradientUse, OuterUse
 def test_uses_are_kept_per_parameter_and_taken_once():
     weight = nn.Parameter(torch.zeros(2))
     recorder = Recorder({weight: "weight"})
-    recorder.batch_size = 3
+    recorder.start(3)
     uses = [GradientUse(torch.zeros(3, 2)), GradientUse(torch.ones(3, 2))]
     for use in uses:
         recorder.record(weight, use)
@@ -25,6 +25,6 @@ def test_uses_are_kept_per_parameter_and_taken_once():
 def test_a_use_that_does_not_carry_the_batch_is_refused_by_parameter_name(use):
     weight = nn.Parameter(torch.zeros(2))
     recorder = Recorder({weight: "wpe.weight"})
-    recorder.batch_size = 3
+    recorder.start(3)
     with pytest.raises(RunError, match=r"wpe\.weight .* expected the batch size 3"):
         recorder.record(weight, use)

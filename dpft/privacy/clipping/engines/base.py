@@ -1,13 +1,13 @@
 """What an engine is, and the checks of a loss that all engines share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.factors import ClippingStyle
 
 LossFunction = Callable[[], Tensor]
@@ -35,15 +35,34 @@ class Engine(ABC):
         """Prepares for a model.
 
         Raises:
-            InputError: The model has no trainable parameter.
+            InputError: The model has no trainable parameter, or one in half precision.
         """
         self.model = model
         self.style = style
-        self.names: dict[Tensor, str] = {
-            p: name for name, p in model.named_parameters() if p.requires_grad
-        }
+        self.names: dict[Tensor, str] = dict(trainable_parameters(model))
         if not self.names:
             raise InputError("the model must have a trainable parameter, got none.")
+        for parameter, name in self.names.items():
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"trainable parameter {name} must be float32 or float64, got "
+                    f"{parameter.dtype}; load the model in float32."
+                )
+
+    def check_unchanged(self) -> None:
+        """Refuses a model whose trainable parameters are not those it was prepared with.
+
+        Raises:
+            RunError: A parameter was frozen, unfrozen or replaced since.
+        """
+        now = dict(trainable_parameters(self.model))
+        changed = [name for p, name in now.items() if p not in self.names]
+        changed += [name for p, name in self.names.items() if p not in now]
+        if changed:
+            raise RunError(
+                f"the trainable parameters must stay those the clipper was made for, but "
+                f"{changed[0]} was frozen, unfrozen or replaced; make a new one."
+            )
 
     @abstractmethod
     def install(self) -> None:
@@ -61,6 +80,13 @@ class Engine(ABC):
             losses: Per-example losses, shape (b,), b at least 1.
             units: Privacy unit of each row, shape (b,), or None where each row is its own.
         """
+
+
+def trainable_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, str]]:
+    """Yields each trainable parameter, a tied one once, with its name."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield parameter, name
 
 
 def check_losses(losses: Tensor) -> None:

@@ -56,7 +56,7 @@ class BookKeepingEngine(Engine):
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
-        self._recorder.batch_size = len(losses)
+        self._recorder.start(len(losses))
         uses = self._backward(losses)
         grouping = None if units is None else Units.of(units)
         finite = losses.detach().isfinite()
@@ -79,7 +79,8 @@ class BookKeepingEngine(Engine):
         """Computes norms and factors, then contracts; each use is freed once contracted."""
         squares = [squared_norms(kept) for kept in uses.values()]
         total = torch.stack(squares).sum(0) if squares else finite.float() * 0
-        finite = finite & total.isfinite()
+        # A negative total would be a NaN norm, and a NaN factor would spoil every example's sum.
+        finite = finite & total.isfinite() & (total >= 0)
         if not bool(finite.all()):
             uses = {p: [use.keep(finite) for use in kept] for p, kept in uses.items()}
         norms = torch.where(finite, total, 0).sqrt()
@@ -98,7 +99,7 @@ def _rules_for(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
         if not own:
             continue
         rule = find_rule(module)
-        if rule is None:
+        if rule is None or not set(own) <= {"weight", "bias"}:
             parameters = ", ".join(f"{path}.{name}" if path else name for name in own)
             raise InputError(
                 f"trainable parameter {parameters} belongs to a {type(module).__name__} layer, "
