@@ -134,7 +134,7 @@ def test_expand_sees_the_overrides_before_hydra_does(
     assert json.loads(capsys.readouterr().out)["name"] == "lora"
 
 
-def test_unpickling_an_earlier_job_is_refused(
+def test_trust_rule_11_unpickling_an_earlier_job_is_refused(
     fake: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "--experimental-rerun", "job.pickle"]) == 2

@@ -84,7 +84,7 @@ def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: 
         assert PUBLIC_LINES.fullmatch(line), line
 
 
-def test_no_training_text_and_no_private_number_leaves_the_private_folder(
+def test_trust_rule_7_no_training_text_and_no_private_number_leaves_the_private_folder(
     folder: Path, outcome: Outcome
 ) -> None:
     lines = (folder / "private" / "diagnostics.jsonl").read_text().splitlines()

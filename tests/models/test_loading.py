@@ -148,7 +148,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder):
     assert "11 tokens where the model has 10" in refusal(load_tokenizer, local(folder))
 
 
-def test_code_in_a_checkpoint_is_not_executed(folder, tmp_path):
+def test_trust_rule_11_code_in_a_checkpoint_is_not_executed(folder, tmp_path):
     values = json.loads((folder / "config.json").read_text())
     values |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     (folder / "config.json").write_text(json.dumps(values))

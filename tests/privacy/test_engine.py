@@ -39,7 +39,7 @@ def make_engine(model, ledger, seed=1, **changes) -> PrivacyEngine:
     return PrivacyEngine(model, plan=plan(**changes), ledger=ledger, randomness=randomness)
 
 
-def test_sampler_and_accountants_event_come_from_the_same_plan(ledger):
+def test_trust_rule_1_sampler_and_accountants_event_come_from_the_same_plan(ledger):
     engine = make_engine(linear(), ledger, sample_rate=0.5)
     with engine:
         indices = engine.draw(1000)
@@ -79,7 +79,7 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_micro_batches(tmp_p
     assert torch.allclose(whole, parts, rtol=1e-5)
 
 
-def test_an_empty_draw_takes_a_noisy_step(ledger):
+def test_trust_rule_5_an_empty_draw_takes_a_noisy_step(ledger):
     model = linear(1000)
     engine = make_engine(model, ledger, sample_rate=1e-9)
     with engine:
@@ -136,7 +136,7 @@ def test_steps_must_be_finished_and_are_no_more_than_planned(ledger):
             engine.draw(8)
 
 
-def test_one_record_moves_the_sum_before_noise_by_at_most_the_sensitivity(tmp_path):
+def test_trust_rule_2_one_record_moves_the_sum_before_noise_by_at_most_the_sensitivity(tmp_path):
     """Twin data sets under the same randomness: the noise cancels in the difference."""
 
     def gradient(records, name):

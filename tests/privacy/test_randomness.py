@@ -14,7 +14,7 @@ from dpft.privacy.randomness import (
 CPU = torch.device("cpu")
 
 
-def test_two_runs_never_share_randomness():
+def test_trust_rule_4_two_runs_never_share_randomness():
     first, second = make_randomness(CPU), make_randomness(CPU)
     assert not np.array_equal(first.sampling.draw(8), second.sampling.draw(8))
     shape = torch.Size([8])
@@ -23,7 +23,7 @@ def test_two_runs_never_share_randomness():
     assert not first.reproducible
 
 
-def test_a_noise_seed_makes_the_run_reproducible_and_says_so():
+def test_trust_rule_4_a_noise_seed_makes_the_run_reproducible_and_says_so():
     first, second = make_randomness(CPU, noise_seed=1), make_randomness(CPU, noise_seed=1)
     assert np.array_equal(first.sampling.draw(8), second.sampling.draw(8))
     shape = torch.Size([8])

@@ -42,7 +42,7 @@ def test_upper_bounds_are_rounded_up_and_lower_bounds_down(table):
     assert "prv                 2.9769        2.9871        2.9974" in table
 
 
-def test_the_headline_is_a_whole_tuple(report):
+def test_trust_rule_6_the_headline_is_a_whole_tuple(report):
     text = " ".join(headline(report).split())
     for part in (
         "epsilon = 2.9974",

@@ -125,7 +125,7 @@ def test_the_noise_source_and_the_ledger_are_told() -> None:
     assert "100, taken as public (privacy.num_examples)" in report
 
 
-def test_epsilons_are_rounded_up_and_gdp_is_no_bound() -> None:
+def test_trust_rule_6_epsilons_are_rounded_up_and_gdp_is_no_bound() -> None:
     prv = {"lower": 1.0, "estimate": 2.0, "upper": 2.00001}
     record = {**private(), "epsilon": 2.98991, "epsilons": {"gdp": 1.0, "prv": prv}}
     report = render(CONFIG, record, [])

@@ -55,7 +55,7 @@ def test_micro_batch_size_does_not_change_the_update(tmp_path):
     assert difference(*weights) < 1e-4
 
 
-def test_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
+def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
     seen = []
     save = session_module.save_checkpoint
 
@@ -68,7 +68,7 @@ def test_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
     assert [(step, lines) for step, lines, _ in seen] == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
 
-def test_at_the_end_the_secret_generator_states_are_gone(tmp_path):
+def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
     states = []
 
     def save_model():
@@ -83,7 +83,7 @@ def test_at_the_end_the_secret_generator_states_are_gone(tmp_path):
     assert not list((tmp_path / "private").rglob(GENERATORS))
 
 
-def test_training_statistics_go_to_private_files_only(tmp_path):
+def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):
     run_privately(tmp_path)
     private = tmp_path / "private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
@@ -96,7 +96,7 @@ def test_training_statistics_go_to_private_files_only(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]
 
 
-def test_a_folder_with_a_ledger_is_refused(tmp_path):
+def test_trust_rule_4_a_folder_with_a_ledger_is_refused(tmp_path):
     run_privately(tmp_path)
     with pytest.raises(InputError, match="has taken noisy steps"):
         run_privately(tmp_path)

@@ -51,7 +51,7 @@ def test_sequence_length_equal_to_the_batch_size_is_no_special_case():
     assert clipped_sum(model, batch).distance(one_at_a_time(model, batch, NORM)) <= 1e-5
 
 
-def test_adding_one_example_moves_the_sum_by_at_most_the_sensitivity(batch):
+def test_trust_rule_2_adding_one_example_moves_the_sum_by_at_most_the_sensitivity(batch):
     model = gpt2()
     everyone = clipped_sum(model, batch)
     for left_out in range(4):
@@ -59,13 +59,13 @@ def test_adding_one_example_moves_the_sum_by_at_most_the_sensitivity(batch):
         assert everyone.minus(without) <= NORM * (1 + 1e-5)
 
 
-def test_padding_does_not_change_the_sum():
+def test_trust_rule_3_padding_does_not_change_the_sum():
     model = gpt2()
     narrow, wide = records(width=12), records(width=20)
     assert clipped_sum(model, wide).distance(clipped_sum(model, narrow)) <= 1e-5
 
 
-def test_micro_batch_size_and_order_do_not_change_the_sum(batch):
+def test_trust_rule_3_micro_batch_size_and_order_do_not_change_the_sum(batch):
     model = gpt2()
     whole = clipped_sum(model, batch)
     model.zero_grad()
