@@ -46,7 +46,7 @@ def test_synthetic_examples_are_ragged_and_within_the_vocabulary():
     assert all(0 <= token < 5 for example in examples for token in example.input_ids)
 
 
-def test_trust_rule_3_a_model_whose_examples_mix_is_refused_though_its_gradients_agree_with_the_loop():
+def test_trust_rule_3_a_model_whose_examples_mix_is_refused_though_the_loop_agrees():
     """The loop oracle runs the same batched forward, so it cannot see what mixes there."""
 
     class Mixing(torch.nn.Module):
