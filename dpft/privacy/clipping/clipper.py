@@ -14,9 +14,10 @@ True
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines import engine_class
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses, check_units
 from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
@@ -61,6 +62,7 @@ class PerExampleClipper:
         self.style: ClippingStyle = clipping_style(clipping, max_grad_norm=max_grad_norm)
         self._engine = engine_class(engine)(model, self.style)
         self._entered = False
+        self._failed = False
         self.non_finite = 0
         """Examples (or units) left out as not finite, since entering; private."""
 
@@ -100,10 +102,16 @@ class PerExampleClipper:
         Raises:
             InputError: Losses or units of the wrong shape, or losses without a graph.
             RunError: A parameter is used without the batch dimension or outside its layer, or
-                what trains is no longer what the clipper was made for.
+                what trains is no longer what the clipper was made for, or a batch before this
+                one failed half-way.
         """
         if not self._entered:
             raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
+        if self._failed:
+            raise RunError(
+                "a batch failed while it was being added, so the sum may hold part of it: clear "
+                "the gradients and make a new PerExampleClipper."
+            )
         self._engine.check_unchanged()
         losses = compute_losses()
         if losses.dim() == 1 and len(losses) == 0:
@@ -111,6 +119,10 @@ class PerExampleClipper:
         check_losses(losses)
         if units is not None:
             check_units(units, len(losses))
-        clipped = self._engine.accumulate(losses, units)
+        # Set until the sum is whole: after an error part of this batch may be in it.
+        self._failed = True
+        with torch.autocast(losses.device.type, enabled=False):
+            clipped = self._engine.accumulate(losses, units)
+        self._failed = False
         self.non_finite += clipped.non_finite
         return clipped.norms

@@ -14,10 +14,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CANCELLATION = 1e-4
-"""Share of its squared reach under which a squared norm is taken again in float64: above it,
-float32's error in the norm stays under 1e-5 (measured: 100 positions of independent gradients
-have a share of 1e-2)."""
+
+@dataclass(frozen=True)
+class _Resolution:
+    """How far terms may cancel before a dtype's sums of products stop being good enough.
+
+    Attributes:
+        share: Share of its squared reach under which a squared norm is taken again, without
+            subtracting large numbers from each other.
+        floor: Least norm, over its reach, that a gradient is clipped by. The clipped sum is
+            formed in the model's own dtype, so below it a factor would magnify rounding.
+    """
+
+    share: float
+    floor: float
+
+
+# Measured on gradients built to cancel, 2 to 1024 positions: above these shares the norm, and
+# above these floors the clipped gradient, is good to 1e-5 (float32) and 1e-10 (float64). A
+# hundred positions of independent gradients have a share of 1e-2.
+_RESOLUTION = {
+    torch.float32: _Resolution(share=5e-3, floor=1e-3),
+    torch.float64: _Resolution(share=1e-6, floor=1e-7),
+}
 
 
 @dataclass(frozen=True)
@@ -227,25 +246,29 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
 def squared_norms(uses: Sequence[Use]) -> Tensor:
     """Returns the squared norms of one parameter's per-example gradients, shape (b,).
 
-    A float32 sum of products is good to about 1e-7 of its reach, the norm it would have if no
-    two terms cancelled. Where terms cancel so far that this would show in the norm, the norm is
-    taken in float64, and never below float32's resolution of the reach: the clipped sum itself
-    is formed in float32 and is no better.
+    Where an example's terms cancel so far that rounding would show in its norm, the norm is taken
+    again exactly, and not below a small share of its reach, the norm it would have if no two
+    terms cancelled: a norm too small would let the example in above its bound.
 
     Args:
         uses: The parameter's uses, at most one of each kind.
     """
     squares = _squared_norms(uses)
-    if squares.dtype == torch.float64:
-        return squares.clamp(min=0)
+    resolution = _RESOLUTION[squares.dtype]
     reach = torch.stack([use.reach() for use in uses]).sum(0)
-    cancelled = (squares < CANCELLATION * reach.square()) & reach.isfinite()
+    cancelled = (squares < resolution.share * reach.square()) & reach.isfinite()
     if bool(cancelled.any()):
         examples = cancelled.nonzero()[:, 0]
-        exact = _squared_norms([use.double(examples) for use in uses])
-        floor = (torch.finfo(torch.float32).eps * reach[examples].double()).square()
-        squares[examples] = torch.maximum(exact, floor).float()
+        chosen = [use.double(examples) for use in uses]
+        exact = _squared_norms(chosen) if squares.dtype == torch.float32 else _dense_norms(chosen)
+        floor = (resolution.floor * reach[examples].double()).square()
+        squares[examples] = torch.maximum(exact, floor).to(squares.dtype)
     return squares
+
+
+def _dense_norms(uses: Sequence[Use]) -> Tensor:
+    dense = torch.stack([use.instantiate() for use in uses]).sum(0)
+    return dense.flatten(1).square().sum(1)
 
 
 def _squared_norms(uses: Sequence[Use]) -> Tensor:
@@ -254,8 +277,7 @@ def _squared_norms(uses: Sequence[Use]) -> Tensor:
     if len(uses) == 2 and isinstance(uses[0], OuterUse) and isinstance(uses[1], RowsUse):
         own = uses[0].squared_norms() + uses[1].squared_norms()
         return own + 2 * _tied_cross_term(uses[0], uses[1])
-    dense = torch.stack([use.instantiate() for use in uses]).sum(0)
-    return dense.flatten(1).square().sum(1)
+    return _dense_norms(uses)
 
 
 def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Tensor:

@@ -100,10 +100,13 @@ def test_a_non_finite_example_contributes_exactly_zero(batch):
 def test_the_loop_engine_takes_a_non_finite_example_alone_and_refuses_it_among_others(batch):
     model = gpt2()
     losses = batch.losses(model)
+    with (
+        PerExampleClipper(model, NORM, engine="loop") as clip,
+        pytest.raises(RunError, match="micro_batch_size=1"),
+    ):
+        clip.accumulate(lambda: losses() * torch.tensor([1, float("nan"), 1, 1]))
+    model.zero_grad()
     with PerExampleClipper(model, NORM, engine="loop") as clip:
-        with pytest.raises(RunError, match="micro_batch_size=1"):
-            clip.accumulate(lambda: losses() * torch.tensor([1, float("nan"), 1, 1]))
-        model.zero_grad()
         assert clip.accumulate(lambda: losses()[:1] * float("nan")).tolist() == [0]
     assert all(p.grad is None for p in model.parameters())
 
@@ -252,6 +255,17 @@ def test_what_a_stray_backward_left_does_not_reach_the_next_batch(batch):
         clip.accumulate(batch.losses(model))
     got = Clipped(expected.norms, {n: p.grad for n, p in model.named_parameters()})
     assert got.distance(expected) <= 1e-6
+
+
+def test_after_a_batch_failed_half_way_nothing_more_is_added(batch, monkeypatch):
+    model = gpt2()
+    with PerExampleClipper(model, NORM) as clip:
+        monkeypatch.setattr(clip._engine, "accumulate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            clip.accumulate(batch.losses(model))
+        monkeypatch.undo()
+        with pytest.raises(RunError, match="may hold part of it"):
+            clip.accumulate(batch.losses(model))
 
 
 def test_unknown_engine_style_and_nothing_trainable_are_refused():
