@@ -28,6 +28,7 @@ GROUPS = sorted(
     for path in FILES
     if path.parent.parent == CONF and path.parent.name != "hydra"
 )
+COMMAND = re.compile(r" {4}(\.venv/bin/)?dpft (train|eval|account|plan) ")
 # What a subcommand cannot be run without.
 NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
@@ -65,7 +66,18 @@ def commands() -> list[str]:
     return sorted(c for c in found if not {"...", "--help", "--multirun"} & set(c.split()))
 
 
-@pytest.mark.parametrize("command", commands())
+def readme_commands() -> list[str]:
+    """The README's ``dpft`` commands, without their comments; not sweeps, not help."""
+    lines = (CONF.parent / "README.md").read_text().splitlines()
+    found = [line.partition("#")[0].split("dpft ", 1)[1] for line in lines if COMMAND.match(line)]
+    return sorted({" ".join(c.split()) for c in found if "--" not in c})
+
+
+def test_the_readme_shows_every_subcommand() -> None:
+    assert {command.split()[0] for command in readme_commands()} == set(SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("command", [*commands(), *readme_commands()])
 def test_the_command_composes_and_loads(command: str) -> None:
     name, *words = shlex.split(command)
     assert isinstance(loaded(name, words), ROOTS[name])
