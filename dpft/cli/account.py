@@ -5,7 +5,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
-from dpft.config.schema import AccountConfig
+from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import (
     Accountants,
@@ -15,8 +15,7 @@ from dpft.privacy.accounting import (
     calibrate_noise_multiplier,
 )
 from dpft.privacy.plan import Calibration, default_delta, planned_steps
-from dpft.reports.accounting import accounting_record, accounting_table
-from dpft.reports.privacy import delta_warnings
+from dpft.reports.accounting import accounting_record, accounting_table, delta_warnings
 
 CONFIG = AccountConfig
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dpft.errors import InputError
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
-from dpft.reports.privacy import delta_warnings
+from dpft.reports.accounting import delta_warnings
 from dpft.tasks.base import Task
 
 logger = logging.getLogger(__name__)

@@ -6,24 +6,19 @@ subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by thei
 
 from dataclasses import dataclass, field
 
+from dpft.config.account import check_output
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.loading import ModelConfig
-from dpft.privacy.settings import (
-    ACCOUNTANTS,
-    DifferentialPrivacy,
-    PrivacyConfig,
-    privacy_class,
-)
+from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
 from dpft.tasks.base import Task, task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.settings import DeviceConfig, TrainingConfig
 
 TASK = {"task": task_class}
 POLYMORPHIC = {**TASK, "method": method_class, "privacy": privacy_class}
-OUTPUTS = ("table", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,40 +83,6 @@ class EvaluateConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountConfig:
-    """``dpft account``, conf/account.yaml."""
-
-    num_examples: int | None = None
-    expected_batch_size: int | None = None
-    sample_rate: float | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    delta: float | None = None
-    eps: float | None = None
-    noise_multiplier: float | None = None
-    accountant: str = "prv"
-    output: str = "table"
-
-    def __post_init__(self) -> None:
-        check_output(self.output)
-        check_accountant(self.accountant)
-        check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
-        check_exactly_one(epochs=self.epochs, steps=self.steps)
-        check_exactly_one(
-            expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
-        )
-        check_positive(
-            num_examples=self.num_examples,
-            expected_batch_size=self.expected_batch_size,
-            sample_rate=self.sample_rate,
-            epochs=self.epochs,
-            steps=self.steps,
-            eps=self.eps,
-            noise_multiplier=self.noise_multiplier,
-        )
-
-
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
     """Refuses the loop engine on more than one example at a time.
 
@@ -136,48 +97,3 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         raise InputError(
             f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
         )
-
-
-def check_exactly_one(**values: float | None) -> None:
-    """Refuses two keys of which both or neither is given.
-
-    Raises:
-        InputError: Not exactly one of ``values`` is given.
-    """
-    given = [name for name, value in values.items() if value is not None]
-    if len(given) != 1:
-        raise InputError(
-            f"exactly one of {' and '.join(values)} must be given, got "
-            f"{'both; drop one of them' if given else 'neither; give one of them'}."
-        )
-
-
-def check_positive(**values: float | None) -> None:
-    """Refuses numbers that are not positive.
-
-    Raises:
-        InputError: A given number is zero or below.
-    """
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise InputError(f"{name} must be above 0, got {value}; raise it.")
-
-
-def check_accountant(accountant: str) -> None:
-    """Refuses an accountant that no guarantee may rest on.
-
-    Raises:
-        InputError: ``accountant`` is not one of prv, pld and rdp.
-    """
-    if accountant not in ACCOUNTANTS:
-        raise InputError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}.")
-
-
-def check_output(output: str) -> None:
-    """Refuses an output format that no subcommand writes.
-
-    Raises:
-        InputError: ``output`` is neither table nor json.
-    """
-    if output not in OUTPUTS:
-        raise InputError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}.")

@@ -89,6 +89,17 @@ def accounting_record(
     return {key: value for key, value in record.items() if value is not None}
 
 
+def delta_warnings(delta: float, num_examples: int) -> list[str]:
+    """Returns a warning where delta is so large that publishing a record would satisfy it."""
+    if delta < 1 / num_examples:
+        return []
+    relation = "equal to" if delta == 1 / num_examples else "above"
+    return [
+        f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing one "
+        "whole record at random would satisfy it; choose a smaller one."
+    ]
+
+
 def _mechanism_rows(
     report: AccountingReport,
     num_examples: int | None,

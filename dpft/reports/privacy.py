@@ -15,7 +15,7 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan
-from dpft.reports.accounting import accounting_record
+from dpft.reports.accounting import accounting_record, delta_warnings
 
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
@@ -114,17 +114,6 @@ def parameter_record(counts: ParameterCounts) -> dict[str, int]:
         "new_parameters": counts.new,
         "total_parameters": counts.total,
     }
-
-
-def delta_warnings(delta: float, num_examples: int) -> list[str]:
-    """Returns a warning where delta is so large that publishing a record would satisfy it."""
-    if delta < 1 / num_examples:
-        return []
-    relation = "equal to" if delta == 1 / num_examples else "above"
-    return [
-        f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing one "
-        "whole record at random would satisfy it; choose a smaller one."
-    ]
 
 
 def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:

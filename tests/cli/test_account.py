@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dpft.cli.account import resolve
-from dpft.config.schema import AccountConfig
+from dpft.config.account import AccountConfig
 from tests.cli.tiny import Outcome, Workspace
 
 SIZE = ("num_examples=1000", "expected_batch_size=10", "epochs=1")

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from dpft.cli.main import SUBCOMMANDS
 from dpft.cli.run_folders import register_resolver
 from dpft.config import schema
+from dpft.config.account import AccountConfig
 from dpft.config.load import load, to_yaml
 from dpft.config.location import config_directory
 
@@ -20,7 +21,7 @@ ROOTS = {
     "train": schema.TrainConfig,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
-    "account": schema.AccountConfig,
+    "account": AccountConfig,
 }
 # Hydra's own group is composed with every subcommand.
 GROUPS = sorted(

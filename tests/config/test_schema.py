@@ -1,15 +1,8 @@
 import pytest
 
+from dpft.config.account import AccountConfig, check_exactly_one, check_output, check_positive
 from dpft.config.keys import known_keys
-from dpft.config.schema import (
-    AccountConfig,
-    EvaluateConfig,
-    PlanConfig,
-    TrainConfig,
-    check_exactly_one,
-    check_output,
-    check_positive,
-)
+from dpft.config.schema import EvaluateConfig, PlanConfig, TrainConfig
 from dpft.errors import InputError
 
 MECHANISM = {"num_examples": 9, "expected_batch_size": 1, "epochs": 1.0}
