@@ -16,12 +16,16 @@ SCHEMA_VERSION = 1
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Writes ``text`` under a temporary name, syncs it to disk and renames it into place."""
     temporary = path.with_name(f".{path.name}.partial")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary.unlink(missing_ok=True)  # One left by a crash would keep its own mode.
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

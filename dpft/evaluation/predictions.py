@@ -9,7 +9,6 @@ Three forms are read, each also gzipped. Their texts may be private, so no error
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpft.errors import InputError
+from dpft.files import write_jsonl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,7 @@ def write_predictions(
         predictions: One per input.
         private: Only the owner may read the file, from its first byte on.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        descriptor = os.open(temporary, flags, 0o600 if private else 0o666)
-        with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            for prediction in predictions:
-                record = json.dumps(asdict(prediction), ensure_ascii=False, sort_keys=True)
-                file.write(record + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_jsonl(path, map(asdict, predictions), mode=0o600 if private else 0o644)
 
 
 def read_predictions(

@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from dpft.files import SCHEMA_VERSION
 from dpft.privacy.accounting.summary import AccountingReport, Answer, round_up
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
 
-SCHEMA_VERSION = 1
 DIGITS = 4
 WIDTH = 80
 
