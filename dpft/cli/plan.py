@@ -103,7 +103,6 @@ def measure(config: PlanConfig, plan: RunPlan) -> Measurement:
         micro_batch_size=config.train.micro_batch_size,
         expected_batch_size=config.train.expected_batch_size,
         steps=plan.steps,
-        max_grad_norm=private.max_grad_norm if private else None,
-        clipping=private.clipping if private else "flat",
-        engine=private.engine if private else "auto",
+        options=private.clipping_options(config.train.backward_scale) if private else None,
+        precision=config.train.precision,
     )

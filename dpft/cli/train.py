@@ -46,6 +46,7 @@ from dpft.reports.privacy import (
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT, write_report
 from dpft.tasks.base import Example
 from dpft.training.loop import Records
+from dpft.training.precision import warn_if_slow
 from dpft.training.self_check import check_clipper
 from dpft.training.session import LEDGER, Session, train_ordinarily, train_privately
 
@@ -64,6 +65,7 @@ def run(config: TrainConfig) -> None:
     for name in config.task.metrics if config.eval.enabled else ():
         metric_spec(name)
     device = config.train.prepare()
+    warn_if_slow(config.train.precision, device)
     check_lengths(config, load_config(config.model))
     tokenizer = load_tokenizer(config.model)
     examples = load_examples(config.task, "train")
@@ -80,6 +82,7 @@ def run(config: TrainConfig) -> None:
         micro_batch_size=config.train.micro_batch_size,
         pad_token_id=tokenizer.pad_token_id,
         device=device,
+        precision=config.train.precision,
     )
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
@@ -140,11 +143,10 @@ def prove_clipper(config: TrainConfig, model: PreTrainedModel) -> None:
         return
     difference = check_clipper(
         model,
+        privacy.clipping_options(config.train.backward_scale),
         vocab_size=model.config.get_text_config().vocab_size,
         max_length=config.task.max_length,
-        max_grad_norm=privacy.max_grad_norm,
-        clipping=privacy.clipping,
-        engine=privacy.engine,
+        precision=config.train.precision,
     )
     logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
 

@@ -7,6 +7,7 @@ before the caller may move a weight. Everything after is post-processing (Abadi 
 Algorithm 1).
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import add_noise
@@ -46,6 +48,9 @@ class PrivacyEngine:
         ledger: Ledger,
         randomness: Randomness,
         engine: str = "auto",
+        groups: Sequence[str] | None = None,
+        memory_mb: int = DEFAULT_MEMORY_MB,
+        loss_scale: float = 1.0,
     ) -> None:
         """Binds a model to a plan.
 
@@ -55,6 +60,10 @@ class PrivacyEngine:
             ledger: Where steps are recorded.
             randomness: Secret sources of sampling, noise and dropout.
             engine: Name of the clipping engine.
+            groups: As ``PerExampleClipper``.
+            memory_mb: As ``PerExampleClipper``.
+            loss_scale: As ``PerExampleClipper``, which divides it out again before it adds to
+                the sum: sum, noise and their guarantee are those of the unscaled losses.
 
         Raises:
             ValueError: The plan's sensitivity is not the clipper's.
@@ -70,7 +79,13 @@ class PrivacyEngine:
         self._sampler = PoissonSampler(plan, randomness.sampling)
         phase = plan.phase_at(0)
         self._clipper = PerExampleClipper(
-            model, phase.max_grad_norm, clipping=plan.clipping, engine=engine
+            model,
+            phase.max_grad_norm,
+            clipping=plan.clipping,
+            engine=engine,
+            groups=groups,
+            memory_mb=memory_mb,
+            loss_scale=loss_scale,
         )
         if {each.sensitivity for each in plan.phases} != {self._clipper.sensitivity}:
             raise ValueError(

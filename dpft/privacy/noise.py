@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from dpft.privacy.randomness import NormalStream
 
 NOISE_SOURCE = "float32 pseudo-random; not proof against attacks on low-order bits"
+BLOCK = 2**20
+"""Numbers drawn at a time; few enough to stay in a processor's cache."""
 
 
 def add_noise(parameters: Iterable[nn.Parameter], noise_std: float, stream: NormalStream) -> None:
@@ -23,11 +25,18 @@ def add_noise(parameters: Iterable[nn.Parameter], noise_std: float, stream: Norm
         whatever precision the model computed in.
     """
     for parameter in parameters:
-        noise = stream.draw(parameter.shape, _noise_dtype(parameter)).mul_(noise_std)
         if parameter.grad is None:
-            parameter.grad = noise
-        else:
-            parameter.grad.add_(noise)
+            parameter.grad = torch.zeros_like(parameter)
+        dtype = _noise_dtype(parameter)
+        for block in _blocks(parameter.grad):
+            block.add_(stream.draw(block.shape, dtype).mul_(noise_std))
+
+
+def _blocks(gradient: Tensor) -> tuple[Tensor, ...]:
+    """Returns views that cover a gradient, so that noise needs no second copy of it."""
+    if gradient.is_contiguous():
+        return gradient.view(-1).split(BLOCK)
+    return (gradient,)
 
 
 def _noise_dtype(parameter: Tensor) -> torch.dtype:

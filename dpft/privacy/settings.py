@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.engines import engine_class
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.engines import check_engine_name
+from dpft.privacy.clipping.engines.base import Tuning
 from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.options import ClippingOptions
 
 ACCOUNTANTS = ("prv", "pld", "rdp")
 
@@ -40,7 +43,11 @@ class DifferentialPrivacy(PrivacyConfig):
     """Public number of training examples; null takes the task's."""
     max_grad_norm: float = 0.1
     clipping: str = "flat"
+    groups: tuple[str, ...] | None = None
+    """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
     engine: str = "auto"
+    clipper_memory_mb: int = DEFAULT_MEMORY_MB
+    """What the clipper may spend on per-example gradients to save time."""
     accountant: str = "prv"
     self_check: bool = True
     """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
@@ -70,12 +77,30 @@ class DifferentialPrivacy(PrivacyConfig):
             )
         check_num_examples(self.num_examples)
         clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
-        engine_class(self.engine)
-        if self.accountant not in ACCOUNTANTS:
+        _one_of(ACCOUNTANTS, accountant=self.accountant)
+        check_engine_name(self.engine)
+        Tuning(memory_mb=self.clipper_memory_mb)
+        if self.groups is not None and self.clipping != "per_layer":
             raise InputError(
-                f"privacy.accountant must be one of {', '.join(ACCOUNTANTS)}, "
-                f"got {self.accountant!r}."
+                f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
             )
+
+    def clipping_options(self, loss_scale: float = 1.0) -> ClippingOptions:
+        """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
+        return ClippingOptions(
+            max_grad_norm=self.max_grad_norm,
+            clipping=self.clipping,
+            engine=self.engine,
+            groups=self.groups,
+            memory_mb=self.clipper_memory_mb,
+            loss_scale=loss_scale,
+        )
+
+
+def _one_of(known: tuple[str, ...], **values: str) -> None:
+    for name, value in values.items():
+        if value not in known:
+            raise InputError(f"privacy.{name} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def check_num_examples(num_examples: int | None) -> None:

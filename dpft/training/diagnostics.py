@@ -17,7 +17,13 @@ class Diagnostics:
     """Appends one line a step to private/diagnostics.jsonl."""
 
     def __init__(self, private: Path, *, max_grad_norm: float | None) -> None:
-        """Opens the file, mode 0600; ``max_grad_norm`` is None where nothing is clipped."""
+        """Opens the file, mode 0600.
+
+        Args:
+            private: The folder.
+            max_grad_norm: Norm above which a gradient counts as clipped; None where the style
+                has no such norm.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         descriptor = os.open(private / "diagnostics.jsonl", flags, 0o600)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
@@ -42,8 +48,9 @@ class Diagnostics:
         summary: dict[str, Any] = {"step": statistics.step, "batch_size": statistics.batch_size}
         if statistics.losses:
             summary["mean_loss"] = float(torch.cat(statistics.losses).mean())
-        if statistics.norms and self._max_grad_norm is not None:
+        if statistics.norms:
             norms = torch.cat(statistics.norms)
             summary["median_gradient_norm"] = float(norms.median())
-            summary["clipped_fraction"] = float((norms > self._max_grad_norm).float().mean())
+            if self._max_grad_norm is not None:
+                summary["clipped_fraction"] = float((norms > self._max_grad_norm).float().mean())
         return summary

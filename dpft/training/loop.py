@@ -18,6 +18,7 @@ from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.training.precision import autocast
 
 
 class StepEngine(Protocol):
@@ -67,6 +68,8 @@ class Records:
     micro_batch_size: int
     pad_token_id: int
     device: torch.device
+    precision: str = "fp32"
+    """What losses are computed in."""
 
     def micro_batches(self, indices: Sequence[int]) -> list[Batch]:
         """Returns the batches of a logical batch's records, sorted by length and padded."""
@@ -120,22 +123,32 @@ def compute_gradient(
     indices = engine.draw(len(records.examples))
     statistics = StepStatistics(step=step, batch_size=len(indices))
     for batch in records.micro_batches(indices):
-        accumulate(model, batch.to(records.device), engine, statistics)
+        on_device = batch.to(records.device)
+        accumulate(model, on_device, engine, statistics, precision=records.precision)
     engine.finish_step()
     return statistics
 
 
 def accumulate(
-    model: nn.Module, batch: Batch, engine: StepEngine, statistics: StepStatistics
+    model: nn.Module,
+    batch: Batch,
+    engine: StepEngine,
+    statistics: StepStatistics,
+    *,
+    precision: str = "fp32",
 ) -> None:
     """Adds one micro-batch to the gradient and its losses and norms to ``statistics``."""
+    seen = torch.empty(0)
 
     def compute_losses() -> Tensor:
-        losses = per_example_losses(model, batch)
-        statistics.losses.append(losses.detach())
+        nonlocal seen
+        with autocast(precision, batch.input_ids.device):
+            losses = per_example_losses(model, batch)
+        seen = losses.detach()
         return losses
 
     norms = engine.accumulate(compute_losses)
+    statistics.losses.append(seen)
     if norms is not None:
         statistics.norms.append(norms)
 

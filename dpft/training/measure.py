@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import NormalStream
+from dpft.training.precision import autocast
 from dpft.training.self_check import synthetic_losses
 
 
@@ -32,9 +33,8 @@ def measure_step(
     micro_batch_size: int,
     expected_batch_size: int,
     steps: int,
-    max_grad_norm: float | None,
-    clipping: str = "flat",
-    engine: str = "auto",
+    options: ClippingOptions | None,
+    precision: str = "fp32",
 ) -> Measurement:
     """Times one micro-batch of longest records and the noise of a step.
 
@@ -45,18 +45,23 @@ def measure_step(
         micro_batch_size: As in training.
         expected_batch_size: As in training; a step is this many records in micro-batches.
         steps: Steps planned.
-        max_grad_norm: None measures ordinary gradients.
-        clipping: As in training.
-        engine: As in training.
+        options: What training clips with; None measures ordinary gradients.
+        precision: As in training.
     """
     size = min(micro_batch_size, expected_batch_size)
-    compute_losses = synthetic_losses(model, size, max_length, vocab_size=vocab_size, ragged=False)
+    synthetic = synthetic_losses(model, size, max_length, vocab_size=vocab_size, ragged=False)
+    device = next(model.parameters()).device
+
+    def compute_losses() -> Tensor:
+        with autocast(precision, device):
+            return synthetic()
+
     model.train()
-    if max_grad_norm is None:
+    if options is None:
         per_batch = _timed(lambda: torch.autograd.backward(compute_losses().sum()))
         noise = 0.0
     else:
-        with PerExampleClipper(model, max_grad_norm, clipping=clipping, engine=engine) as clipper:
+        with options.make(model) as clipper:
             per_batch = _timed(lambda: clipper.accumulate(compute_losses))
         noise = _timed(lambda: _add_noise(model))
     per_step = per_batch * expected_batch_size / size + noise

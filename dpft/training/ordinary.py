@@ -15,8 +15,17 @@ from dpft.privacy.clipping.engines.base import LossFunction, check_losses
 class OrdinaryEngine:
     """Shuffled batches of a fixed size and the mean of their losses' gradients."""
 
-    def __init__(self, model: nn.Module, *, steps: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: int,
+        batch_size: int,
+        seed: int,
+        loss_scale: float = 1.0,
+    ) -> None:
         """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``."""
+        self._loss_scale = loss_scale
         self.steps = steps
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._batch_size = batch_size
@@ -50,8 +59,12 @@ class OrdinaryEngine:
         """Adds a micro-batch's share of the mean gradient; there are no norms to return."""
         losses = compute_losses()
         check_losses(losses)
-        torch.autograd.backward(losses.sum() / self._drawn)
+        torch.autograd.backward(losses.sum() * (self._loss_scale / self._drawn))
         return None
 
     def finish_step(self) -> None:
-        """Ends a step; the gradient is complete as it is."""
+        """Ends a step: takes the loss scale out of the gradient."""
+        if self._loss_scale != 1:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._loss_scale)

@@ -1,6 +1,7 @@
 """Synthetic records for the clipper's self-check: random tokens, ragged lengths, random labels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,16 @@ from dpft.data.collation import collate
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.self_check import self_check
+from dpft.training.precision import autocast
 
 SHORT_LENGTH = 7
 BATCH_SIZES = (3, 2)
 """Examples in the short batch and in the one of the longest records."""
+HALF_TOLERANCE = 5e-2
+"""Most that engine and loop may differ in half precision: the loop rounds each weight gradient to
+it, the engines sum in float32. A rule that misses a term is off by far more."""
 INDEPENDENCE_TOLERANCE = 1e-4
 """Most that padding and neighbors may move a loss, relative, by float32 rounding."""
 
@@ -45,14 +51,20 @@ def synthetic_losses(
 
 def check_clipper(
     model: nn.Module,
+    options: ClippingOptions,
     *,
     vocab_size: int,
     max_length: int,
-    max_grad_norm: float,
-    clipping: str,
-    engine: str,
+    precision: str = "fp32",
 ) -> float:
-    """Runs the clipper's self-check in training mode; returns the largest difference.
+    """Runs the clipper's self-check in training mode; returns the largest difference in float32.
+
+    Args:
+        model: The model, on its device, every parameter that will be trained trainable.
+        options: What training will clip with.
+        vocab_size: Synthetic tokens are below it.
+        max_length: Length of the longest synthetic records.
+        precision: Where it is not fp32, the check is made in it as well, to its own rounding.
 
     Raises:
         RunError: The engine disagrees with the loop.
@@ -63,15 +75,25 @@ def check_clipper(
     for count, longest in sizes:
         check_independence(model.eval(), count, longest, vocab_size=vocab_size)
     model.train()
-    difference = self_check(
-        model,
-        [synthetic_losses(model, *size, vocab_size=vocab_size) for size in sizes],
-        max_grad_norm=max_grad_norm,
-        clipping=clipping,
-        engine=engine,
-    )
+    batches = [synthetic_losses(model, *size, vocab_size=vocab_size) for size in sizes]
+    difference = self_check(model, batches, replace(options, loss_scale=1.0))
+    if precision != "fp32":
+        halved = [_in_precision(precision, model, batch) for batch in batches[:1]]
+        self_check(model, halved, options, tolerance=HALF_TOLERANCE)
     model.train(was_training)
     return difference
+
+
+def _in_precision(
+    precision: str, model: nn.Module, compute_losses: Callable[[], Tensor]
+) -> Callable[[], Tensor]:
+    """Returns what computes the same losses under autocast."""
+
+    def compute() -> Tensor:
+        with autocast(precision, next(model.parameters()).device):
+            return compute_losses()
+
+    return compute
 
 
 @torch.no_grad()

@@ -77,6 +77,9 @@ def train_privately(
             ledger=ledger,
             randomness=randomness,
             engine=privacy.engine,
+            groups=privacy.groups,
+            memory_mb=privacy.clipper_memory_mb,
+            loss_scale=session.settings.backward_scale,
         )
 
         def private_state() -> dict[str, Any]:
@@ -91,7 +94,7 @@ def train_privately(
             steps=plan.steps,
             private_state=private_state,
             non_finite=lambda: engine.non_finite,
-            max_grad_norm=plan.phases[0].max_grad_norm,
+            max_grad_norm=plan.phases[0].max_grad_norm if plan.clipping == "flat" else None,
             epsilon_after=epsilon_after,
         )
         session.save_model()
@@ -110,6 +113,7 @@ def train_ordinarily(session: Session, steps: int) -> None:
         steps=steps,
         batch_size=session.settings.expected_batch_size,
         seed=session.settings.seed,
+        loss_scale=session.settings.backward_scale,
     )
     _train(
         session,

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from dpft.errors import InputError
+from dpft.privacy.clipping.engines.base import check_loss_scale
 from dpft.privacy.plan import planned_steps
+from dpft.training.precision import PRECISIONS
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -63,6 +65,11 @@ class TrainingConfig(DeviceConfig):
     weight_decay: float = 0.0
     seed: int = 0
     """Seed of the initialisation of new weights; sampling, noise and dropout do not use it."""
+    precision: str = "fp32"
+    """What the model computes in, over float32 parameters: fp32, bf16 or fp16."""
+    loss_scale: float = 1024.0
+    """For fp16: the backward pass runs on losses times this constant, and its results are
+    divided by it in float32, so that small gradients survive. Public, never adapted to data."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; null means one at the start and one at the end."""
     keep: int = 1
@@ -81,6 +88,11 @@ class TrainingConfig(DeviceConfig):
             raise InputError(f"train.seed must be in [0, 2^63), got {self.seed}.")
         _finite(epochs=self.epochs, learning_rate=self.learning_rate)
         _finite(weight_decay=self.weight_decay)
+        check_loss_scale(self.loss_scale)
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
+            )
         if self.epochs <= 0:
             raise InputError(
                 f"train.epochs must be positive, got {self.epochs}; a part of one, such as 0.5, "
@@ -89,6 +101,11 @@ class TrainingConfig(DeviceConfig):
         for name in ("learning_rate", "weight_decay"):
             if getattr(self, name) < 0:
                 raise InputError(f"train.{name} must be at least 0, got {getattr(self, name)}.")
+
+    @property
+    def backward_scale(self) -> float:
+        """What losses are multiplied by before the backward pass; 1 but for fp16."""
+        return self.loss_scale if self.precision == "fp16" else 1.0
 
     def planned_steps(self, num_examples: int) -> int:
         """Returns the number of steps for a public number of examples.

@@ -28,6 +28,7 @@ from tests.cli.tiny import (
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", STEPS)
 PUBLIC_LINES = re.compile(
     r"INFO: (self-check: clipper equals the one-at-a-time loop to [\d.e-]+"
+    r"|privacy.engine=auto takes book_keeping: it needs one backward pass"
     r"|evaluating (before|after) fine-tuning"
     r"|step \d of 3, epsilon \d+\.\d\d"
     r"|scores and predictions: .*|report: .*)"

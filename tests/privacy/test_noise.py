@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 from torch import nn
@@ -34,6 +35,16 @@ def test_noise_of_two_steps_is_uncorrelated():
         add_noise([parameter], 1.0, source)
         steps.append(parameter.grad.numpy())
     assert abs(np.corrcoef(*steps)[0, 1]) < 4 / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_large_gradient_gets_independent_noise_throughout(transposed, monkeypatch):
+    monkeypatch.setattr("dpft.privacy.noise.BLOCK", 1000)
+    parameter = nn.Parameter(torch.zeros(150, 70).t() if transposed else torch.zeros(70, 150))
+    add_noise([parameter], 2.0, stream())
+    draws = parameter.grad.flatten().numpy() / 2
+    assert len(set(draws)) > 0.999 * draws.size
+    assert stats.kstest(draws, "norm").pvalue > 1e-3
 
 
 def test_noise_is_float32_or_the_models_float64():

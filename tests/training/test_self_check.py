@@ -2,20 +2,16 @@ import pytest
 import torch
 
 from dpft.errors import RunError
+from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
 from dpft.training.self_check import check_clipper, synthetic_examples
 from tests.training.toy import VOCABULARY, tiny_model
 
 
-def check(model):
-    return check_clipper(
-        model,
-        vocab_size=VOCABULARY,
-        max_length=16,
-        max_grad_norm=0.1,
-        clipping="flat",
-        engine="auto",
-    )
+def check(model, precision="fp32"):
+    options = ClippingOptions(max_grad_norm=0.1)
+    return check_clipper(model, options, vocab_size=VOCABULARY, max_length=16, precision=precision)
 
 
 def test_a_sound_model_passes_in_training_mode_and_returns_to_its_own():
@@ -24,17 +20,33 @@ def test_a_sound_model_passes_in_training_mode_and_returns_to_its_own():
     assert not model.training
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_checked_as_well(precision, monkeypatch):
+    assert check(tiny_model(), precision) < 1e-5
+
+    def wrong_in_half(inputs):
+        half = torch.is_autocast_enabled("cpu")
+        return inputs.to(torch.get_autocast_dtype("cpu")) * 1.1 if half else inputs
+
+    monkeypatch.setattr("dpft.privacy.clipping.rules.linear.for_product", wrong_in_half)
+    assert check(tiny_model()) < 1e-5
+    with pytest.raises(RunError, match="self-check failed|cannot be exact"):
+        check(tiny_model(), precision)
+
+
 def test_a_missing_cross_term_stops_the_run(monkeypatch):
-    monkeypatch.setattr("dpft.privacy.clipping.uses._tied_cross_term", lambda *_: torch.zeros(()))
+    nothing = Squares(torch.zeros(()), torch.zeros(()))
+    monkeypatch.setattr("dpft.privacy.clipping.norms._tied_cross_term", lambda *_: nothing)
     with pytest.raises(RunError, match="self-check failed"):
         check(tiny_model())
 
 
 def test_an_embedding_that_forgets_repeated_ids_stops_the_run(monkeypatch):
     def forgetful(use):
-        return use.values.square().sum((1, 2))
+        values = use.values.square().sum((1, 2))
+        return Squares(values, values)
 
-    monkeypatch.setattr(RowsUse, "squared_norms", forgetful)
+    monkeypatch.setattr(RowsUse, "squares", forgetful)
     with pytest.raises(RunError, match="self-check failed"):
         check(tiny_model())
 

@@ -11,6 +11,7 @@ tensor([5.0000, 0.5000])
 True
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,9 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.engines import engine_class
-from dpft.privacy.clipping.engines.base import LossFunction, check_losses, check_units
-from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
+from dpft.mixing import check_model
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.engines import make_engine
+from dpft.privacy.clipping.engines.base import (
+    LossFunction,
+    Tuning,
+    check_is_tensor,
+    check_losses,
+    check_units,
+)
+from dpft.privacy.clipping.factors import ClippingStyle, check_style_name, clipping_style
+from dpft.privacy.clipping.groups import parameter_groups
 
 
 class PerExampleClipper:
@@ -46,6 +56,9 @@ class PerExampleClipper:
         *,
         clipping: str = "flat",
         engine: str = "auto",
+        groups: Sequence[str] | None = None,
+        memory_mb: int = DEFAULT_MEMORY_MB,
+        loss_scale: float = 1.0,
     ) -> None:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
@@ -54,13 +67,30 @@ class PerExampleClipper:
             max_grad_norm: The clipping norm, positive and finite.
             clipping: Name of the clipping style.
             engine: Name of the engine; all give the same sum.
+            groups: For per-layer clipping, shell patterns over parameter names that partition
+                the parameters; None makes a group of each layer.
+            memory_mb: What an engine may spend on per-example gradients to save time.
+            loss_scale: For float16, K: the backward pass runs on ``K * loss``, what it gives is
+                clipped at ``K * max_grad_norm`` and divided by K in float32 (Li et al. 2022,
+                Appendix T); norms and sums are those of the unscaled losses.
 
         Raises:
-            InputError: An unknown name, a bad norm, nothing trainable, or a trainable parameter
-                of a layer without a rule.
+            InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
+                of a layer without a rule, or groups that are no partition.
         """
-        self.style: ClippingStyle = clipping_style(clipping, max_grad_norm=max_grad_norm)
-        self._engine = engine_class(engine)(model, self.style)
+        check_model(model)
+        check_style_name(clipping)
+        if groups is not None and clipping != "per_layer":
+            raise InputError(
+                f"privacy.groups needs privacy.clipping=per_layer, got {clipping}; drop one."
+            )
+        numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
+        count = len(set(numbers.values())) or 1
+        self.style: ClippingStyle = clipping_style(
+            clipping, max_grad_norm=max_grad_norm, groups=count
+        )
+        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale)
+        self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
         self._entered = False
         self._failed = False
         self.non_finite = 0
@@ -91,7 +121,9 @@ class PerExampleClipper:
         """Adds the clipped sum of one micro-batch to the gradients.
 
         Args:
-            compute_losses: Runs the model and returns per-example losses, shape (b,).
+            compute_losses: Runs the model and returns per-example losses, shape (b,). Called
+                again, with the same random state, where a kind of call is new: its first batch
+                proves that the examples' gradients can be told apart (``proof``).
             units: Privacy unit of each row, shape (b,), integers; a unit's gradients are summed
                 before the norm, so all its rows must be in this batch.
 
@@ -113,7 +145,8 @@ class PerExampleClipper:
                 "the gradients and make a new PerExampleClipper."
             )
         self._engine.check_unchanged()
-        losses = compute_losses()
+        losses = self._engine.compute(compute_losses)
+        check_is_tensor(losses)
         if losses.dim() == 1 and len(losses) == 0:
             return losses.detach()
         check_losses(losses)

@@ -1,9 +1,10 @@
-"""Clipping styles: from an example's gradient norm to the factor its gradient is scaled by.
+"""Clipping styles: from gradient norms to the factors gradients are scaled by.
 
 Each style states its sensitivity, the most one unit can move the sum of scaled gradients, and
 the noise is a multiple of exactly that number.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from dpft.errors import InputError
 # A factor computed in floating point may exceed the true one by rounding; sixteen units in the
 # last place cover the norm's own error (DESIGN section 5).
 GUARD_EPS = 16
+STABILITY = 0.01
+"""Constant of automatic clipping (Bu et al. 2022b, eq. 4.1), in units of the gradient norm."""
 
 NORM_RANGE = (1e-10, 1e10)
 """Clipping norms whose squares, factors and noise float32 can hold."""
@@ -25,10 +28,13 @@ class ClippingStyle(ABC):
     """Turns per-example gradient norms into clip factors.
 
     Guarantees:
-        ``norm * factor <= sensitivity`` for every norm in [0, inf).
+        For norms of every group in [0, inf), the root of the summed squares of ``norm * factor``
+        over the groups is at most ``sensitivity``.
     """
 
     max_grad_norm: float
+    groups: int = 1
+    """Groups that partition the trainable parameters; each has a norm and a factor of its own."""
 
     def __post_init__(self) -> None:
         least, most = NORM_RANGE
@@ -40,33 +46,88 @@ class ClippingStyle(ABC):
 
     @property
     def sensitivity(self) -> float:
-        """Most that one unit can move the clipped sum, in L2 norm."""
+        """Most that one unit can move the clipped sum, in L2 norm over all groups together."""
         return self.max_grad_norm
 
     @abstractmethod
     def factors(self, norms: Tensor) -> Tensor:
-        """Returns the factor of each gradient, shape (b,), for ``norms`` of shape (b,)."""
+        """Returns the factor of each gradient, of the shape of ``norms``, (…, b)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(ClippingStyle):
-    """Abadi et al. 2016: scale by ``min(1, max_grad_norm / norm)``."""
+    """Abadi et al. 2016: scale by ``min(1, C / norm)``."""
 
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``min(1, C / (norm * (1 + 16 eps)))``; 1 at norm 0."""
-        guarded = norms * (1 + GUARD_EPS * torch.finfo(norms.dtype).eps)
-        return torch.clamp(self.max_grad_norm / guarded, max=1.0)
+        return torch.clamp(self.max_grad_norm / _guarded(norms), max=1.0)
 
 
-STYLES: dict[str, type[ClippingStyle]] = {"flat": Flat}
+@dataclass(frozen=True, kw_only=True)
+class Automatic(ClippingStyle):
+    """AUTO-S (Bu et al. 2022b): scale by ``C / (norm + 0.01)``, so that every example counts."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Returns ``C / (norm * (1 + 16 eps) + 0.01)``."""
+        return self.max_grad_norm / (_guarded(norms) + STABILITY)
 
 
-def clipping_style(name: str, *, max_grad_norm: float) -> ClippingStyle:
-    """Returns the style called ``name``.
+@dataclass(frozen=True, kw_only=True)
+class AutomaticV(ClippingStyle):
+    """AUTO-V (Bu et al. 2022b): scale by ``C / norm``, so that every gradient has norm C."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Returns ``C / (norm * (1 + 16 eps))``; 0 at norm 0, and where squares underflow.
+
+        Below 1e-14 (float32) entries whose squares are lost could hold more than the norm
+        says, so that normalising would exceed the sensitivity.
+        """
+        floor = 1e5 * torch.finfo(norms.dtype).tiny ** 0.5
+        scaled = self.max_grad_norm / _guarded(norms).clamp(min=floor)
+        return torch.where(norms >= floor, scaled, torch.zeros_like(scaled))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayer(ClippingStyle):
+    """Flat clipping of each of K groups by itself, at ``C / sqrt(K)``.
+
+    The groups partition the parameters, so the squares of K bounds ``C / sqrt(K)`` add up to C.
+    """
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Returns ``min(1, C / sqrt(K) / (norm * (1 + 16 eps)))``, shape (K, b) like ``norms``."""
+        bound = self.max_grad_norm / math.sqrt(self.groups)
+        return torch.clamp(bound / _guarded(norms), max=1.0)
+
+
+STYLES: dict[str, type[ClippingStyle]] = {
+    "flat": Flat,
+    "automatic": Automatic,
+    "automatic_v": AutomaticV,
+    "per_layer": PerLayer,
+}
+
+
+def clipping_style(name: str, *, max_grad_norm: float, groups: int = 1) -> ClippingStyle:
+    """Returns the style called ``name``, for ``groups`` groups where the style has groups.
 
     Raises:
         InputError: No such style, or ``max_grad_norm`` is not positive and finite.
     """
+    check_style_name(name)
+    count = groups if STYLES[name] is PerLayer else 1
+    return STYLES[name](max_grad_norm=max_grad_norm, groups=count)
+
+
+def check_style_name(name: str) -> None:
+    """Refuses a name that is no style's.
+
+    Raises:
+        InputError: No such style.
+    """
     if name not in STYLES:
         raise InputError(f"privacy.clipping must be one of {', '.join(STYLES)}, got {name!r}.")
-    return STYLES[name](max_grad_norm=max_grad_norm)
+
+
+def _guarded(norms: Tensor) -> Tensor:
+    return norms * (1 + GUARD_EPS * torch.finfo(norms.dtype).eps)

@@ -1,6 +1,8 @@
 """The one thing a layer rule talks to: it takes each use of a parameter as backward meets it."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -23,6 +25,12 @@ class Recorder:
         self._names = names
         self._uses: dict[Tensor, list[Use]] = defaultdict(list)
         self._batch_size = 0
+        self.receive: Callable[[Tensor, Use], None] = self.keep
+        """What an engine does with each use, in the middle of the backward pass."""
+        self.token: Tensor | None = None
+        """Inside a region that is mapped over the batch: something that is mapped, to go by."""
+        self.looping = False
+        """Inside a region that runs one example after another."""
 
     def start(self, batch_size: int) -> None:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""
@@ -43,6 +51,24 @@ class Recorder:
                 f"expected the batch size {self._batch_size}: pass its layer inputs that carry the "
                 "batch (for position embeddings: expanded position_ids)."
             )
+        self.receive(parameter, use)
+
+    @contextmanager
+    def inside(self, token: Tensor | None) -> Iterator[None]:
+        """Marks what runs as inside a region, mapped over ``token``, or looping without one."""
+        self.token, self.looping = token, token is None
+        try:
+            yield
+        finally:
+            self.token, self.looping = None, False
+
+    @property
+    def in_region(self) -> bool:
+        """Whether a region is running; one within it is part of it."""
+        return self.looping or self.token is not None
+
+    def keep(self, parameter: Tensor, use: Use) -> None:
+        """Holds a use until ``take``; where ``receive`` does not say otherwise, every use."""
         self._uses[parameter].append(use)
 
     def take(self) -> dict[Tensor, list[Use]]:

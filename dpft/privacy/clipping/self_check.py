@@ -1,12 +1,13 @@
 """Proof on the spot: the clipper against the one-at-a-time loop, on data that is not private."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.clipper import PerExampleClipper
+from dpft.privacy.clipping.options import ClippingOptions
 
 # Deep float32 networks differ by a few 1e-6 between two orders of summation; a wrong rule is off
 # by percents.
@@ -17,10 +18,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 def self_check(
     model: nn.Module,
     batches: Sequence[Callable[[], Tensor]],
+    options: ClippingOptions,
     *,
-    max_grad_norm: float,
-    clipping: str,
-    engine: str,
+    tolerance: float | None = None,
 ) -> float:
     """Compares norms and clipped sums of an engine with the loop's; gradients end as None.
 
@@ -28,9 +28,8 @@ def self_check(
         model: The model to be trained, in its training mode; dropout masks are those of a forked
             random state, the same for both.
         batches: Each computes per-example losses, shape (b,), of one synthetic batch.
-        max_grad_norm: As in training.
-        clipping: As in training.
-        engine: The engine to prove.
+        options: As in training; its engine is the one to prove.
+        tolerance: Largest relative difference allowed; None takes that of the dtype.
 
     Returns:
         The largest relative difference seen.
@@ -39,16 +38,21 @@ def self_check(
         RunError: They differ by more than rounding.
     """
     worst = 0.0
+    proven = options.resolved(model)
     for compute_losses in batches:
-        results = []
-        for name in (engine, "loop"):
-            with torch.random.fork_rng():
-                clipper = PerExampleClipper(model, max_grad_norm, clipping=clipping, engine=name)
-                with clipper:
-                    norms = clipper.accumulate(compute_losses)
-            results.append((norms, _take_gradients(model)))
-        worst = max(worst, _compare(*results))
+        got = _clipped(model, compute_losses, proven)
+        expected = _clipped(model, compute_losses, replace(options, engine="loop"))
+        worst = max(worst, _compare(got, expected, tolerance))
     return worst
+
+
+def _clipped(
+    model: nn.Module, compute_losses: Callable[[], Tensor], options: ClippingOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns norms and sums; random state and gradients are left as they were, without any."""
+    with torch.random.fork_rng(), options.make(model) as clipper:
+        norms = clipper.accumulate(compute_losses)
+    return norms, _take_gradients(model)
 
 
 def _take_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -64,7 +68,9 @@ def _take_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _compare(
-    got: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]
+    got: tuple[Tensor, dict[str, Tensor]],
+    expected: tuple[Tensor, dict[str, Tensor]],
+    tolerance: float | None,
 ) -> float:
     """Returns the relative difference of norms and sums.
 
@@ -83,11 +89,11 @@ def _compare(
     worst_name = max(apart, key=lambda name: apart[name])
     in_norms = float(((norms - true_norms).abs() / true_norms.clamp(min=1e-12)).max())
     difference = max(in_norms, apart[worst_name])
-    tolerance = TOLERANCE.get(true_sums[worst_name].dtype, 1e-4)
-    if not difference <= tolerance:
+    allowed = TOLERANCE[true_sums[worst_name].dtype] if tolerance is None else tolerance
+    if not difference <= allowed:
         raise RunError(
             f"self-check failed: the clipper differs from the one-example-at-a-time loop by "
-            f"{difference:.1e} (allowed {tolerance:.0e}), most in parameter {worst_name}; no "
+            f"{difference:.1e} (allowed {allowed:.0e}), most in parameter {worst_name}; no "
             "private record was touched. Choose privacy.engine=loop and report this model."
         )
     return difference

@@ -2,14 +2,10 @@ import pytest
 import torch
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.uses import (
-    GradientUse,
-    OuterUse,
-    RowsUse,
-    Units,
-    merge_uses,
-    squared_norms,
-)
+from dpft.privacy.clipping.norms import squared_norms
+from dpft.privacy.clipping.squares import ghost_squares
+from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.uses import GradientUse, OuterUse, RowsUse, merge_uses
 
 
 def outer(b=3, t=5, rows=4, columns=6, seed=0):
@@ -51,13 +47,20 @@ USES = [outer(t=1), outer(t=2), outer(t=50), rows_use(), rows_use(t=40), gradien
 def test_norm_instance_and_weighted_sum_follow_the_definition(use):
     expected = dense(use)
     assert torch.allclose(use.instantiate(), expected)
-    assert torch.allclose(use.squared_norms(), expected.square().sum((1, 2)))
+    assert torch.allclose(use.squares().values, expected.square().sum((1, 2)))
     factors, total = (
         torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64),
         torch.ones_like(expected[0]),
     )
     use.add_weighted_sum(factors, total)
     assert torch.allclose(total, 1 + torch.einsum("b,b...->...", factors, expected))
+
+
+@pytest.mark.parametrize("steps", [5, 256, 257, 303])
+def test_the_ghost_norm_is_exact_for_short_sequences_and_by_halves_for_long_ones(steps):
+    use = outer(b=2, t=steps, rows=3, columns=4)
+    expected = dense(use).square().sum((1, 2))
+    assert torch.allclose(ghost_squares(use.left, use.right).values, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("use", USES)
@@ -67,7 +70,7 @@ def test_examples_that_are_not_kept_become_zero_even_if_they_were_not_finite(use
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             value[1] = float("nan")
     kept = spoilt.keep(torch.tensor([True, False, True]))
-    norms = kept.squared_norms()
+    norms = kept.squares().values
     assert norms[1] == 0 and norms.isfinite().all()
 
 
@@ -141,5 +144,5 @@ def test_a_units_gradient_is_the_sum_of_its_rows(use):
 def test_half_precision_uses_are_summed_in_float32():
     use = OuterUse(torch.full((1, 4096, 1), 0.1).bfloat16(), torch.ones(1, 4096, 1).bfloat16())
     tenth = float(torch.tensor(0.1).bfloat16())
-    assert use.squared_norms().dtype == torch.float32
-    assert float(use.squared_norms()) == pytest.approx((4096 * tenth) ** 2, rel=1e-5)
+    assert use.squares().values.dtype == torch.float32
+    assert float(use.squares().values) == pytest.approx((4096 * tenth) ** 2, rel=1e-5)

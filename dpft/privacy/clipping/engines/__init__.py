@@ -1,24 +1,79 @@
 """Engines: ways to the same clipped sum, differing in time and memory only."""
 
+import logging
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
 from dpft.errors import InputError
-from dpft.privacy.clipping.engines.base import Engine
+from dpft.privacy.clipping.costs import FLOAT_BYTES
+from dpft.privacy.clipping.engines.base import Engine, Tuning
 from dpft.privacy.clipping.engines.book_keeping import BookKeepingEngine
+from dpft.privacy.clipping.engines.instantiate import InstantiateEngine
 from dpft.privacy.clipping.engines.loop import LoopEngine
+from dpft.privacy.clipping.engines.two_pass import TwoPassEngine
+from dpft.privacy.clipping.factors import ClippingStyle
 
 ENGINES: dict[str, type[Engine]] = {
     "book_keeping": BookKeepingEngine,
+    "two_pass": TwoPassEngine,
+    "instantiate": InstantiateEngine,
     "loop": LoopEngine,
 }
+SMALL_SHARE = 0.1
+"""Share of the parameters up to which a trainable set is small: adapters, biases, norms."""
+NOMINAL_EXAMPLES = 32
+"""Micro-batch that ``auto`` reckons with; the real one may change without changing the choice."""
+
+logger = logging.getLogger(__name__)
 
 
-def engine_class(name: str) -> type[Engine]:
-    """Returns the engine called ``name``; ``auto`` is book-keeping, the one-backward engine.
+def make_engine(
+    name: str,
+    model: nn.Module,
+    style: ClippingStyle,
+    *,
+    groups: Mapping[Tensor, int],
+    tuning: Tuning,
+) -> Engine:
+    """Returns the engine called ``name``, or the one that ``auto`` picks, which is logged.
+
+    Raises:
+        InputError: No such engine, or as the engine itself.
+    """
+    taken, reason = resolved_engine(name, model, tuning)
+    if name == "auto":
+        logger.info("privacy.engine=auto takes %s: %s", taken, reason)
+    return ENGINES[taken](model, style, groups=groups, tuning=tuning)
+
+
+def resolved_engine(name: str, model: nn.Module, tuning: Tuning) -> tuple[str, str]:
+    """Returns the engine that a name stands for, and why.
 
     Raises:
         InputError: No such engine.
     """
-    if name == "auto":
-        return BookKeepingEngine
-    if name not in ENGINES:
+    check_engine_name(name)
+    return automatic_choice(model, tuning) if name == "auto" else (name, "it was asked for")
+
+
+def check_engine_name(name: str) -> None:
+    """Refuses a name that is no engine's.
+
+    Raises:
+        InputError: No such engine.
+    """
+    if name != "auto" and name not in ENGINES:
         raise InputError(f"privacy.engine must be one of auto, {', '.join(ENGINES)}, got {name!r}.")
-    return ENGINES[name]
+
+
+def automatic_choice(model: nn.Module, tuning: Tuning) -> tuple[str, str]:
+    """Returns an engine and why, from shapes, switches and the budget; never from a timing."""
+    total = sum(p.numel() for p in model.parameters())
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    needed = trainable * FLOAT_BYTES * NOMINAL_EXAMPLES
+    if trainable <= SMALL_SHARE * total and needed <= tuning.memory_mb * 2**20:
+        return "instantiate", "the trainable parameters are few"
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "two_pass", "the model recomputes its activations to save memory"
+    return "book_keeping", "it needs one backward pass"

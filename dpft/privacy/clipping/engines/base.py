@@ -1,13 +1,14 @@
 """What an engine is, and the checks of a loss that all engines share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.factors import ClippingStyle
 
 LossFunction = Callable[[], Tensor]
@@ -28,17 +29,84 @@ class ClippedBatch:
     non_finite: int
 
 
+@dataclass(frozen=True)
+class Settlement:
+    """What the norms of a batch decide, before anything is summed; all of it is private.
+
+    Attributes:
+        norms: As in ``ClippedBatch``.
+        factors: What each gradient is multiplied by, shape (groups, b or units); the loss scale
+            is divided out here.
+        finite: Which examples (or units) take part, shape (b or units,).
+        everyone_is_finite: Whether all do.
+    """
+
+    norms: Tensor
+    factors: Tensor
+    finite: Tensor
+    everyone_is_finite: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What changes an engine's speed, memory and rounding, never what it computes."""
+
+    memory_mb: int = DEFAULT_MEMORY_MB
+    """For instantiated gradients that are kept until the factors are known."""
+    loss_scale: float = 1.0
+    """The backward pass runs on losses times this; norms and sums are of the losses themselves."""
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < 0:
+            raise InputError(
+                f"privacy.clipper_memory_mb must not be negative, got {self.memory_mb}."
+            )
+        check_loss_scale(self.loss_scale)
+
+
+LOSS_SCALES = (1.0, 2.0**24)
+"""Scales that lift float16 gradients without taking float32 sums out of range."""
+
+
+def check_loss_scale(loss_scale: float) -> None:
+    """Refuses a loss scale whose products float32 might not hold.
+
+    Raises:
+        InputError: It is out of range, or not a number.
+    """
+    least, most = LOSS_SCALES
+    if not least <= loss_scale <= most:
+        raise InputError(
+            f"train.loss_scale must be from {least:g} to {most:g} (2^24), got {loss_scale}."
+        )
+
+
 class Engine(ABC):
     """Adds the clipped sum of a batch to the gradients of the trainable parameters."""
 
-    def __init__(self, model: nn.Module, style: ClippingStyle) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        style: ClippingStyle,
+        *,
+        groups: Mapping[Tensor, int] | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
         """Prepares for a model.
+
+        Args:
+            model: Its trainable parameters are those that require grad now.
+            style: From norms to factors.
+            groups: Group number of every trainable parameter, ``style.groups`` of them; None
+                where the style has one.
+            tuning: Speed and memory.
 
         Raises:
             InputError: The model has no trainable parameter, or one in half precision.
         """
         self.model = model
         self.style = style
+        self.tuning = tuning or Tuning()
         self.names: dict[Tensor, str] = dict(trainable_parameters(model))
         if not self.names:
             raise InputError("the model must have a trainable parameter, got none.")
@@ -48,6 +116,7 @@ class Engine(ABC):
                     f"trainable parameter {name} must be float32 or float64, got "
                     f"{parameter.dtype}; load the model in float32."
                 )
+        self.groups = dict.fromkeys(self.names, 0) if groups is None else dict(groups)
 
     def check_unchanged(self) -> None:
         """Refuses a model whose trainable parameters are not those it was prepared with.
@@ -72,6 +141,10 @@ class Engine(ABC):
     def remove(self) -> None:
         """Makes the model what it was before ``install``."""
 
+    def compute(self, compute_losses: LossFunction) -> Tensor:
+        """Returns what ``compute_losses`` does, which an engine may call more than once."""
+        return compute_losses()
+
     @abstractmethod
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """Adds sum over i of ``C_i * gradient[i]`` to every trainable parameter's ``grad``.
@@ -80,6 +153,39 @@ class Engine(ABC):
             losses: Per-example losses, shape (b,), b at least 1.
             units: Privacy unit of each row, shape (b,), or None where each row is its own.
         """
+
+    def new_squares(self, count: int) -> Tensor:
+        """Returns zeros for squared norms, shape (groups, count), in the norms' dtype."""
+        parameter = next(iter(self.names))
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return torch.zeros(self.style.groups, count, dtype=dtype, device=parameter.device)
+
+    def settle(self, squares: Tensor, finite: Tensor) -> Settlement:
+        """Turns squared norms into factors.
+
+        Args:
+            squares: Of the gradients of the scaled losses, shape (groups, b or units).
+            finite: Which losses are finite, shape (b or units,).
+        """
+        scale = self.tuning.loss_scale
+        # A negative square would be a NaN norm, and a NaN factor would spoil every example's sum.
+        finite = finite & squares.sum(0).isfinite() & (squares >= 0).all(0)
+        squares = torch.where(finite, squares, torch.zeros_like(squares))
+        factors = self.style.factors(squares.sqrt() / scale) / scale
+        norms = squares.sum(0).sqrt() / scale
+        return Settlement(norms, factors, finite, bool(finite.all()))
+
+
+def check_is_tensor(losses: object) -> None:
+    """Refuses what is no tensor.
+
+    Raises:
+        InputError: Such as ``loss.item()``.
+    """
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"losses must be a tensor of shape (b,), one per example, got {type(losses).__name__}."
+        )
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, str]]:

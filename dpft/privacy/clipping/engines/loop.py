@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.engines.base import ClippedBatch, Engine, gradient_buffer
+from dpft.privacy.clipping.engines.base import (
+    ClippedBatch,
+    Engine,
+    Settlement,
+    gradient_buffer,
+)
+from dpft.privacy.clipping.proof import check_leaves
 
 
 class LoopEngine(Engine):
@@ -25,33 +31,51 @@ class LoopEngine(Engine):
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
+        check_leaves(losses, self.names)
         if units is None:
             groups = list(losses)
         else:
             groups = [losses[units == unit].sum() for unit in torch.unique(units)]
         norms, non_finite = [], 0
         for number, loss in enumerate(groups):
-            norm, finite = self._add_clipped(loss, last=number == len(groups) - 1)
-            if not finite and len(groups) > 1:
+            settled = self._add_clipped(loss, last=number == len(groups) - 1)
+            if not settled.finite and len(groups) > 1:
                 raise RunError(
                     "privacy.engine=loop cannot keep a non-finite example from spoiling the others "
                     "of its micro-batch (0 * nan is nan); set train.micro_batch_size=1 or another "
                     "engine."
                 )
-            norms.append(norm)
-            non_finite += not finite
-        return ClippedBatch(norms=torch.stack(norms), non_finite=non_finite)
+            norms.append(settled.norms)
+            non_finite += not settled.finite
+        return ClippedBatch(norms=torch.cat(norms), non_finite=non_finite)
 
-    def _add_clipped(self, loss: Tensor, *, last: bool) -> tuple[Tensor, bool]:
-        """Adds one clipped gradient; returns its norm before clipping and whether it was finite."""
-        parameters = list(self.names)
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=not last, allow_unused=True)
-        used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-        zero = loss.detach().new_zeros((), dtype=parameters[0].dtype)
-        norm = torch.stack([zero, *(g.square().sum() for _, g in used)]).sum().sqrt()
-        if not (loss.isfinite() and norm.isfinite()):
-            return zero, False
-        factor = self.style.factors(norm[None])[0]
-        for parameter, gradient in used:
-            gradient_buffer(parameter).add_(gradient * factor)
-        return norm, True
+    def _add_clipped(self, loss: Tensor, *, last: bool) -> Settlement:
+        """Adds one clipped gradient, unless it is not finite; returns what its norm decided."""
+        used = self._gradients(loss * self.tuning.loss_scale, retain_graph=not last)
+        squares = self.new_squares(1)
+        for parameter, gradient in used.items():
+            squares[self.groups[parameter]] += squared_norm(gradient)
+        settled = self.settle(squares, loss.detach().isfinite()[None])
+        if settled.finite:
+            for parameter, gradient in used.items():
+                factor = settled.factors[self.groups[parameter]].to(parameter.dtype)
+                gradient_buffer(parameter).add_(gradient * factor)
+        return settled
+
+    def _gradients(self, loss: Tensor, *, retain_graph: bool) -> dict[Tensor, Tensor]:
+        """Returns one loss's gradients; a whole backward pass, as reentrant checkpoints need."""
+        held = {parameter: parameter.grad for parameter in self.names}
+        for parameter in self.names:
+            parameter.grad = None
+        try:
+            torch.autograd.backward(loss, retain_graph=retain_graph)
+            return {p: p.grad for p in self.names if p.grad is not None}
+        finally:
+            for parameter, gradient in held.items():
+                parameter.grad = gradient
+
+
+def squared_norm(gradient: Tensor) -> Tensor:
+    """Returns the squared norm of one gradient, in float32 or better."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    return gradient.to(dtype).square().sum()

@@ -19,23 +19,39 @@ def embedding_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[[Tens
     Raises:
         InputError: The layer rescales its own weight or its gradient, which mixes examples.
     """
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
+    check_plain(max_norm=layer.max_norm, scale_grad_by_freq=layer.scale_grad_by_freq)
+    return look_up(layer.weight, layer.padding_idx, recorder)
+
+
+def look_up(
+    weight: Tensor, padding_idx: int | None, recorder: Recorder
+) -> Callable[[Tensor], Tensor]:
+    """Returns ``F.embedding`` on one weight, recording its uses."""
+
+    def record(ids: Tensor, backprops: Tensor) -> None:
+        if padding_idx is not None:
+            row = padding_idx % len(weight)
+            backprops = backprops.masked_fill((ids == row).unsqueeze(-1), 0)
+        flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
+        recorder.record(weight, RowsUse(flat_ids, as_sequence(backprops), len(weight)))
+
+    def forward(ids: Tensor) -> Tensor:
+        return _Embedding.apply(ids, weight, record)
+
+    return forward
+
+
+def check_plain(*, max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    """Refuses a look-up that makes one example's gradient depend on the others.
+
+    Raises:
+        InputError: It rescales its weight or its gradient.
+    """
+    if max_norm is not None or scale_grad_by_freq:
         raise InputError(
             "an embedding must have max_norm=None and scale_grad_by_freq=False: both make one "
             "example's gradient depend on the others."
         )
-
-    def record(ids: Tensor, backprops: Tensor) -> None:
-        if layer.padding_idx is not None:
-            backprops = backprops.masked_fill((ids == layer.padding_idx).unsqueeze(-1), 0)
-        flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
-        use = RowsUse(flat_ids, as_sequence(backprops), layer.num_embeddings)
-        recorder.record(layer.weight, use)
-
-    def forward(ids: Tensor) -> Tensor:
-        return _Embedding.apply(ids, layer.weight, record)
-
-    return forward
 
 
 class _Embedding(torch.autograd.Function):

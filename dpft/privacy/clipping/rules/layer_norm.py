@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.autocast import for_normalisation, sum_dtype
 from dpft.privacy.clipping.uses import GradientUse
 
 
@@ -19,16 +20,25 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
         middle = tuple(range(1, backprops.dim() - width))
         if layer.weight.requires_grad and normalised is not None:
             products = backprops * normalised
-            recorder.record(layer.weight, GradientUse(products.sum(middle) if middle else products))
+            recorder.record(layer.weight, GradientUse(_summed(products, middle)))
         if layer.bias is not None and layer.bias.requires_grad:
-            recorder.record(layer.bias, GradientUse(backprops.sum(middle) if middle else backprops))
+            recorder.record(layer.bias, GradientUse(_summed(backprops, middle)))
 
     def forward(inputs: Tensor) -> Tensor:
         return _LayerNorm.apply(
-            inputs, layer.weight, layer.bias, layer.normalized_shape, layer.eps, record
+            for_normalisation(inputs),
+            layer.weight,
+            layer.bias,
+            layer.normalized_shape,
+            layer.eps,
+            record,
         )
 
     return forward
+
+
+def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    return gradients.sum(dimensions, dtype=sum_dtype(gradients)) if dimensions else gradients
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterUse
 
 
@@ -21,7 +22,7 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
         _record_bias(layer.bias, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        return _Dense.apply(inputs, layer.weight, layer.bias, False, record)
+        return _Dense.apply(for_product(inputs), layer.weight, layer.bias, False, record)
 
     return forward
 
@@ -35,7 +36,7 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
         _record_bias(layer.bias, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        return _Dense.apply(inputs, layer.weight, layer.bias, True, record)
+        return _Dense.apply(for_product(inputs), layer.weight, layer.bias, True, record)
 
     return forward
 
@@ -47,7 +48,9 @@ def as_sequence(rows: Tensor) -> Tensor:
 
 def _record_bias(bias: nn.Parameter | None, backprops: Tensor, recorder: Recorder) -> None:
     if bias is not None and bias.requires_grad:
-        recorder.record(bias, GradientUse(as_sequence(backprops).sum(1)))
+        recorder.record(
+            bias, GradientUse(as_sequence(backprops).sum(1, dtype=sum_dtype(backprops)))
+        )
 
 
 class _Dense(torch.autograd.Function):
@@ -66,7 +69,11 @@ class _Dense(torch.autograd.Function):
         # A frozen weight needs no input: bias-only training keeps no activations here
         # (Bu et al. 2022, section 3).
         ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
-        return F.linear(inputs, weight.t() if transposed else weight, bias)
+        weight = weight.to(inputs.dtype)
+        bias = None if bias is None else bias.to(inputs.dtype)
+        outputs = F.linear(inputs, weight.t() if transposed else weight, bias)
+        # No view of a hidden tensor: a model may go on in place (Longformer's scaling does).
+        return torch.ops.aten._unsafe_view(outputs, outputs.shape)
 
     @staticmethod
     def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, None, None, None, None]:
@@ -74,4 +81,5 @@ class _Dense(torch.autograd.Function):
         ctx.record(inputs, backprops)
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
+        weight = weight.to(backprops.dtype)
         return backprops @ (weight.t() if ctx.transposed else weight), None, None, None, None

@@ -1,0 +1,63 @@
+"""Refuses models whose layers let one example change what another computes.
+
+A per-example gradient exists only where row i of the output depends on row i of the input. The
+clipper bounds that gradient; what flows between rows it cannot see (DESIGN §6.3).
+"""
+
+import re
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpft.errors import InputError
+
+_ROUTING = re.compile("Router|Experts|TopKGating")
+"""Class names of the expert layers in transformers: TopKRouter, Top1Router, Experts, ….
+
+transformers has no common base class for them; a router's balancing loss is a mean over the
+batch's tokens, and one with a capacity drops tokens by what the other examples sent."""
+
+
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Kinds of rotary position embedding in transformers that look at the largest position of the
+whole batch: one long example would change what every other one computes."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Passes a model whose examples do not mix.
+
+    Args:
+        model: The whole model, with what a method added.
+
+    Raises:
+        InputError: A layer mixes examples; names the first such module and the reason.
+    """
+    for name, module in model.named_modules():
+        reason = _mixing_reason(module)
+        if reason is not None:
+            raise InputError(
+                f"The model's module {name or 'at the root'} ({type(module).__name__}) {reason},"
+                " so no example has a gradient of its own to clip; choose a model without it."
+            )
+
+
+def _mixing_reason(module: nn.Module) -> str | None:
+    """Returns why the module mixes the examples of a batch, or None if it does not."""
+    if isinstance(module, _BatchNorm):
+        return "normalises over the batch"
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return "keeps running statistics of the batch"
+    if _rope_types(module) & LENGTH_DEPENDENT_ROPE:
+        return "scales its rotary positions by the longest example of the batch"
+    if _ROUTING.search(type(module).__name__):
+        return "routes tokens among experts by what the whole batch holds"
+    return None
+
+
+def _rope_types(module: nn.Module) -> set[str]:
+    """Returns the kinds of rotary embedding a module holds; one for each layer type, or one."""
+    kinds = vars(module).get("rope_type", ())
+    if isinstance(kinds, str):
+        return {kinds}
+    return set(kinds.values()) if isinstance(kinds, dict) else set()

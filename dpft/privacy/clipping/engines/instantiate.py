@@ -1,0 +1,43 @@
+"""Instantiate: per-example gradients, formed in the one backward pass, and nothing else held.
+
+For small trainable sets (adapters, biases, norm layers), where a gradient for each example takes
+less memory than the activations it is made of (Bu et al. 2022, section 3).
+"""
+
+import torch
+from torch import Tensor
+
+from dpft.privacy.clipping.engines.base import ClippedBatch, gradient_buffer
+from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
+from dpft.privacy.clipping.uses import GradientUse, Use
+
+
+class InstantiateEngine(RecordingEngine):
+    """Exact clipped sums from explicit per-example gradients, all examples at once."""
+
+    def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
+        """See ``Engine.accumulate``."""
+        rows = Rows(losses, units)
+        gradients = self._gradients(losses, rows)
+        with torch.no_grad():
+            squares = self.new_squares(len(rows.finite))
+            for parameter, gradient in gradients.items():
+                squares[self.groups[parameter]] += rows.squared_norms([gradient])
+            settled = self.settle(squares, rows.finite)
+            for parameter, gradient in gradients.items():
+                total = gradient_buffer(parameter)
+                rows.add_weighted_sum(gradient, settled, self.groups[parameter], total)
+        return report(settled)
+
+    def _gradients(self, losses: Tensor, rows: Rows) -> dict[Tensor, GradientUse]:
+        """Returns every trainable parameter's gradients, one for each unit."""
+        gradients: dict[Tensor, Tensor] = {}
+
+        def receive(parameter: Tensor, use: Use) -> None:
+            values = rows.fold(GradientUse(use.instantiate())).instantiate()
+            if parameter in gradients:
+                values = gradients[parameter] + values
+            gradients[parameter] = values
+
+        self.backward(losses, receive)
+        return {parameter: GradientUse(values) for parameter, values in gradients.items()}

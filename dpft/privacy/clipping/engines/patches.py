@@ -1,0 +1,178 @@
+"""Recording forwards: put on the layers that own trainable parameters, and taken off again."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.engines.plans import Plans
+from dpft.privacy.clipping.flow import Flow, batch_size_of, learn_flow
+from dpft.privacy.clipping.mapping import MappedForward
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.regions import Region
+from dpft.privacy.clipping.rules import find_rule, recording_forward
+from dpft.privacy.clipping.signature import signature_of
+from dpft.privacy.clipping.stepping import with_one_mask
+
+logger = logging.getLogger(__name__)
+
+
+class Patches:
+    """The modules of one model that an engine gives another ``forward``.
+
+    Layers with a rule record the uses of their weights. What has no rule, and what is used
+    without the batch dimension, is run example by example: where, is learned when a kind of call
+    is first met, from two small runs of the model (``flow``, ``plans``).
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder, names: dict[Tensor, str]) -> None:
+        """Looks for the layers that own a trainable parameter."""
+        self._model = model
+        self._recorder = recorder
+        self._names = names
+        self.plans = Plans(model, names)
+        self._regions = self.plans.by_kind()
+        self._patched: list[nn.Module] = []
+        self._root: Callable[..., Any] = self._own_forward
+
+    def install(self) -> None:
+        """Gives each layer its recording forward.
+
+        Raises:
+            InputError: A layer's forward is already replaced, by a second clipper or by hand.
+        """
+        self._install_root()
+        self._install_plan()
+
+    def remove(self) -> None:
+        """Takes the recording forwards away; the layers' own reappear."""
+        while self._patched:
+            del self._patched.pop().forward
+        self._root = self._own_forward
+
+    @property
+    def _own_forward(self) -> Callable[..., Any]:
+        return partial(type(self._model).forward, self._model)
+
+    def _install_root(self) -> None:
+        # A compiled wrapper keeps its forward on the instance, and is not to be looked into.
+        if type(self._model).__name__ != "OptimizedModule":
+            self._put(self._model, self._model_forward())
+
+    def _install_plan(self) -> None:
+        swapped = {p for region in self._regions for p in _layers_swapped(region)}
+        forwards = {
+            module: recording_forward(module, self._recorder)
+            for module in self._model.modules()
+            if module not in swapped and find_rule(module) and _has_trainable(module)
+        }
+        for region in self._regions:
+            inner = forwards.get(region.module)
+            mapped = MappedForward(region, self._recorder, inner)
+            forwards[region.module] = with_signature(mapped, region.module.forward)
+            for dropout in region.shared_dropouts:
+                forwards[dropout] = with_one_mask(dropout, self._recorder)
+        for module, forward in forwards.items():
+            self._put(module, forward)
+
+    def _put(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        if module is self._model and module in self._patched:
+            self._root = forward
+            return
+        if "forward" in vars(module):
+            self.remove()
+            raise InputError(
+                f"a {type(module).__name__} layer must have its own forward, got a replaced "
+                "one; leave the other clipper first."
+            )
+        module.forward = forward
+        self._patched.append(module)
+
+    def _model_forward(self) -> Callable[..., Any]:
+        """Returns the model's forward, which learns what it needs to when first called."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not self._recorder.in_region:
+                self._use_plan_for(args, kwargs)
+            return self._root(*args, **kwargs)
+
+        return with_signature(run, self._own_forward)
+
+    def _use_plan_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Puts on the regions for this kind of call."""
+        if batch_size_of((args, kwargs)) == 0:
+            return
+        signature = signature_of(self._model, (args, kwargs))
+        plan = self.plans.plan_for(signature, lambda: self._learn(args, kwargs))
+        if plan.regions is not self._regions:
+            self._regions = plan.regions
+            self.remove()
+            self.install()
+
+    def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow | None:
+        """Returns how the batch flows through a call, from two small runs of the bare model."""
+        with self.without():
+            try:
+                return learn_flow(self._model, self._own_forward, (args, kwargs), self._names)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+                logger.info("clipping: the model would not run on fewer rows: %s", error)
+                return None
+
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """Takes the recording forwards away for a while."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self.install()
+
+
+def with_signature(forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a forward that shows the signature of the module's own: ``generate`` asks for it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    vars(run)["__signature__"] = signature(own)
+    return run
+
+
+def _has_trainable(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+def _layers_swapped(region: Region) -> Iterator[nn.Module]:
+    """Yields the region's layers whose weights are expanded: they run their own forward on them."""
+    for name in region.expanded:
+        yield region.module.get_submodule(name.rpartition(".")[0])
+
+
+@contextmanager
+def watch_for_unrecorded_gradients(names: dict[Tensor, str]) -> Iterator[None]:
+    """Sets gradients aside during a backward pass that must form none.
+
+    Raises:
+        RunError: A parameter got an ordinary gradient, so it is used outside its own layer's
+            forward, where no rule sees it and no clipping would reach it.
+    """
+    held = {parameter: parameter.grad for parameter in names}
+    for parameter in names:
+        parameter.grad = None
+    try:
+        yield
+        for parameter, name in names.items():
+            if parameter.grad is not None:
+                raise RunError(
+                    f"parameter {name} is used outside its layer's forward, where its per-example "
+                    "gradients cannot be seen; choose privacy.engine=loop."
+                )
+    finally:
+        for parameter, gradient in held.items():
+            parameter.grad = gradient

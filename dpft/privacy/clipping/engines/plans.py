@@ -1,0 +1,152 @@
+"""Plans: for each kind of call of the model, which modules run example by example.
+
+A plan is learned when its kind of call is first met, and used for an accumulation only after a
+proof on that accumulation's own data (``proof``). A plan that is disproved is widened: towards
+larger regions, at last the whole model, and then refused.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.flow import Flow
+from dpft.privacy.clipping.regions import Region, RegionPlanner
+from dpft.privacy.clipping.signature import Signature
+
+
+class Level(IntEnum):
+    """How far from the weights their regions are."""
+
+    SMALL = 0
+    """The smallest modules, also where their outputs have one row for all to broadcast."""
+    CARRYING = 1
+    """The smallest modules whose outputs all carry the batch."""
+    WHOLE = 2
+    """The model itself."""
+    LOOPED = 3
+    """The model itself, one example after another."""
+
+
+@dataclass(eq=False)
+class Plan:
+    """What was learned of one kind of call.
+
+    Attributes:
+        flow: How the batch passes through; None where the model would not run on fewer rows.
+        ambiguous: Whether it was learned where some other size equals the batch size.
+        level: How far from the weights the regions are.
+        regions: The modules that run example by example.
+        refusal: Why no smaller regions would do, naming a parameter.
+    """
+
+    flow: Flow | None
+    ambiguous: bool
+    level: Level
+    regions: list[Region]
+    refusal: InputError | None = None
+
+
+class Plans:
+    """The plans of one model for one trainable set, and which of them are proved."""
+
+    def __init__(self, model: nn.Module, names: dict[Tensor, str]) -> None:
+        """Starts with nothing learned."""
+        self._planner = RegionPlanner(model, names)
+        self._plans: dict[Hashable, Plan] = {}
+        self._proved: set[Hashable] = set()
+        self._undecided: Hashable = None
+        self._calls: list[tuple[Signature, Plan]] = []
+        self._replayed: Iterator[Plan] | None = None
+
+    def by_kind(self) -> list[Region]:
+        """Returns the regions where nothing is known."""
+        return self._planner.by_kind()
+
+    def plan_for(self, signature: Signature, learn: Callable[[], Flow | None]) -> Plan:
+        """Returns the plan for a call, learned where its kind is new or was ambiguous."""
+        replayed = None if self._replayed is None else next(self._replayed, None)
+        if replayed is not None:
+            return replayed
+        plan = self._plans.get(signature.kind)
+        if plan is None or (plan.ambiguous and not signature.is_ambiguous):
+            plan = self._plans[signature.kind] = self._plan(learn(), signature.is_ambiguous)
+        self._calls.append((signature, plan))
+        return plan
+
+    def start(self) -> None:
+        """Forgets the calls of the computation before."""
+        self._calls = []
+
+    @property
+    def saw_a_call(self) -> bool:
+        """Whether the model itself was called since ``start``."""
+        return bool(self._calls)
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether calls like those since ``start`` were proved, or were tried just now in vain."""
+        return self.saw_a_call and (self._key in self._proved or self._key == self._undecided)
+
+    def settle(self, *, proved: bool) -> None:
+        """Remembers the outcome for calls like those since ``start``.
+
+        Args:
+            proved: For good; else, where a value was not finite, for this batch alone.
+        """
+        if proved:
+            self._proved.add(self._key)
+        self._undecided = None if proved else self._key
+
+    def forget_undecided(self) -> None:
+        """Ends a batch about which nothing could be said."""
+        self._undecided = None
+
+    @property
+    def _key(self) -> Hashable:
+        return tuple((signature, plan.level) for signature, plan in self._calls)
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Answers calls with the plans of those since ``start``, in order, whatever they are."""
+        self._replayed = iter([plan for _, plan in self._calls])
+        try:
+            yield
+        finally:
+            self._replayed = None
+
+    def widen(self) -> bool:
+        """Takes the plans of the calls since ``start`` one level up; False where none can be."""
+        plans = dict.fromkeys(plan for _, plan in self._calls)
+        wider = [plan for plan in plans if plan.level < Level.LOOPED]
+        for plan in wider:
+            self._widen(plan)
+        return bool(wider)
+
+    @property
+    def refusal(self) -> InputError | None:
+        """Why the calls since ``start`` needed the whole model as a region, where they did."""
+        return next((plan.refusal for _, plan in self._calls if plan.refusal is not None), None)
+
+    def _plan(self, flow: Flow | None, ambiguous: bool) -> Plan:
+        if flow is None:
+            return Plan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
+        try:
+            regions = self._planner.by_flow(flow, widening=True)
+        except InputError as error:
+            return Plan(flow, ambiguous, Level.WHOLE, self._planner.whole(flow), error)
+        return Plan(flow, ambiguous, Level.SMALL, regions)
+
+    def _widen(self, plan: Plan) -> None:
+        if plan.level == Level.SMALL and plan.flow is not None:
+            plan.level = Level.CARRYING
+            try:
+                plan.regions = self._planner.by_flow(plan.flow, widening=False)
+                return
+            except InputError as error:
+                plan.refusal = error
+        plan.level = Level.LOOPED if plan.level == Level.WHOLE else Level.WHOLE
+        plan.regions = self._planner.whole(plan.flow, loops=plan.level == Level.LOOPED)

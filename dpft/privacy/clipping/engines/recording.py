@@ -1,0 +1,215 @@
+"""What book-keeping, two-pass and instantiate share: a backward pass that reports uses."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.engines.base import (
+    ClippedBatch,
+    Engine,
+    LossFunction,
+    Settlement,
+    Tuning,
+)
+from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
+from dpft.privacy.clipping.factors import ClippingStyle
+from dpft.privacy.clipping.flow import state_kept
+from dpft.privacy.clipping.mapping import log_once
+from dpft.privacy.clipping.norms import squared_norms
+from dpft.privacy.clipping.proof import BareRun, Disproved, bare_run, check_against, evaluating
+from dpft.privacy.clipping.random_state import RandomState
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.uses import GradientUse, Use
+
+ERRORS_OF_A_PLAN = (
+    InputError,
+    RunError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+)
+"""What a model may raise where it is run example by example and is not made for it."""
+ROUNDS = 3
+
+Receiver = Callable[[Tensor, Use], None]
+"""Takes a parameter and one use of it, in the middle of a backward pass."""
+
+
+class RecordingEngine(Engine):
+    """An engine whose layers report each use of their weights as the backward pass meets it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        style: ClippingStyle,
+        *,
+        groups: Mapping[Tensor, int] | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        """Finds a rule for every layer that owns a trainable parameter.
+
+        Raises:
+            InputError: A trainable parameter belongs to a layer without a rule.
+        """
+        super().__init__(model, style, groups=groups, tuning=tuning)
+        self.recorder = Recorder(self.names)
+        self._patches = Patches(model, self.recorder, self.names)
+        owners: Counter[Tensor] = Counter(
+            p for module in model.modules() for p in module.parameters(recurse=False)
+        )
+        self.shared: set[Tensor] = {parameter for parameter, count in owners.items() if count > 1}
+        """Parameters of several layers, whose uses add up before the norm."""
+
+    def install(self) -> None:
+        """Gives each layer its recording forward.
+
+        Raises:
+            InputError: A layer's forward is already replaced, by a second clipper or by hand.
+        """
+        self._patches.install()
+
+    def remove(self) -> None:
+        """Takes the recording forwards away; the layers' own reappear."""
+        self._patches.remove()
+
+    def compute(self, compute_losses: LossFunction) -> Tensor:
+        """Returns the losses, once it is proved that their gradients can be told apart.
+
+        Raises:
+            RunError: They cannot.
+        """
+        plans = self._patches.plans
+        state = RandomState.now(next(iter(self.names)).device)
+        for _ in range(ROUNDS):
+            plans.start()
+            try:
+                losses = compute_losses()
+            except ERRORS_OF_A_PLAN:
+                if plans.are_settled or not plans.saw_a_call:
+                    raise
+            else:
+                if plans.are_settled or not _can_be_proved(losses):
+                    plans.forget_undecided()
+                    return losses
+                del losses
+            self._prove(compute_losses, state)
+            state.restore()
+            if not plans.saw_a_call:
+                return compute_losses()
+        raise RunError(
+            "compute_losses must call the model in the same way each time it is called, got "
+            "other calls; it is called again while the clipper proves a new kind of batch."
+        )
+
+    def _prove(self, compute_losses: LossFunction, state: RandomState) -> None:
+        """Proves the plans of the calls just made, widening them as long as they are disproved.
+
+        Raises:
+            InputError: A parameter is used where the batch cannot be followed.
+            RunError: No plan is exact.
+        """
+        plans = self._patches.plans
+        if not plans.saw_a_call:
+            log_once("the model itself was not called, so that each batch is proved anew: slow")
+        with state_kept(self.model), evaluating(self.model):
+            while True:
+                state.restore()
+                with self._patches.without():
+                    bare = bare_run(compute_losses, self.names, self.tuning.loss_scale)
+                state.restore()
+                try:
+                    plans.settle(proved=self._is_exact(compute_losses, bare))
+                    return
+                except (Disproved, *ERRORS_OF_A_PLAN) as error:
+                    if not plans.widen():
+                        if plans.refusal is not None:
+                            raise plans.refusal from error
+                        raise RunError(
+                            f"the clipper cannot be exact for {type(self.model).__name__}: {error}"
+                        ) from error
+
+    def _is_exact(self, compute_losses: LossFunction, bare: BareRun) -> bool:
+        """Returns whether the recorded gradients are exact; False where nothing can be said.
+
+        Raises:
+            Disproved: They are not.
+        """
+        with self._patches.plans.replaying():
+            losses = compute_losses()
+        with torch.autocast(losses.device.type, enabled=False):
+            return check_against(bare, losses, self._backward_twice, self.names)
+
+    def _backward_twice(self, losses: Tensor, receive: Receiver, retain_graph: bool) -> None:
+        self.backward(losses, receive, retain_graph=retain_graph)
+
+    def backward(self, losses: Tensor, receive: Receiver, *, retain_graph: bool = False) -> None:
+        """Runs a backward pass of the scaled losses, handing every use to ``receive``.
+
+        Raises:
+            RunError: A use does not carry the batch, or a parameter got an ordinary gradient.
+        """
+        self.recorder.start(len(losses))
+        self.recorder.receive = receive
+        total = losses.sum() * self.tuning.loss_scale
+        try:
+            with watch_for_unrecorded_gradients(self.names):
+                torch.autograd.backward(total, retain_graph=retain_graph)
+        finally:
+            self.recorder.receive = self.recorder.keep
+
+
+class Rows:
+    """Which row of a batch belongs to which privacy unit; without units each row is its own.
+
+    Gradients that are formed as tensors are added up by unit before anything else, so that what
+    is summed is what the norm was taken of, to the last digit. Factored uses stay by row, and
+    each row is weighted by its unit's factor.
+    """
+
+    def __init__(self, losses: Tensor, units: Tensor | None) -> None:
+        """Groups the rows of ``losses``."""
+        self._units = None if units is None else Units.of(units)
+        finite = losses.detach().isfinite()
+        self.finite = finite if self._units is None else self._units.sum((~finite).int()) == 0
+        """Which units have finite losses only, shape (units,)."""
+
+    def fold(self, use: Use) -> Use:
+        """Returns a use with formed gradients added up by unit."""
+        if self._units is None or not isinstance(use, GradientUse):
+            return use
+        return use.by_unit(self._units)
+
+    def squared_norms(self, uses: Sequence[Use]) -> Tensor:
+        """Returns the squared norms of a parameter's folded uses, shape (units,)."""
+        units = self._units
+        if units is None:
+            return squared_norms(uses)
+        return squared_norms(
+            [use if isinstance(use, GradientUse) else use.by_unit(units) for use in uses]
+        )
+
+    def add_weighted_sum(self, use: Use, settled: Settlement, group: int, total: Tensor) -> None:
+        """Adds the weighted sum of a folded use to ``total``; what is not finite adds zero."""
+        factors, finite = settled.factors[group], settled.finite
+        if self._units is not None and not isinstance(use, GradientUse):
+            factors, finite = factors[self._units.index], finite[self._units.index]
+        kept = use if settled.everyone_is_finite else use.keep(finite)
+        kept.add_weighted_sum(factors.to(total.dtype), total)
+
+
+def _can_be_proved(losses: object) -> bool:
+    """Whether these are losses at all; what is not is refused elsewhere."""
+    if not isinstance(losses, Tensor) or losses.dim() != 1:
+        return False
+    return len(losses) > 0 and losses.requires_grad
+
+
+def report(settled: Settlement) -> ClippedBatch:
+    """Returns what an accumulation says of its examples."""
+    return ClippedBatch(norms=settled.norms, non_finite=int((~settled.finite).sum()))

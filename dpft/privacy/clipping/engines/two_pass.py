@@ -1,0 +1,110 @@
+"""Two-pass: norms first, then a second backward pass over the same graph that sums.
+
+The first pass takes each use's squared norm as backward meets it and lets the use go; the second
+contracts each use at once, weighted by its clip factors. Little is held beyond what ordinary
+training holds, so gradient checkpointing keeps its savings. Both passes backpropagate the same
+unscaled losses, so that under bfloat16 they round alike, and the factors belong to the very
+gradients that are summed (DESIGN section 5).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dpft.privacy.clipping.engines.base import ClippedBatch, Settlement
+from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
+from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
+from dpft.privacy.clipping.wide import widen
+
+
+class TwoPassEngine(RecordingEngine):
+    """Exact clipped sums in little memory, for one more pass over the activations."""
+
+    def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
+        """See ``Engine.accumulate``."""
+        rows = Rows(losses, units)
+        with _rounding_alike(losses.device):
+            squares = self._squared_norms(losses, rows)
+            with torch.no_grad():
+                settled = self.settle(squares, rows.finite)
+            self._contract(losses, rows, settled)
+        return report(settled)
+
+    def _squared_norms(self, losses: Tensor, rows: Rows) -> Tensor:
+        """Returns the squared norms, shape (groups, units); no use outlives the pass."""
+        while True:
+            squares = self.new_squares(len(rows.finite))
+            met: set[Tensor] = set()
+            reused: set[Tensor] = set()
+
+            def receive(
+                parameter: Tensor,
+                use: Use,
+                squares: Tensor = squares,
+                met: set[Tensor] = met,
+                reused: set[Tensor] = reused,
+            ) -> None:
+                if parameter in self.shared:
+                    self.recorder.keep(parameter, use)
+                elif parameter in met:
+                    reused.add(parameter)
+                else:
+                    met.add(parameter)
+                    squares[self.groups[parameter]] += _norms_of([use], rows)
+
+            try:
+                self.backward(losses, receive, retain_graph=True)
+            finally:
+                kept = self.recorder.take()
+            if not reused:
+                for parameter, uses in kept.items():
+                    squares[self.groups[parameter]] += _norms_of(merge_uses(uses), rows)
+                return squares
+            # A layer called twice: its uses need each other. Once per model, not per batch.
+            self.shared |= reused
+
+    def _contract(self, losses: Tensor, rows: Rows, settled: Settlement) -> None:
+        """Adds the weighted sums to the gradients in a second pass, use by use."""
+        sums = {parameter: parameter.grad for parameter in self.names}
+
+        def add(parameter: Tensor, use: Use) -> None:
+            total = sums[parameter]
+            if total is None:
+                total = sums[parameter] = torch.zeros_like(parameter)
+            rows.add_weighted_sum(rows.fold(use), settled, self.groups[parameter], total)
+
+        def receive(parameter: Tensor, use: Use) -> None:
+            if parameter in self.shared and isinstance(use, GradientUse):
+                # Added to the others before it is weighted, as it was before the norm.
+                self.recorder.keep(parameter, use)
+            else:
+                add(parameter, widen(use))
+
+        self.backward(losses, receive)
+        with torch.no_grad():
+            for parameter, uses in self.recorder.take().items():
+                add(parameter, *merge_uses(uses))
+        for parameter, total in sums.items():
+            parameter.grad = total
+
+
+@contextmanager
+def _rounding_alike(device: torch.device) -> Iterator[None]:
+    """Makes two passes over one graph round alike where an accelerator's would not.
+
+    A factor must belong to the very gradient it weights. On a CPU backward passes repeat bit for
+    bit; on an accelerator atomic additions, such as fused attention's, come in any order.
+    """
+    before = torch.get_deterministic_debug_mode()
+    if device.type != "cpu" and not before:
+        torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def _norms_of(uses: list[Use], rows: Rows) -> Tensor:
+    return rows.squared_norms([rows.fold(widen(use)) for use in uses])

@@ -1,0 +1,273 @@
+"""Which tensors of a model carry the batch in front: learned from two runs, not guessed.
+
+A leading dimension of 7 may be seven examples or seven positions; T5's (t, t) bias input at
+t = b passes every check of one shape. So the model runs twice, on two and on
+three rows of what it was called with, all else equal: a tensor carries the batch where its
+leading dimension, and nothing else of its shape, follows. Weights are watched meanwhile: which
+module put each to use, and with what input.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+ROWS = (2, 3)
+"""Batch sizes of the two runs; which ones does not matter, only that they differ."""
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+
+
+class Status(Enum):
+    """What a tensor's shape does when the batch size changes."""
+
+    BATCH = "its leading dimension is the batch"
+    ONE = "it has a leading dimension of one, to be broadcast over the batch"
+    SHARED = "it does not depend on the batch size"
+    ODD = "it depends on the batch size in another way"
+
+
+@dataclass(frozen=True)
+class ModuleFlow:
+    """How the batch passes through one module, over all its calls.
+
+    Attributes:
+        inputs: Status of each tensor argument, by its place among the arguments.
+        outputs: Status of each tensor returned.
+    """
+
+    inputs: Mapping[str, Status]
+    outputs: Mapping[str, Status]
+
+    @property
+    def carries_the_batch_in(self) -> bool:
+        """Whether the first tensor argument, a layer's input, carries the batch."""
+        return next(iter(self.inputs.values()), Status.SHARED) is Status.BATCH
+
+    def can_run_example_by_example(self, *, widening: bool) -> bool:
+        """Whether the module is a function of one example's inputs, giving one example's outputs.
+
+        Args:
+            widening: Whether an output of leading dimension one may gain the batch, which is
+                well where its users broadcast it.
+        """
+        entering, leaving = set(self.inputs.values()), set(self.outputs.values())
+        fine = {Status.BATCH, Status.ONE} if widening else {Status.BATCH}
+        return (
+            Status.BATCH in entering
+            and Status.ODD not in entering
+            and bool(leaving)
+            and leaving <= fine
+        )
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """One operation on a weight.
+
+    Attributes:
+        weight: The weight.
+        users: The modules whose forward it is in, the innermost first, the root last.
+        function: The operation.
+        status: Of its first tensor argument other than the weight.
+    """
+
+    weight: Tensor
+    users: tuple[nn.Module, ...]
+    function: Any
+    status: Status
+
+    @property
+    def user(self) -> nn.Module:
+        """The module that put the weight to use."""
+        return self.users[0]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What was learned of one model.
+
+    Attributes:
+        modules: The flow through every module that was called.
+        uses: Operations on the watched weights.
+    """
+
+    modules: Mapping[nn.Module, ModuleFlow]
+    uses: Sequence[WeightUse]
+
+
+def learn_flow(
+    root: nn.Module,
+    forward: Callable[..., Any],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
+    weights: Collection[Tensor],
+) -> Flow:
+    """Returns how the batch flows through a call of ``root``.
+
+    Args:
+        root: The model; random state and gradients are left as they were.
+        forward: The model's own forward.
+        arguments: Positional and keyword arguments of a call; the first tensor among them
+            carries the batch in front.
+        weights: Whose uses to report.
+    """
+    few, more = (_observe(root, forward, _take_rows(arguments, rows), weights) for rows in ROWS)
+    modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
+    same = len(few.uses) == len(more.uses)
+    uses = [
+        WeightUse(weight, users, function, _status(shape, more.uses[i][3]) if same else Status.ODD)
+        for i, (weight, users, function, shape) in enumerate(few.uses)
+    ]
+    return Flow(modules, uses)
+
+
+@contextmanager
+def state_kept(root: nn.Module) -> Iterator[None]:
+    """Puts random state and the model's buffers back at the end: nobody is to see the runs."""
+    devices = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def fresh(leaf: Any) -> Any:
+    """Returns an argument that a forward may change: a copy of a cache, anything else itself."""
+    return copy.deepcopy(leaf) if type(leaf).__name__.endswith("Cache") else leaf
+
+
+def named_tensors(tree: Any) -> dict[str, Tensor]:
+    """Returns the tensors of nested arguments or results by their places."""
+    places, _ = pytree.tree_flatten_with_path(tree)
+    return {pytree.keystr(place): leaf for place, leaf in places if isinstance(leaf, Tensor)}
+
+
+def batch_size_of(arguments: Any) -> int:
+    """Returns the leading dimension of the first tensor among nested arguments; 0 for none."""
+    return next((len(x) for x in named_tensors(arguments).values() if x.dim()), 0)
+
+
+def _take_rows(arguments: Any, rows: int) -> Any:
+    """Returns the arguments with ``rows`` examples in place of however many there are."""
+    count = batch_size_of(arguments)
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
+            return fresh(leaf)
+        return leaf.detach()[torch.arange(rows, device=leaf.device) % count]
+
+    return pytree.tree_map(take, arguments)
+
+
+@dataclass
+class _Observation:
+    """What one run showed."""
+
+    calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    uses: list[tuple[Tensor, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
+
+
+class _Watch(TorchFunctionMode):
+    """Reports every torch function that makes tensors of a watched weight."""
+
+    def __init__(
+        self, weights: Collection[Tensor], report: Callable[[Tensor, Any, Shape], None]
+    ) -> None:
+        super().__init__()
+        self._weights = {id(weight): weight for weight in weights}
+        self._report = report
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            used = {id(x): x for x in tensors if id(x) in self._weights}
+            others = [tuple(x.shape) for x in tensors if id(x) not in used]
+            for weight in used.values():
+                self._report(weight, func, others[0] if others else ())
+        return result
+
+
+def _observe(
+    root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Collection[Tensor]
+) -> _Observation:
+    """Runs the model once, watching modules and weights."""
+    seen = _Observation()
+    running = [root]
+
+    def before(module: nn.Module, _: Any) -> None:
+        running.append(module)
+
+    def after(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        running.pop()
+        seen.calls[module].append((_shapes((args, kwargs)), _shapes(outputs)))
+
+    def report(weight: Tensor, function: Any, shape: Shape) -> None:
+        seen.uses.append((weight, tuple(reversed(running)), function, shape))
+
+    with ExitStack() as stack:
+        stack.enter_context(state_kept(root))
+        stack.enter_context(torch.enable_grad())
+        for module in root.modules():
+            if module is not root:
+                handles = [
+                    module.register_forward_pre_hook(before),
+                    module.register_forward_hook(after, with_kwargs=True),
+                ]
+                for handle in handles:
+                    stack.callback(handle.remove)
+        args, kwargs = arguments
+        with _Watch(weights, report):
+            outputs = forward(*args, **kwargs)
+        after(root, args, kwargs, outputs)
+    return seen
+
+
+def _shapes(tree: Any) -> Shapes:
+    return {place: tuple(tensor.shape) for place, tensor in named_tensors(tree).items()}
+
+
+def _module_flow(
+    few: Sequence[tuple[Shapes, Shapes]], more: Sequence[tuple[Shapes, Shapes]]
+) -> ModuleFlow:
+    if len(few) != len(more):
+        return ModuleFlow(inputs={"": Status.ODD}, outputs={})
+    inputs, outputs = (
+        _statuses([(a[side], b[side]) for a, b in zip(few, more, strict=True)]) for side in (0, 1)
+    )
+    return ModuleFlow(inputs, outputs)
+
+
+def _statuses(calls: Sequence[tuple[Shapes, Shapes]]) -> dict[str, Status]:
+    """Returns each place's status; one that differs from call to call is odd."""
+    found: dict[str, Status] = {}
+    for few, more in calls:
+        for place, shape in few.items():
+            status = _status(shape, more.get(place))
+            found[place] = status if found.get(place, status) == status else Status.ODD
+    return found
+
+
+def _status(few: Shape, more: Shape | None) -> Status:
+    if few == more:
+        return Status.ONE if few and few[0] == 1 else Status.SHARED
+    if more and few[:1] == ROWS[:1] and more == (ROWS[1], *few[1:]):
+        return Status.BATCH
+    return Status.ODD

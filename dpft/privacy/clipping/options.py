@@ -1,0 +1,37 @@
+"""What a run clips with, in one value for all that make a clipper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import nn
+
+from dpft.privacy.clipping.clipper import PerExampleClipper
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.engines import resolved_engine
+from dpft.privacy.clipping.engines.base import Tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingOptions:
+    """Arguments of ``PerExampleClipper``, under the same names."""
+
+    max_grad_norm: float
+    clipping: str = "flat"
+    engine: str = "auto"
+    groups: Sequence[str] | None = None
+    memory_mb: int = DEFAULT_MEMORY_MB
+    loss_scale: float = 1.0
+
+    def make(self, model: nn.Module) -> PerExampleClipper:
+        """Returns a clipper of the model's trainable parameters.
+
+        Raises:
+            InputError: As ``PerExampleClipper``.
+        """
+        return PerExampleClipper(model, **vars(self))
+
+    def resolved(self, model: nn.Module) -> Self:
+        """Returns the options with the engine that ``auto`` takes, named; nothing is logged."""
+        tuning = Tuning(memory_mb=self.memory_mb, loss_scale=self.loss_scale)
+        return replace(self, engine=resolved_engine(self.engine, model, tuning)[0])

@@ -1,0 +1,170 @@
+"""Regions: the smallest modules that must run example by example for gradients to be told apart.
+
+Most weights belong to a layer with a rule and meet inputs that carry the batch. The others (a
+class token, an RMSNorm's weight, a position embedding looked up once for all examples, a weight
+used behind its layer's back) get their per-example gradients by running the smallest enclosing
+module through which the batch can be followed once per example, over an expanded weight.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.flow import Flow, ModuleFlow, Status, WeightUse
+from dpft.privacy.clipping.rules import find_rule, intercepted_function
+
+
+@dataclass(frozen=True)
+class Region:
+    """A module to run example by example.
+
+    Attributes:
+        module: The module.
+        expanded: The parameters of its subtree that no rule records, by their names in it.
+        inputs: Status of each tensor argument; empty where nothing was learned.
+        shared_dropouts: Its dropout layers that draw one mask for the whole batch.
+        widened: Whether a region of the plan may have given the batch to what had one row to be
+            broadcast, so that such an input may have got it.
+        loops: Whether its examples run one after another, whatever it is.
+    """
+
+    module: nn.Module
+    expanded: Mapping[str, Tensor]
+    inputs: Mapping[str, Status] = field(default_factory=dict)
+    shared_dropouts: Sequence[nn.Module] = ()
+    widened: bool = False
+    loops: bool = False
+
+
+class RegionPlanner:
+    """Chooses the regions of one model for one trainable set."""
+
+    def __init__(self, model: nn.Module, names: Mapping[Tensor, str]) -> None:
+        """Looks at the model's structure.
+
+        Args:
+            model: The model.
+            names: The trainable parameters and what to call them in messages.
+        """
+        self._model = model
+        self._names = names
+        self._owners: dict[Tensor, list[nn.Module]] = defaultdict(list)
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter in names:
+                    self._owners[parameter].append(module)
+
+    def by_kind(self) -> list[Region]:
+        """Returns the regions where nothing is known: each owner of a weight without a rule."""
+        raw = {p for p, owners in self._owners.items() if not any(map(find_rule, owners))}
+        chosen = {owner for parameter in raw for owner in self._owners[parameter]}
+        return self._regions(chosen, raw, {})
+
+    def by_flow(self, flow: Flow, *, widening: bool) -> list[Region]:
+        """Returns the regions that the observed flow asks for.
+
+        Args:
+            flow: What was learned of the model.
+            widening: As ``ModuleFlow.can_run_example_by_example``.
+
+        Raises:
+            InputError: No enclosing module carries the batch in and out.
+        """
+        chosen: set[nn.Module] = set()
+        raw: set[Tensor] = set()
+        for use in flow.uses:
+            if not _is_recorded(use):
+                raw.add(use.weight)
+            if not (_is_recorded(use) and _carries_the_batch(use, flow)):
+                chosen.add(self._enclosing(use, flow.modules, widening=widening))
+        return self._regions(chosen, raw, flow.modules)
+
+    def whole(self, flow: Flow | None, *, loops: bool = False) -> list[Region]:
+        """Returns the model itself as a region: exact wherever each example runs alone.
+
+        Args:
+            flow: What was learned of the model, or None.
+            loops: Whether its examples run one after another.
+        """
+        if flow is None:
+            raw = {p for p, owners in self._owners.items() if not any(map(find_rule, owners))}
+        else:
+            raw = {use.weight for use in flow.uses if not _is_recorded(use)}
+        flows = {} if flow is None else flow.modules
+        return [replace(r, loops=loops) for r in self._regions({self._model}, raw, flows)]
+
+    def _enclosing(
+        self, use: WeightUse, flows: Mapping[nn.Module, ModuleFlow], *, widening: bool
+    ) -> nn.Module:
+        """Returns the smallest module around a use, of those that were running, fit for a region.
+
+        It must hold the weight: only there can the weight be swapped for an expanded one.
+        """
+        for module in use.users:
+            holds = any(use.weight is own for own in module.parameters())
+            fit = module in flows and flows[module].can_run_example_by_example(widening=widening)
+            if holds and fit:
+                return module
+        raise InputError(
+            f"trainable parameter {self._names[use.weight]} is used without the batch dimension, "
+            "and no module around it carries the batch from its inputs to its outputs; "
+            "freeze it or choose privacy.engine=loop."
+        )
+
+    def _regions(
+        self,
+        chosen: Collection[nn.Module],
+        raw: Collection[Tensor],
+        flows: Mapping[nn.Module, ModuleFlow],
+    ) -> list[Region]:
+        """Returns the chosen modules that no other chosen one contains, as regions."""
+        inside = {m for outer in chosen for m in outer.modules() if m is not outer}
+        outermost = [m for m in self._model.modules() if m in chosen and m not in inside]
+        widened = any(
+            Status.ONE in flows[module].outputs.values() for module in outermost if module in flows
+        )
+        return [
+            Region(
+                module=module,
+                expanded=_expanded(module, raw),
+                inputs=flows[module].inputs if module in flows else {},
+                shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
+                widened=widened,
+            )
+            for module in outermost
+        ]
+
+
+def _is_recorded(use: WeightUse) -> bool:
+    """Whether the use is a rule's: by the layer that owns the weight, in a way the rule knows."""
+    if find_rule(use.user) is None or not any(use.weight is p for p in use.user.parameters(False)):
+        return False
+    function = intercepted_function(use.user)
+    return function is None or use.function is function
+
+
+def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow]) -> bool:
+    """Whether a layer drops what has no batch dimension (DeBERTa's relative embeddings)."""
+    if not isinstance(module, nn.Dropout) or module not in flows:
+        return False
+    return set(flows[module].inputs.values()) <= {Status.ONE, Status.SHARED}
+
+
+def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
+    if intercepted_function(use.user) is not None:
+        return use.status is Status.BATCH
+    return flow.modules[use.user].carries_the_batch_in
+
+
+def _expanded(module: nn.Module, raw: Collection[Tensor]) -> dict[str, Tensor]:
+    """Returns the weights to expand in a module: the raw ones, and all of a layer that has one."""
+    found: dict[str, Tensor] = {}
+    for path, layer in module.named_modules():
+        own = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
+        if any(p in raw for p in own.values()):
+            wanted = own if find_rule(layer) else {n: p for n, p in own.items() if p in raw}
+            found |= {f"{path}.{n}" if path else n: p for n, p in wanted.items()}
+    return found

@@ -1,0 +1,120 @@
+"""Convolutions: per-example gradients from the patches that each output position saw.
+
+They are formed at once, (b, outputs, inputs / groups, kernel): a kernel is small beside the
+activations it makes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv1d_input, conv2d_input
+
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
+from dpft.privacy.clipping.uses import GradientUse
+
+Convolution = nn.Conv1d | nn.Conv2d
+
+
+def is_plain(layer: Convolution) -> bool:
+    """Whether the layer computes what the rule knows, and pads by zeros, as many as it says."""
+    own = type(layer)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
+    return own and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns the layer's forward, recording its uses; one-dimensional as two, of height one."""
+    spatial = layer.weight.dim() - 2
+
+    def record(inputs: Tensor | None, backprops: Tensor, count: int) -> None:
+        if inputs is not None:
+            gradients = _weight_gradients(layer, inputs, backprops)
+            gradients = gradients.unflatten(0, (count, -1)).sum(1)
+            recorder.record(layer.weight, GradientUse(gradients))
+        if layer.bias is not None and layer.bias.requires_grad:
+            sums = backprops.flatten(2).sum(2, dtype=sum_dtype(backprops))
+            recorder.record(layer.bias, GradientUse(sums.unflatten(0, (count, -1)).sum(1)))
+
+    def forward(inputs: Tensor) -> Tensor:
+        # Inside a region examples come as (b, 1, channels, …).
+        leading = inputs.shape[: -1 - spatial]
+        flat = for_product(inputs.flatten(0, -2 - spatial))
+        outputs = _Convolution.apply(flat, layer.weight, layer.bias, layer, leading[0], record)
+        return outputs.unflatten(0, leading)
+
+    return forward
+
+
+def _weight_gradients(layer: Convolution, inputs: Tensor, backprops: Tensor) -> Tensor:
+    """Returns the gradient of each row of ``inputs``, shape (rows, *weight.shape)."""
+    kernel, stride, padding, dilation = (
+        _two_numbers(numbers, fill)
+        for numbers, fill in (
+            (layer.kernel_size, 1),
+            (layer.stride, 1),
+            (layer.padding, 0),
+            (layer.dilation, 1),
+        )
+    )
+    dtype = sum_dtype(inputs)
+    images = inputs.unsqueeze(2) if inputs.dim() == 3 else inputs
+    patches = F.unfold(images.to(dtype), kernel, dilation, padding, stride)
+    positions = patches.shape[2]
+    patches = patches.unflatten(1, (layer.groups, -1))
+    grouped = backprops.to(dtype).reshape(len(backprops), layer.groups, -1, positions)
+    return (grouped @ patches.mT).view(len(inputs), *layer.weight.shape)
+
+
+def _two_numbers(numbers: Any, fill: int) -> tuple[int, int]:
+    return tuple(numbers) if len(numbers) == 2 else (fill, numbers[0])
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose backward hands out (inputs, output gradient)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: Convolution,
+        count: int,
+        record: Callable[[Tensor | None, Tensor, int], None],
+    ) -> Tensor:
+        ctx.layer, ctx.count, ctx.record = layer, count, record
+        ctx.shape = inputs.shape
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        convolve = F.conv1d if inputs.dim() == 3 else F.conv2d
+        bias = None if bias is None else bias.to(inputs.dtype)
+        return convolve(
+            inputs,
+            weight.to(inputs.dtype),
+            bias,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+        )
+
+    @staticmethod
+    def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        ctx.record(inputs, backprops, ctx.count)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None, None
+        of_input = conv1d_input if weight.dim() == 3 else conv2d_input
+        layer = ctx.layer
+        gradient = of_input(
+            ctx.shape,
+            weight.to(backprops.dtype),
+            backprops,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+        )
+        return gradient, None, None, None, None, None

@@ -1,0 +1,28 @@
+"""GroupNorm: weight and bias are small, so each example gets copies of its own."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpft.privacy.clipping.expansion import expanded
+from dpft.privacy.clipping.recorder import Recorder
+
+
+def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = weight * normalised(x) + bias`` over channels, recording its uses."""
+
+    def forward(inputs: Tensor) -> Tensor:
+        # Inside a region examples come as (b, 1, channels, …).
+        rows = inputs.flatten(0, 1) if recorder.in_region else inputs
+        normalised = F.group_norm(rows, layer.num_groups, eps=layer.eps)
+        per_example = len(rows) // len(inputs)
+        weight, bias = (
+            expanded(parameter, len(inputs), recorder)
+            .repeat_interleave(per_example, 0)
+            .view(*rows.shape[:2], *[1] * (rows.dim() - 2))
+            for parameter in (layer.weight, layer.bias)
+        )
+        return (normalised * weight + bias).to(normalised.dtype).view(inputs.shape)
+
+    return forward

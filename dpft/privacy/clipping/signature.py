@@ -1,0 +1,57 @@
+"""What kind of call of the model this is, as far as the batch's way through it depends on that.
+
+Two calls of one kind differ in sizes and values alone. What differs in more (an argument given or
+not, a mask of another rank, a switch, positions shared instead of one per example, one token
+instead of several) may put weights to use in other ways, and is learned and proved by itself.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpft.privacy.clipping.flow import batch_size_of
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The kind of a call.
+
+    Attributes:
+        kind: Places, dtypes and ranks of the tensor arguments, which of them lead with the batch
+            size and where they have size one; the other arguments; each module's training switch.
+        coincidences: Which sizes happen to equal the batch size, though they are not the leading
+            one: from such a call it cannot be learned which tensors carry the batch.
+    """
+
+    kind: Hashable
+    coincidences: tuple[tuple[bool, ...], ...]
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether some size equals the batch size by accident."""
+        return any(any(sizes) for sizes in self.coincidences)
+
+
+def signature_of(model: nn.Module, arguments: Any) -> Signature:
+    """Returns the kind of a call of ``model`` with nested arguments."""
+    count = batch_size_of(arguments)
+    places, _ = pytree.tree_flatten_with_path(arguments)
+    leaves = tuple((pytree.keystr(place), _kind(leaf, count)) for place, leaf in places)
+    switches = tuple(module.training for module in model.modules())
+    sizes = (tuple(leaf.shape[1:]) for _, leaf in places if isinstance(leaf, Tensor))
+    coincidences = tuple(tuple(size == count for size in each) for each in sizes)
+    return Signature((leaves, switches), coincidences)
+
+
+def _kind(leaf: Any, count: int) -> Hashable:
+    if isinstance(leaf, Tensor):
+        leads = leaf.dim() > 0 and len(leaf) == count
+        return leaf.dtype, leads, tuple(size == 1 for size in leaf.shape)
+    if isinstance(leaf, PLAIN):
+        return leaf
+    return type(leaf).__qualname__

@@ -1,0 +1,156 @@
+"""How a layer with a rule steps out of a region that runs example by example.
+
+Inside ``torch.vmap`` a layer sees one example; its rule wants the batch. So the layer is called
+once, on the inputs of all examples, and its output goes back into the map.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dpft.privacy.clipping.recorder import Recorder
+
+LayerForward = Callable[[Tensor], Tensor]
+
+
+def stepping_out(layer: nn.Module, forward: LayerForward, recorder: Recorder) -> LayerForward:
+    """Returns a layer's recording forward, for use inside a region and outside of any."""
+
+    def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
+        (inputs,) = (*args, *kwargs.values())
+        if recorder.looping:
+            return type(layer).forward(layer, inputs)
+        if recorder.token is None:
+            return forward(inputs)
+        return _StepOut.apply(forward, recorder.token, inputs)
+
+    return run
+
+
+class _StepOut(torch.autograd.Function):
+    """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
+
+    @staticmethod
+    def forward(layer: Callable[[Tensor], Tensor], token: Tensor, inputs: Tensor) -> Tensor:
+        raise AssertionError("only the mapped form of this Function is ever called")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        layer: Callable[[Tensor], Tensor],
+        token: Tensor,
+        inputs: Tensor,
+    ) -> tuple[Tensor, int]:
+        return layer(_rows(inputs, in_dims[2], info.batch_size)), 0
+
+
+def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
+    """Returns a dropout layer's forward that in a region draws one mask for all examples.
+
+    As the layer would outside of it, where its input has no batch dimension to draw along.
+    """
+
+    def run(inputs: Tensor) -> Tensor:
+        own = partial(type(dropout).forward, dropout)
+        if recorder.token is None or not dropout.training:
+            return own(inputs)
+        return _OneMask.apply(own, recorder.token, inputs)
+
+    return run
+
+
+class _OneMask(torch.autograd.Function):
+    """Dropout of every example's inputs by the same mask."""
+
+    @staticmethod
+    def forward(dropout: LayerForward, token: Tensor, inputs: Tensor) -> Tensor:
+        raise AssertionError("only the mapped form of this Function is ever called")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        dropout: LayerForward,
+        token: Tensor,
+        inputs: Tensor,
+    ) -> tuple[Tensor, int]:
+        rows = _rows(inputs, in_dims[2], info.batch_size)
+        return rows * dropout(torch.ones_like(rows[0])), 0
+
+
+class AttentionOutside(TorchFunctionMode):
+    """Steps out for attention as well: ``vmap`` would run its kernels example by example."""
+
+    def __init__(self, token: Tensor) -> None:
+        """Prepares for the inside of a region mapped over ``token``."""
+        super().__init__()
+        self._token = token
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs a function, attention over all examples at once."""
+        options = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **options)
+        names = ("query", "key", "value", "attn_mask")
+        named = dict(zip(names, args, strict=False)) | options
+        if len(args) > len(names) or named["query"].dim() != 4:
+            return func(*args, **options)
+        tensors = [named.pop(name, None) for name in names]
+        options = named
+        return _Attention.apply(self._token, partial(func, **options), *tensors)
+
+
+class _Attention(torch.autograd.Function):
+    """Scaled dot-product attention of (n, h, t, d) for each example."""
+
+    @staticmethod
+    def forward(token: Tensor, attend: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+        raise AssertionError("only the mapped form of this Function is ever called")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        token: Tensor,
+        attend: Callable[..., Tensor],
+        *tensors: Tensor | None,
+    ) -> tuple[Tensor, int]:
+        *qkv, mask = tensors
+        query, key, value = (
+            _rows(tensor, dim, info.batch_size).flatten(0, 1)
+            for tensor, dim in zip(qkv, in_dims[2:5], strict=True)
+            if tensor is not None
+        )
+        if mask is not None and (in_dims[5] is not None or mask.dim() == 4 and len(mask) > 1):
+            rows = _rows(mask, in_dims[5], info.batch_size)
+            while rows.dim() < 5:
+                rows = rows.unsqueeze(1)
+            repeats = len(query) // info.batch_size
+            mask = rows.expand(-1, repeats, -1, -1, -1).flatten(0, 1)
+        outputs = attend(query, key, value, attn_mask=mask)
+        return outputs.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _rows(inputs: Tensor, dim: int | None, count: int) -> Tensor:
+    """Returns (count, …); an input that all examples share is theirs one by one."""
+    return inputs.expand(count, *inputs.shape) if dim is None else inputs.movedim(dim, 0)

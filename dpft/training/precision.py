@@ -1,0 +1,34 @@
+"""``train.precision``: what the model computes in, by autocast over float32 parameters.
+
+Norms, clip factors, sums, noise and the optimizer's state are float32 whatever this says.
+"""
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+PRECISIONS: dict[str, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+logger = logging.getLogger(__name__)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Returns the context to compute losses in; leave it before the backward pass."""
+    dtype = PRECISIONS[precision]
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def warn_if_slow(precision: str, device: torch.device) -> None:
+    """Warns of float16 on a CPU, which is for tests."""
+    if precision == "fp16" and device.type == "cpu":
+        logger.warning(
+            "train.precision=fp16 is some 40 times slower than fp32 on a CPU; "
+            "use train.precision=bf16 or fp32 there."
+        )

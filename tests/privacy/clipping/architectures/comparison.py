@@ -1,0 +1,42 @@
+"""The clipper against the loop, and against examples run one at a time without padding."""
+
+import torch
+from torch import nn
+
+from dpft.privacy.clipping import PerExampleClipper
+from tests.privacy.clipping.architectures.batches import Examples, Kind
+from tests.privacy.clipping.oracle import Clipped, total_norm
+
+NORM = 0.5
+
+
+def clipped(
+    model: nn.Module, kind: Kind, batch: Examples, *, engine: str = "book_keeping", **options
+) -> Clipped:
+    """The clipped sum of a batch, dropout masks those of seed 3."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    with PerExampleClipper(model, NORM, engine=engine, **options) as clipper:
+        norms = clipper.accumulate(lambda: kind(model, batch))
+    return Clipped(norms, gradients_of(model))
+
+
+def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def one_at_a_time(model: nn.Module, kind: Kind, batch: Examples) -> Clipped:
+    """The definition: a forward and a backward pass per example, alone in its batch, unpadded."""
+    parts = [clipped(model, kind, batch.alone(row), engine="loop") for row in range(len(batch))]
+    total = {n: sum(part.gradients[n] for part in parts) for n in parts[0].gradients}
+    return Clipped(torch.cat([part.norms for part in parts]), total)
+
+
+def difference(got: Clipped, expected: Clipped) -> float:
+    """The larger of the relative differences of norms and of sums."""
+    norms = ((got.norms - expected.norms).abs() / expected.norms.clamp(min=1e-12)).max()
+    scale = total_norm(expected.gradients).clamp(min=1e-30)
+    return max(float(norms), float(got.minus(expected) / scale))

@@ -1,0 +1,45 @@
+import weakref
+
+import pytest
+import torch
+
+from dpft.privacy.clipping.engines.two_pass import TwoPassEngine
+from dpft.privacy.clipping.factors import clipping_style
+from tests.privacy.clipping.oracle import gpt2, records
+
+STYLE = clipping_style("flat", max_grad_norm=0.5)
+
+
+@pytest.mark.parametrize(("tied", "expected"), [(False, set()), (True, {"transformer.wte.weight"})])
+def test_no_use_outlives_its_turn_but_those_of_a_shared_weight(tied, expected):
+    model, batch, kept = gpt2(tied=tied), records(), set()
+    engine = TwoPassEngine(model, STYLE)
+    engine.install()
+    keep = engine.recorder.keep
+
+    def watch(parameter, use):
+        kept.add(engine.names[parameter])
+        keep(parameter, use)
+
+    engine.recorder.keep = watch
+    engine.accumulate(batch.losses(model)(), None)
+    engine.remove()
+    assert kept == expected
+
+
+def test_output_gradients_are_let_go_during_the_pass():
+    model, batch = gpt2(tied=False), records()
+    engine = TwoPassEngine(model, STYLE)
+    engine.install()
+    alive, most = [], []
+    record = engine.recorder.record
+
+    def watch(parameter, use):
+        most.append(sum(reference() is not None for reference in alive))
+        alive.extend(weakref.ref(v) for v in vars(use).values() if isinstance(v, torch.Tensor))
+        record(parameter, use)
+
+    engine.recorder.record = watch
+    engine.accumulate(batch.losses(model)(), None)
+    engine.remove()
+    assert max(most) < len(alive) / 4

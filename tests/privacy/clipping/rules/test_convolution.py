@@ -1,0 +1,44 @@
+import pytest
+import torch
+from torch import nn
+
+from tests.privacy.clipping.rules.oracle import (
+    assert_equals_the_loop,
+    assert_forward_and_input_gradient_are_the_layers_own,
+)
+
+LAYERS = {
+    "patches": (lambda: nn.Conv2d(3, 6, 4, stride=4), (4, 3, 8, 8)),
+    "strided": (lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1), (4, 3, 7, 9)),
+    "remainder": (lambda: nn.Conv2d(3, 6, 3, stride=2), (4, 3, 8, 8)),
+    "dilated": (lambda: nn.Conv2d(2, 6, (3, 2), dilation=(2, 1), padding=(0, 1)), (4, 2, 9, 7)),
+    "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), (4, 4, 6, 6)),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, padding=1, bias=False), (4, 4, 6, 6)),
+    "1d": (lambda: nn.Conv1d(3, 6, 3, stride=2, padding=2, dilation=2), (4, 3, 9)),
+    "1d depthwise": (lambda: nn.Conv1d(4, 8, 4, groups=4, padding=3), (4, 4, 9)),
+    "same padding": (lambda: nn.Conv2d(3, 6, 3, padding="same"), (4, 3, 6, 6)),
+    "reflected": (lambda: nn.Conv1d(3, 6, 3, padding=1, padding_mode="reflect"), (4, 3, 6)),
+    "transposed": (lambda: nn.ConvTranspose2d(3, 6, 3, stride=2), (4, 3, 5, 5)),
+    "3d": (lambda: nn.Conv3d(2, 3, 2), (4, 2, 3, 4, 4)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_norms_and_sums_equal_the_loop(make, shape):
+    torch.manual_seed(0)
+    layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(inputs))
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_forward_and_input_gradient_are_the_layers_own(make, shape):
+    torch.manual_seed(0)
+    inputs = torch.randn(shape, dtype=torch.float64)
+    assert_forward_and_input_gradient_are_the_layers_own(make().double(), inputs)
+
+
+def test_a_frozen_weight_with_a_trainable_bias():
+    layer = nn.Conv2d(3, 6, 3).double()
+    layer.weight.requires_grad = False
+    inputs = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(inputs))

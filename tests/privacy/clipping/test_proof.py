@@ -1,0 +1,262 @@
+"""Models that surprise the rules: exact all the same, or refused; never a wrong sum."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.rules import linear
+from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
+
+B, T, D = 4, 5, 6
+
+
+def inputs(b=B, t=T, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(b, t, D, generator=generator, dtype=torch.float64)
+
+
+class Positions(nn.Module):
+    """A table of positions, met as ``use`` says, beside a dense layer."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.table = nn.Embedding(8, D)
+        self.dense = nn.Linear(D, D)
+        self.use = use
+
+    def forward(self, x, positions=None):
+        steps = torch.arange(x.shape[1])[None] if positions is None else positions
+        return self.dense(x) + self.use(self.table(steps))
+
+
+class Inner(nn.Module):
+    """Something the batch is not first in."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.dense = nn.Linear(D, D)
+        self.before, self.after = before, after
+
+    def forward(self, x):
+        return self.after(self.dense(self.before(x)), x)
+
+
+def sort_rows(x):
+    return x[x[:, 0, 0].argsort()]
+
+
+def unsort_rows(y, x):
+    return y[x[:, 0, 0].argsort().argsort()]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda p: p, lambda p: p[0], lambda p: p.mean(0), lambda p: p.sum(0), lambda p: p.softmax(0)],
+    ids=["broadcast", "first", "mean", "sum", "softmax"],
+)
+def test_what_has_one_row_for_all_is_exact_whatever_is_done_with_it(use):
+    layer = Positions(use).double()
+    assert_equals_the_loop(layer, lambda: layer(inputs()))
+
+
+def test_rows_permuted_inside_are_told_apart():
+    layer = Inner(sort_rows, unsort_rows).double()
+    assert_equals_the_loop(layer, lambda: layer(inputs()))
+
+
+def test_a_region_whose_forward_depends_on_the_number_of_rows_is_exact_or_refused():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(D))
+
+        def forward(self, x):
+            return x * self.scale / len(x)
+
+    layer = Counting().double()
+    with (
+        PerExampleClipper(layer, 0.5) as clipper,
+        pytest.raises(RunError, match=r"cannot be exact for Counting: its losses"),
+    ):
+        clipper.accumulate(lambda: layer(inputs()).sum((1, 2)))
+
+
+@pytest.mark.parametrize("engine", ["auto", "two_pass"])
+def test_a_loss_that_couples_examples_is_refused(engine):
+    layer = nn.Linear(D, D).double()
+    with (
+        PerExampleClipper(layer, 0.5, engine=engine) as clipper,
+        pytest.raises(RunError, match="depends on another example's loss"),
+    ):
+        clipper.accumulate(lambda: layer(inputs()).sum((1, 2)).softmax(0))
+
+
+def test_positions_of_each_example_and_then_of_all_as_many_as_examples():
+    """(b, t) first, then (t,) with t = b: the plan of the one must not serve the other."""
+    layer = Positions(lambda p: p).double()
+    own, everyones = torch.arange(T).repeat(B, 1), torch.arange(B)
+    for x, positions in ((inputs(), own), (inputs(t=B), everyones)):
+        results = []
+        for engine in ("book_keeping", "loop"):
+            layer.zero_grad()
+            with PerExampleClipper(layer, 0.5, engine=engine) as clipper:
+                if engine == "book_keeping":
+                    clipper.accumulate(lambda: layer(inputs(), own).sum((1, 2)))
+                    layer.zero_grad()
+                try:
+                    norms = clipper.accumulate(
+                        lambda x=x, positions=positions: layer(x, positions).square().sum((1, 2))
+                    )
+                except (InputError, RunError):
+                    return
+            results.append(torch.cat([norms, *[p.grad.flatten() for p in layer.parameters()]]))
+        assert torch.allclose(results[0], results[1], rtol=1e-10)
+
+
+def test_a_parameter_outside_the_model_is_refused():
+    encoder, head = nn.Linear(D, D), nn.Linear(D, 1)
+    x = torch.randn(B, D)
+    for engine in ("auto", "two_pass", "loop"):
+        with (
+            PerExampleClipper(encoder, 0.5, engine=engine) as clipper,
+            pytest.raises(RunError, match=r"trainable parameter of shape \(1, 6\) outside"),
+        ):
+            clipper.accumulate(lambda: head(encoder(x))[:, 0])
+        assert head.weight.grad is None
+
+
+def test_a_submodule_called_alone_is_proved_too():
+    """As many examples as positions: shapes cannot show that the table's rows are everyone's."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Positions(lambda p: p[0])
+
+        def forward(self, x):
+            return self.inner(x)
+
+    layer = Table().double()
+    square = torch.arange(B).repeat(B, 1)
+    with PerExampleClipper(layer, 0.5) as clipper:
+        clipper.accumulate(lambda: layer.inner.dense(inputs()).square().sum((1, 2)))
+        with pytest.raises(RunError, match=r"cannot be exact for Table: .*inner\.table"):
+            clipper.accumulate(lambda: layer.inner(inputs(t=B), square).square().sum((1, 2)))
+
+
+def test_a_convolution_that_changes_its_weight_is_not_taken_for_a_plain_one():
+    class Standardised(nn.Conv2d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, (weight - weight.mean()) / weight.std(), bias)
+
+    layer = Standardised(3, 4, 3).double()
+    images = torch.randn(3, 3, 5, 5, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(images))
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_subclass_that_does_or_does_not_pass_its_padding_on(passed):
+    class Own(nn.Embedding):
+        def forward(self, ids):
+            return 2 * F.embedding(ids, self.weight, padding_idx=1 if passed else None)
+
+    layer = Own(6, 3, padding_idx=2).double()
+    ids = torch.tensor([[0, 1, 2], [2, 2, 1]])
+    assert_equals_the_loop(layer, lambda: layer(ids))
+
+
+def test_a_cache_does_not_leak_from_example_to_example():
+    class StateCache(list):
+        pass
+
+    class Recurrent(nn.Module):
+        """Cannot be mapped (it reads a value), and keeps its state in what it is given."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(D))
+
+        def forward(self, x, cache):
+            state = cache[0] if cache else 0.0
+            outputs = x * self.weight + state
+            cache.append(outputs.sum(1, keepdim=True))
+            return outputs if float(x.detach().sum()) != 0.5 else outputs + 1
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = Recurrent()
+
+        def forward(self, x):
+            return self.mixer(x, StateCache())
+
+    layer = Model().double()
+    assert_equals_the_loop(layer, lambda: layer(inputs()))
+
+
+def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.drop = nn.Linear(D, D), nn.Dropout(0.5)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.drop(self.dense(x))
+
+    layer, leaf = Counting().double(), inputs().requires_grad_()
+    torch.manual_seed(0)
+    expected = layer(leaf).square().sum((1, 2))
+    (own,) = torch.autograd.grad(expected.sum(), leaf)
+    layer.calls.zero_()
+    seen = []
+
+    def losses():
+        seen.append(layer(leaf).square().sum((1, 2)))
+        return seen[-1]
+
+    torch.manual_seed(0)
+    with PerExampleClipper(layer, 0.5) as clipper:
+        clipper.accumulate(losses)
+    assert torch.allclose(seen[-1], expected) and torch.allclose(leaf.grad, own)
+    assert float(layer.calls) <= 2 and layer.training and layer.drop.training
+
+
+def test_each_kind_of_call_is_proved_once(monkeypatch):
+    layer, proofs = Positions(lambda p: p).double(), []
+    from dpft.privacy.clipping.engines import recording
+
+    check = recording.check_against
+
+    def counted(*args):
+        proofs.append(1)
+        return check(*args)
+
+    monkeypatch.setattr(recording, "check_against", counted)
+    with PerExampleClipper(layer, 0.5) as clipper:
+        for b, t in ((3, 5), (4, 5), (3, 6), (2, 7)):
+            clipper.accumulate(lambda b=b, t=t: layer(inputs(b, t)).sum((1, 2)))
+        assert len(proofs) == 1
+        clipper.accumulate(lambda: layer(inputs(1, 5)).sum((1, 2)))
+        assert len(proofs) == 2
+
+
+def test_a_bias_that_a_rule_leaves_out_cannot_slip_through(monkeypatch):
+    monkeypatch.setattr(linear, "_record_bias", lambda *_: None)
+    layer = nn.Linear(D, D).double()
+    assert_equals_the_loop(layer, lambda: layer(inputs()))
+
+
+def test_an_error_of_the_users_own_is_passed_on():
+    layer = nn.Linear(D, D).double()
+    with PerExampleClipper(layer, 0.5) as clipper, pytest.raises(IndexError, match="mine"):
+
+        def losses():
+            layer(inputs())
+            raise IndexError("mine")
+
+        clipper.accumulate(losses)

@@ -1,0 +1,72 @@
+import logging
+
+import pytest
+import torch
+
+from dpft.errors import InputError
+from dpft.training.precision import autocast, warn_if_slow
+from dpft.training.session import train_ordinarily, train_privately
+from dpft.training.settings import TrainingConfig
+from tests.training.toy import plan, privacy, records, session, tiny_model
+
+CPU = torch.device("cpu")
+
+
+def weights_after(folder, precision, private=True, **settings):
+    folder.mkdir()
+    model = tiny_model()
+    own = session(folder, model, precision=precision, **settings)
+    batches = records()
+    object.__setattr__(batches, "precision", precision)
+    object.__setattr__(own, "records", batches)
+    if private:
+        train_privately(own, plan(steps=2), privacy(), epsilon_after=lambda step: 1.0)
+    else:
+        train_ordinarily(own, 2)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_training_follows_float32(tmp_path, precision, private):
+    start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
+    exact = weights_after(tmp_path / "fp32", "fp32", private)
+    half = weights_after(tmp_path / precision, precision, private)
+    moved, apart = (exact - start).norm(), (exact - half).norm()
+    assert 0 < apart < 0.2 * moved
+
+
+def test_autocast_is_what_the_precision_says():
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        with autocast(precision, CPU):
+            assert torch.nn.functional.linear(torch.ones(1, 2), torch.ones(3, 2)).dtype == dtype
+    with autocast("fp32", CPU):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_float16_on_a_cpu_warns(caplog):
+    caplog.set_level(logging.WARNING, logger="dpft")
+    for precision in ("fp32", "bf16", "fp16"):
+        warn_if_slow(precision, CPU)
+    assert [record.message.split(" is some")[0] for record in caplog.records] == [
+        "train.precision=fp16"
+    ]
+
+
+def test_the_loss_scale_is_for_float16_alone():
+    assert TrainingConfig(precision="bf16").backward_scale == 1
+    assert TrainingConfig(precision="fp16", loss_scale=8).backward_scale == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, got 'fp8'"),
+        ({"loss_scale": 0.0}, "train.loss_scale must be from 1 to .* got 0.0"),
+        ({"loss_scale": float("inf")}, "train.loss_scale must be from 1 to .* got inf"),
+    ],
+)
+def test_bad_precision_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(**options)
