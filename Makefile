@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint wheel-check clean
+.PHONY: help setup demo test test-full bench capacity lint wheel-check clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -33,6 +33,12 @@ test: setup ## Run the test suite but for its slow tests.
 
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)
+
+bench: setup ## Time private micro-batches against ordinary ones; writes benchmarks/results.md.
+	$(BIN)/python -m benchmarks.clipping
+
+capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
+	$(BIN)/python -m benchmarks.capacity
 
 lint: setup ## Check style, format and types.
 	$(BIN)/ruff check .

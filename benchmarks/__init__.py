@@ -1,0 +1,1 @@
+"""Side-by-side timings of dpft against ordinary training and its peers."""

@@ -1,0 +1,136 @@
+"""Time and memory of private micro-batches against ordinary ones: ``make bench``.
+
+    python -m benchmarks.clipping --pairs 25 --rows full,two_pass --output benchmarks/results.md
+
+A micro-batch is forward, backward and accumulation of the clipped sum, against forward and
+backward. Each configuration runs in a process of its own, two at a time, taking turns.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import tables
+from benchmarks.interleave import Comparison, compare
+from benchmarks.workload import Workload
+
+RESULTS = Path(__file__).parent / "results.md"
+NOTES = (
+    "Median ratio of interleaved pairs, with interquartile range; memory is the ratio of the "
+    "processes' peaks."
+)
+COLUMNS = (
+    "row", "time (interquartile range)", "memory", "target (time, memory)", "seconds", "pairs"
+)  # fmt: skip
+PEER_PAIRS = 5
+FULL = Workload(engine="ordinary")
+SMALL = replace(FULL, shape="small_gpt2", batch_size=32)
+LORA, BITFIT = replace(FULL, method="lora"), replace(FULL, method="bitfit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One comparison of the table, and what is hoped of it."""
+
+    name: str
+    measured: Workload
+    baseline: Workload
+    target: str
+    """Time and memory, as ratios to the baseline."""
+
+
+def rows() -> dict[str, Row]:
+    """Returns every row by its short name."""
+    long = replace(FULL, batch_size=2, length=512)
+    roberta = replace(FULL, shape="roberta", length=128)
+    table = {
+        "full": ("full, book-keeping", FULL, "book_keeping", FULL, "1.08, 1.05"),
+        "two_pass": ("full, two-pass", FULL, "two_pass", FULL, "1.50, 1.05"),
+        "long": ("full, book-keeping, T=512, b=2", long, "book_keeping", long, "1.12, 1.06"),
+        "roberta": (
+            "RoBERTa-base shape, classification, T=128, b=8",
+            roberta, "book_keeping", roberta, "1.12, 1.08",
+        ),
+        "small": ("small GPT-2, b=32", SMALL, "book_keeping", SMALL, "1.20, 1.10"),
+        "lora": ("LoRA rank 4 / non-private LoRA", LORA, "instantiate", LORA, "1.05, 1.05"),
+        "bitfit": ("BiTFiT / ordinary full", BITFIT, "instantiate", FULL, "0.72, 0.68"),
+        "bitfit_own": (
+            "BiTFiT / non-private BiTFiT", BITFIT, "instantiate", BITFIT, "1.02, 1.02",
+        ),
+        "noise": (
+            "noise for 124 M parameters / torch.randn",
+            FULL, "noise", replace(FULL, engine="randn"), "1.00, -",
+        ),
+    }  # fmt: skip
+    if importlib.util.find_spec("opacus"):
+        table |= _peers()
+    return {
+        key: Row(
+            name=name,
+            measured=replace(shape, engine=engine),
+            baseline=baseline,
+            target=target,
+        )
+        for key, (name, shape, engine, baseline, target) in table.items()
+    }
+
+
+def _peers() -> dict[str, tuple[str, Workload, str, Workload, str]]:
+    """Opacus, which refuses tied weights: its head is untied, the baseline's is not."""
+    full = replace(FULL, shape="gpt2_untied")
+    small = replace(SMALL, shape="small_gpt2_untied")
+    return {
+        "opacus_hooks": ("Opacus hooks, full (untied)", full, "opacus_hooks", FULL, "-"),
+        "opacus_ghost": ("Opacus ghost, full (untied)", full, "opacus_ghost", FULL, "-"),
+        "opacus_small": ("Opacus ghost, small (untied)", small, "opacus_ghost", SMALL, "-"),
+    }
+
+
+def table_line(row: Row, comparison: Comparison) -> str:
+    """Returns a row of the table in Markdown."""
+    first, third = comparison.quartiles
+    seconds = " / ".join(f"{value:.2f}" for value in comparison.seconds)
+    return (
+        f"| {row.name} | {comparison.median:.3f} ({first:.3f} to {third:.3f}) "
+        f"| {comparison.memory:.3f} | {row.target} | {seconds} | {len(comparison.ratios)} |"
+    )
+
+
+def heading(options: argparse.Namespace) -> str:
+    """Returns what stands above the table."""
+    return tables.heading(
+        "Clipping: time and memory against ordinary training",
+        options,
+        writer="`make bench` (benchmarks/clipping.py)",
+        notes=NOTES,
+        columns=COLUMNS,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures the rows asked for and writes the table."""
+    known = rows()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=25)
+    parser.add_argument("--rows", default=",".join(known), help=", ".join(known))
+    tables.add_options(parser, output=RESULTS)
+    options = parser.parse_args(arguments)
+    text = heading(options)
+    common = tables.machine_fields(options)
+    for key in options.rows.split(","):
+        if key not in known:
+            parser.error(f"--rows must be some of {', '.join(known)}, got {key!r}")
+        row = known[key]
+        pairs = min(options.pairs, PEER_PAIRS) if key.startswith("opacus") else options.pairs
+        result = compare(
+            replace(row.measured, **common), replace(row.baseline, **common), pairs=pairs
+        )
+        text += table_line(row, result) + "\n"
+        print(table_line(row, result), flush=True)
+        options.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

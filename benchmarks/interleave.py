@@ -1,0 +1,135 @@
+"""Two configurations in two processes, timed in turns, so that what slows one slows the other."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.memory import ENVIRONMENT, failure
+from benchmarks.workload import Workload
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Ratios of one configuration to another.
+
+    Attributes:
+        ratios: Of the seconds, one for each pair.
+        memory: Of the peak memory of the processes.
+        seconds: Median of each, the first configuration first.
+    """
+
+    ratios: tuple[float, ...]
+    memory: float
+    seconds: tuple[float, float]
+
+    @property
+    def median(self) -> float:
+        """The median ratio of times."""
+        return statistics.median(self.ratios)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the ratios of times."""
+        if len(self.ratios) < 2:
+            return self.ratios[0], self.ratios[0]
+        first, _, third = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return first, third
+
+
+class Process:
+    """A worker process; alive until left."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Starts it; ``ready`` says when it has warmed up."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
+        if workload.memory_limit_bytes is not None:
+            environment |= ENVIRONMENT
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        self._tell(json.dumps(asdict(workload)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def wait_until_ready(self) -> None:
+        """Returns when the worker has warmed up.
+
+        Raises:
+            OutOfMemory: Its memory did not suffice.
+            RuntimeError: It failed for another reason.
+        """
+        self._hear()
+
+    def time_one(self) -> float:
+        """Returns the seconds of one micro-batch, or of one update where that is timed."""
+        self._tell("go")
+        return float(self._hear()["seconds"])
+
+    def finish(self) -> int:
+        """Ends the worker; returns its peak memory in bytes."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return int(self._hear()["peak_bytes"])
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            exit_code = self._process.wait()
+            self._errors.seek(0)
+            raise failure(exit_code, self._errors.read())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison:
+    """Times both in turns, ``pairs`` times each.
+
+    Raises:
+        RuntimeError: A worker failed.
+    """
+    with Process(measured) as first, Process(baseline) as second:
+        first.wait_until_ready()
+        second.wait_until_ready()
+        times = [(first.time_one(), second.time_one()) for _ in range(pairs)]
+        memory = first.finish() / second.finish()
+    return Comparison(
+        ratios=tuple(a / b for a, b in times),
+        memory=memory,
+        seconds=(
+            statistics.median(a for a, _ in times),
+            statistics.median(b for _, b in times),
+        ),
+    )

@@ -1,0 +1,46 @@
+"""What the tables of the benchmarks share: the options of the machine, and the heading."""
+
+import argparse
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def add_options(parser: argparse.ArgumentParser, *, output: Path) -> None:
+    """Adds where and how to run, and where the table goes."""
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--output", type=Path, default=output)
+
+
+def machine_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of a workload that ``add_options`` asks for."""
+    return {name: getattr(options, name) for name in ("threads", "device", "precision")}
+
+
+def heading(
+    title: str, options: argparse.Namespace, *, writer: str, notes: str, columns: Sequence[str]
+) -> str:
+    """Returns what stands above the rows: machine, versions, notes and the names of the columns.
+
+    Args:
+        title: Of the table.
+        options: As parsed with ``add_options``.
+        writer: The command and the file that write it.
+        notes: What the numbers are.
+        columns: Their names.
+    """
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return (
+        f"# {title}\n\n"
+        f"Written by {writer} on {platform.machine()}, "
+        f"{os.cpu_count()} cores, device {options.device}, {options.precision}, "
+        f"{options.threads} threads, Python {platform.python_version()}, {versions}.\n"
+        f"{notes}\n\n"
+        f"| {' | '.join(columns)} |\n"
+        f"{'|---' * len(columns)}|\n"
+    )

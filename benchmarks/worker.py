@@ -1,0 +1,139 @@
+"""One configuration in a process of its own: times a micro-batch whenever it is told to.
+
+Speaks one JSON object a line: ``{"seconds": …}`` for each line it reads, and at the end of its
+input ``{"peak_bytes": …}``. Between timed micro-batches it takes an AdamW step, so that its peak
+memory is that of training; or it times whole updates, of several micro-batches each.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from benchmarks.memory import limit_memory
+from benchmarks.workload import Workload, make_losses, make_model
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.noise import add_noise
+from dpft.privacy.randomness import NormalStream
+
+MAX_GRAD_NORM = 0.1
+NOISE_STD = 0.1
+Micro = Callable[[], object]
+
+
+def main() -> None:
+    """Runs the workload that the first line of input describes."""
+    workload = Workload(**json.loads(sys.stdin.readline()))
+    torch.set_num_threads(workload.threads)
+    if workload.memory_limit_bytes is not None:
+        if workload.engine.startswith("opacus"):
+            import benchmarks.peers  # noqa: F401  (libraries are mapped before the limit counts)
+        limit_memory(workload.memory_limit_bytes, workload.device)
+    with ExitStack() as resources:
+        micro_batch, after = prepare(workload, resources)
+        for _ in range(2):
+            timed(micro_batch, workload.device)
+            after()
+        answer(ready=True)
+        for _ in sys.stdin:
+            answer(seconds=timed(micro_batch, workload.device))
+            after()
+    answer(peak_bytes=peak_bytes(workload.device))
+
+
+def answer(**values: object) -> None:
+    """Writes one line of output."""
+    print(json.dumps(values), flush=True)
+
+
+def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
+    """Returns what is timed, and what is done untimed after it."""
+    model: nn.Module = make_model(workload)
+    if workload.engine.startswith("opacus"):
+        from benchmarks.peers import with_dense_layers
+
+        model = with_dense_layers(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if workload.engine in ("noise", "randn"):
+        return _noise(workload, parameters), lambda: None
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5)
+    micro_batch = _micro_batch(model, workload, resources)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    if workload.accumulate is None:
+        return micro_batch, step
+    count, add_its_noise = workload.accumulate, _update_noise(workload, parameters)
+
+    def update() -> None:
+        for _ in range(count):
+            micro_batch()
+        add_its_noise()
+        step()
+
+    return update, lambda: None
+
+
+def _micro_batch(model: nn.Module, workload: Workload, resources: ExitStack) -> Micro:
+    losses = make_losses(model, workload)
+    if workload.engine == "ordinary":
+        return lambda: losses().mean().backward()
+    if workload.engine.startswith("opacus"):
+        from benchmarks.peers import opacus_micro_batch
+
+        return opacus_micro_batch(model, workload, MAX_GRAD_NORM)
+    clipper = PerExampleClipper(
+        model, MAX_GRAD_NORM, engine=workload.engine, memory_mb=workload.memory_mb
+    )
+    resources.enter_context(clipper)
+    return lambda: clipper.accumulate(losses)
+
+
+def timed(work: Micro, device: str) -> float:
+    """Returns the seconds that ``work`` takes."""
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_bytes(device: str) -> int:
+    """Returns the most memory the process has held, the accelerator's where there is one."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _update_noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
+    """Returns what adds an update's noise, each library its own."""
+    if workload.engine == "ordinary":
+        return lambda: None
+    if workload.engine.startswith("opacus"):
+        from benchmarks.peers import add_opacus_noise
+
+        return lambda: add_opacus_noise(parameters, NOISE_STD)
+    stream = NormalStream(torch.device(workload.device), bytes(32))
+    return lambda: add_noise(parameters, NOISE_STD, stream)
+
+
+def _noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
+    device = torch.device(workload.device)
+    count = sum(p.numel() for p in parameters)
+    if workload.engine == "randn":
+        return lambda: torch.randn(count, device=device)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    stream = NormalStream(device, bytes(32))
+    return lambda: add_noise(parameters, NOISE_STD, stream)
+
+
+if __name__ == "__main__":
+    main()

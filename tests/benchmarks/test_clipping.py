@@ -1,0 +1,55 @@
+import pytest
+
+from benchmarks import clipping
+from benchmarks.interleave import Comparison, compare
+from benchmarks.workload import Workload, make_losses, make_model
+
+TINY = Workload(engine="ordinary", shape="small_gpt2", batch_size=1, length=4, threads=1)
+
+
+def test_a_table_line_holds_median_quartiles_memory_and_the_number_of_pairs():
+    result = Comparison(ratios=(1.0, 1.1, 1.2, 1.3, 1.4), memory=1.05, seconds=(2.0, 1.5))
+    line = clipping.table_line(clipping.rows()["full"], result)
+    assert line == (
+        "| full, book-keeping | 1.200 (1.100 to 1.300) | 1.050 | 1.08, 1.05 | 2.00 / 1.50 | 5 |"
+    )
+
+
+def test_the_rows_of_the_issue_are_there():
+    known = clipping.rows()
+    assert {"full", "two_pass", "long", "roberta", "small", "lora", "bitfit", "noise"} <= set(known)
+    assert (known["long"].measured.length, known["long"].measured.batch_size) == (512, 2)
+    assert known["bitfit"].baseline.method == "full"
+
+
+def test_an_unknown_row_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        clipping.main(["--rows", "fulll"])
+    assert "got 'fulll'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
+def test_a_workload_trains_what_its_method_says(method):
+    workload = Workload(
+        engine="ordinary", shape="small_gpt2", method=method, batch_size=2, length=5
+    )
+    model = make_model(workload)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    ends = {"full": "", "lora": (".down.weight", ".up.weight"), "bitfit": "bias"}[method]
+    assert names and all(name.endswith(ends) for name in names)
+    assert make_losses(model, workload)().shape == (2,)
+
+
+@pytest.mark.slow
+def test_two_processes_are_timed_in_turns():
+    result = compare(Workload(**{**vars(TINY), "engine": "book_keeping"}), TINY, pairs=2)
+    assert len(result.ratios) == 2 and result.memory > 0.5
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_table(tmp_path, monkeypatch):
+    row = clipping.Row(name="tiny", measured=TINY, baseline=TINY, target="-")
+    monkeypatch.setattr(clipping, "rows", lambda: {"tiny": row})
+    output = tmp_path / "results.md"
+    clipping.main(["--pairs", "1", "--rows", "tiny", "--threads", "1", "--output", str(output)])
+    assert "| tiny |" in output.read_text()
