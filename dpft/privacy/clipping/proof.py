@@ -34,8 +34,9 @@ LOST_TO_FLOAT16 = 1e-4
 MIXED = 1e-4
 """Most that a row may differ from its scaled self: other rows' share in it."""
 
-RunBackward = Callable[[Tensor, Callable[[Tensor, Use], None], bool], None]
-"""(losses, receive, retain_graph): backward that hands every use to ``receive``."""
+Run = Callable[[Tensor, Callable[[Tensor, Use], None]], Tensor]
+"""(weights, receive): forward, then backward of the weighted losses, each use to ``receive``;
+returns the losses, (b,), without a graph."""
 
 
 class Disproved(Exception):
@@ -92,15 +93,13 @@ def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         seen.add(memory.data_ptr())
 
 
-def check_against(
-    bare: BareRun, losses: Tensor, run_backward: RunBackward, names: Mapping[Tensor, str]
-) -> bool:
+def check_against(bare: BareRun, run: Run, names: Mapping[Tensor, str]) -> bool:
     """Compares the clipped model's run with the bare one's.
 
     Args:
         bare: From ``bare_run``; its gradients are used up.
-        losses: Of the clipped model, shape (b,), with a graph.
-        run_backward: Backward over that graph.
+        run: Runs the clipped model; called twice, the same each time. Two runs need less memory
+            than two backward passes over one graph.
         names: The trainable parameters.
 
     Returns:
@@ -109,8 +108,6 @@ def check_against(
     Raises:
         Disproved: They differ.
     """
-    if losses.shape != bare.losses.shape:
-        raise Disproved(f"its losses have shape {tuple(losses.shape)} under the clipper")
     plain: list[_Fingerprint] = []
     weighted: list[_Fingerprint] = []
     sizes = {p: g.norm() for p, g in bare.gradients.items()}
@@ -124,14 +121,14 @@ def check_against(
         use.add_weighted_sum(-ones, bare.gradients[parameter])
 
     with _gradients_kept(bare.others):
-        run_backward(losses, note, True)
-        run_backward(losses * bare.weights, note_and_subtract, False)
-    if not _all_finite([bare.losses, losses.detach(), *sizes.values()]):
+        losses = run(torch.ones_like(bare.weights), note)
+        run(bare.weights, note_and_subtract)
+    if not _all_finite([bare.losses, losses, *sizes.values()]):
         return False
     dtypes = {losses.dtype, *(use.dtype for use in plain)}
     tolerance = max(TOLERANCE.get(dtype, HALF_TOLERANCE) for dtype in dtypes)
     mixed = HALF_TOLERANCE if torch.float16 in dtypes else MIXED
-    _check_losses(losses.detach(), bare.losses, tolerance)
+    _check_losses(losses, bare.losses, tolerance)
     if len(plain) != len(weighted):
         raise Disproved("two backward passes over one graph met different uses")
     for before, after in zip(plain, weighted, strict=True):

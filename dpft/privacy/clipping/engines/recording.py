@@ -122,9 +122,8 @@ class RecordingEngine(Engine):
                 state.restore()
                 with self._patches.without():
                     bare = bare_run(compute_losses, self.names, self.tuning.loss_scale)
-                state.restore()
                 try:
-                    plans.settle(proved=self._is_exact(compute_losses, bare))
+                    plans.settle(proved=self._is_exact(compute_losses, bare, state))
                     return
                 except (Disproved, *ERRORS_OF_A_PLAN) as error:
                     if not plans.widen():
@@ -134,19 +133,24 @@ class RecordingEngine(Engine):
                             f"the clipper cannot be exact for {type(self.model).__name__}: {error}"
                         ) from error
 
-    def _is_exact(self, compute_losses: LossFunction, bare: BareRun) -> bool:
+    def _is_exact(self, compute_losses: LossFunction, bare: BareRun, state: RandomState) -> bool:
         """Returns whether the recorded gradients are exact; False where nothing can be said.
 
         Raises:
             Disproved: They are not.
         """
-        with self._patches.plans.replaying():
-            losses = compute_losses()
-        with torch.autocast(losses.device.type, enabled=False):
-            return check_against(bare, losses, self._backward_twice, self.names)
 
-    def _backward_twice(self, losses: Tensor, receive: Receiver, retain_graph: bool) -> None:
-        self.backward(losses, receive, retain_graph=retain_graph)
+        def run(weights: Tensor, receive: Receiver) -> Tensor:
+            state.restore()
+            with self._patches.plans.replaying():
+                losses = compute_losses()
+            if losses.shape != weights.shape:
+                raise Disproved(f"its losses have shape {tuple(losses.shape)} under the clipper")
+            with torch.autocast(losses.device.type, enabled=False):
+                self.backward(losses * weights, receive)
+            return losses.detach()
+
+        return check_against(bare, run, self.names)
 
     def backward(self, losses: Tensor, receive: Receiver, *, retain_graph: bool = False) -> None:
         """Runs a backward pass of the scaled losses, handing every use to ``receive``.
