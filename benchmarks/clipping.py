@@ -24,7 +24,9 @@ NOTES = (
 COLUMNS = (
     "row", "time (interquartile range)", "memory", "target (time, memory)", "seconds", "pairs"
 )  # fmt: skip
-PEER_PAIRS = 5
+SLOW_PAIRS = 5
+"""For the peers and the loop."""
+SLOW = ("small_loop", "opacus_hooks", "opacus_ghost", "opacus_small")
 FULL = Workload(engine="ordinary")
 SMALL = replace(FULL, shape="small_gpt2", batch_size=32)
 LORA, BITFIT = replace(FULL, method="lora"), replace(FULL, method="bitfit")
@@ -54,6 +56,9 @@ def rows() -> dict[str, Row]:
             roberta, "book_keeping", roberta, "1.12, 1.08",
         ),
         "small": ("small GPT-2, b=32", SMALL, "book_keeping", SMALL, "1.20, 1.10"),
+        "small_two_pass": ("small GPT-2, b=32, two-pass", SMALL, "two_pass", SMALL, "-"),
+        "small_instantiate": ("small GPT-2, b=32, instantiate", SMALL, "instantiate", SMALL, "-"),
+        "small_loop": ("small GPT-2, b=32, loop", SMALL, "loop", SMALL, "-"),
         "lora": ("LoRA rank 4 / non-private LoRA", LORA, "instantiate", LORA, "1.05, 1.05"),
         "bitfit": ("BiTFiT / ordinary full", BITFIT, "instantiate", FULL, "0.72, 0.68"),
         "bitfit_own": (
@@ -62,6 +67,10 @@ def rows() -> dict[str, Row]:
         "noise": (
             "noise for 124 M parameters / torch.randn",
             FULL, "noise", replace(FULL, engine="randn"), "1.00, -",
+        ),
+        "secure_noise": (
+            "secure noise for 124 M parameters / torch.randn",
+            FULL, "secure_noise", replace(FULL, engine="randn"), "8.00, -",
         ),
     }  # fmt: skip
     if importlib.util.find_spec("opacus"):
@@ -123,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if key not in known:
             parser.error(f"--rows must be some of {', '.join(known)}, got {key!r}")
         row = known[key]
-        pairs = min(options.pairs, PEER_PAIRS) if key.startswith("opacus") else options.pairs
+        pairs = min(options.pairs, SLOW_PAIRS) if key in SLOW else options.pairs
         result = compare(
             replace(row.measured, **common), replace(row.baseline, **common), pairs=pairs
         )

@@ -20,6 +20,7 @@ from benchmarks.workload import Workload, make_losses, make_model
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import NormalStream
+from dpft.privacy.secure_noise import SecureNormalStream
 
 MAX_GRAD_NORM = 0.1
 NOISE_STD = 0.1
@@ -59,7 +60,7 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
 
         model = with_dense_layers(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if workload.engine in ("noise", "randn"):
+    if workload.engine in ("noise", "secure_noise", "randn"):
         return _noise(workload, parameters), lambda: None
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
     micro_batch = _micro_batch(model, workload, resources)
@@ -131,7 +132,8 @@ def _noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
         return lambda: torch.randn(count, device=device)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    stream = NormalStream(device, bytes(32))
+    secure = workload.engine == "secure_noise"
+    stream = (SecureNormalStream if secure else NormalStream)(device, bytes(32))
     return lambda: add_noise(parameters, NOISE_STD, stream)
 
 

@@ -244,6 +244,7 @@ def report(
             counts,
             reproducible=config.privacy.noise_seed is not None,
             size_source=plan.size.source,
+            secure_noise=config.privacy.secure_noise,
         )
     write_json(folder / PRIVACY, privacy)
     write_report(folder)

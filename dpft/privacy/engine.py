@@ -164,7 +164,7 @@ class PrivacyEngine:
 
     def generator_states(self) -> dict[str, Any]:
         """Returns the state of every secret source, for a private checkpoint; never to be shown."""
-        states = {
+        states: dict[str, Any] = {
             "sampling": self._randomness.sampling.state(),
             "noise": self._randomness.noise.state(),
             "dropout_key": self._randomness.dropout,

@@ -6,13 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.randomness import NormalStream
+from dpft.privacy.secure_noise import SecureNormalStream
 
 NOISE_SOURCE = "float32 pseudo-random; not proof against attacks on low-order bits"
+Stream = NormalStream | SecureNormalStream
 BLOCK = 2**20
 """Numbers drawn at a time; few enough to stay in a processor's cache."""
 
 
-def add_noise(parameters: Iterable[nn.Parameter], noise_std: float, stream: NormalStream) -> None:
+def add_noise(
+    parameters: Iterable[nn.Parameter], noise_std: float, stream: NormalStream | SecureNormalStream
+) -> None:
     """Adds N(0, noise_std^2) to every coordinate of every ``grad``, made if it is None.
 
     Args:
@@ -21,8 +25,8 @@ def add_noise(parameters: Iterable[nn.Parameter], noise_std: float, stream: Norm
         stream: Where the noise comes from.
 
     Guarantees:
-        Coordinates get independent draws; noise is float32 (float64 for float64 parameters)
-        whatever precision the model computed in.
+        Coordinates get independent draws; noise is float32 (float64 for float64 parameters and
+        for a secure stream, whose sum is rounded once) whatever precision the model computed in.
     """
     for parameter in parameters:
         if parameter.grad is None:

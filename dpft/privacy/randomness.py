@@ -10,12 +10,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
+
+from dpft.privacy.secure_noise import SecureNormalStream
+from dpft.privacy.uniform import UniformStream
 
 ENTROPY_BYTES = 32
 PURPOSES = ("sampling", "noise", "dropout")
@@ -38,36 +39,6 @@ def fill_cpu_state(generator: torch.Generator, entropy: bytes) -> None:
     state = torch.Generator().manual_seed(0).get_state().numpy().copy()
     state[_STATE : _STATE + 8 * _WORDS] = words.view(np.uint8)
     generator.set_state(torch.from_numpy(state))
-
-
-class UniformStream:
-    """Uniform float64 numbers in [0, 1) from ChaCha20, 53 random bits each.
-
-    float32 uniforms would raise small sampling rates by percents (DESIGN section 3).
-    """
-
-    def __init__(self, key: bytes, position: int = 0) -> None:
-        """Starts the stream of ``key`` (32 bytes) at number ``position``."""
-        self._key = key
-        self.position = position
-
-    def draw(self, count: int) -> np.ndarray:
-        """Returns the next ``count`` numbers, shape (count,), float64."""
-        # One nonce per draw, no two draws start at one position unless they are one replayed.
-        nonce = b"\0" * 8 + self.position.to_bytes(8, "little")
-        cipher = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
-        words = np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
-        self.position += count
-        return (words >> np.uint64(11)) * 2.0**-53
-
-    def state(self) -> dict[str, str | int]:
-        """Returns what ``from_state`` needs; secret."""
-        return {"key": self._key.hex(), "position": self.position}
-
-    @classmethod
-    def from_state(cls, state: dict[str, str | int]) -> Self:
-        """Returns the stream as it was when ``state`` was taken."""
-        return cls(bytes.fromhex(str(state["key"])), int(state["position"]))
 
 
 class NormalStream:
@@ -102,24 +73,27 @@ class Randomness:
     """The three secret sources of a private run."""
 
     sampling: UniformStream
-    noise: NormalStream
+    noise: NormalStream | SecureNormalStream
     dropout: bytes
     """Entropy of the dropout generator, used once, by ``private_dropout``."""
     reproducible: bool
     """True where a test seed made the streams, so that the run protects nothing."""
 
 
-def make_randomness(device: torch.device, noise_seed: int | None = None) -> Randomness:
+def make_randomness(
+    device: torch.device, noise_seed: int | None = None, *, secure_noise: bool = False
+) -> Randomness:
     """Returns sources with fresh entropy, or, for tests, derived from ``noise_seed``.
 
     Args:
         device: Where noise is drawn.
         noise_seed: None for privacy; a number makes every source predictable.
+        secure_noise: Whether noise comes from a cryptographic stream, in float64.
     """
     keys = {purpose: _entropy(purpose, noise_seed) for purpose in PURPOSES}
     return Randomness(
         sampling=UniformStream(keys["sampling"]),
-        noise=NormalStream(device, keys["noise"]),
+        noise=(SecureNormalStream if secure_noise else NormalStream)(device, keys["noise"]),
         dropout=keys["dropout"],
         reproducible=noise_seed is not None,
     )

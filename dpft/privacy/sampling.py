@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.randomness import UniformStream
+from dpft.privacy.uniform import UniformStream
 
 
 class PoissonSampler:

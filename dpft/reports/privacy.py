@@ -15,6 +15,7 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.secure_noise import SECURE_NOISE_SOURCE
 from dpft.reports.accounting import accounting_record, delta_warnings
 
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
@@ -61,6 +62,7 @@ def privacy_record(
     *,
     reproducible: bool,
     size_source: str,
+    secure_noise: bool = False,
 ) -> dict[str, Any]:
     """Returns the content of privacy.json of a private run.
 
@@ -71,12 +73,13 @@ def privacy_record(
         counts: Parameters trained.
         reproducible: A test seed made the randomness predictable, so nothing is protected.
         size_source: Who says how many examples there are.
+        secure_noise: Whether noise came from a cryptographic stream.
     """
     record = plan_record(plan, accounting)
     record |= {
         "private": not reproducible,
         "steps_taken": ledger.steps,
-        "noise_source": NOISE_SOURCE,
+        "noise_source": SECURE_NOISE_SOURCE if secure_noise else NOISE_SOURCE,
         "num_examples_source": size_source,
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         **parameter_record(counts),

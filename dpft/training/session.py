@@ -69,7 +69,9 @@ def train_privately(
         InputError: The folder has a ledger already.
         RunError: A weight is no longer finite.
     """
-    randomness = make_randomness(session.records.device, privacy.noise_seed)
+    randomness = make_randomness(
+        session.records.device, privacy.noise_seed, secure_noise=privacy.secure_noise
+    )
     with Ledger(session.folder / LEDGER) as ledger:
         engine = PrivacyEngine(
             session.model,

@@ -7,7 +7,8 @@ from dpft.errors import RunError
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
-from dpft.privacy.randomness import UniformStream, make_randomness
+from dpft.privacy.randomness import make_randomness
+from dpft.privacy.uniform import UniformStream
 from tests.privacy.test_plan import plan
 
 CPU = torch.device("cpu")

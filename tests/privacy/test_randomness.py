@@ -5,11 +5,11 @@ from scipy import stats
 
 from dpft.privacy.randomness import (
     NormalStream,
-    UniformStream,
     fill_cpu_state,
     make_randomness,
     private_dropout,
 )
+from dpft.privacy.uniform import UniformStream
 
 CPU = torch.device("cpu")
 

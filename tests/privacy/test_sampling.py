@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from dpft.privacy.randomness import UniformStream
 from dpft.privacy.sampling import PoissonSampler
+from dpft.privacy.uniform import UniformStream
 from tests.privacy.test_plan import plan
 
 
