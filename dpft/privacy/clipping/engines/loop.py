@@ -13,7 +13,7 @@ from dpft.privacy.clipping.engines.base import (
     Settlement,
     gradient_buffer,
 )
-from dpft.privacy.clipping.proof import check_leaves
+from dpft.privacy.clipping.separation.proof import check_leaves
 
 
 class LoopEngine(Engine):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.engines.plans import Plans
-from dpft.privacy.clipping.flow import Flow, batch_size_of, learn_flow
-from dpft.privacy.clipping.mapping import MappedForward
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.regions import Region
 from dpft.privacy.clipping.rules import find_rule, recording_forward
-from dpft.privacy.clipping.signature import signature_of
-from dpft.privacy.clipping.stepping import with_one_mask
+from dpft.privacy.clipping.rules.stepping import with_one_mask
+from dpft.privacy.clipping.separation.flow import Flow, batch_size_of, learn_flow
+from dpft.privacy.clipping.separation.mapping import MappedForward
+from dpft.privacy.clipping.separation.plans import Plans
+from dpft.privacy.clipping.separation.regions import Region
+from dpft.privacy.clipping.separation.signature import signature_of
 
 logger = logging.getLogger(__name__)
 

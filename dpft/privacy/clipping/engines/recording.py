@@ -16,12 +16,18 @@ from dpft.privacy.clipping.engines.base import (
 )
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.factors import ClippingStyle
-from dpft.privacy.clipping.flow import state_kept
-from dpft.privacy.clipping.mapping import log_once
 from dpft.privacy.clipping.norms import squared_norms
-from dpft.privacy.clipping.proof import BareRun, Disproved, bare_run, check_against, evaluating
-from dpft.privacy.clipping.random_state import RandomState
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.separation.flow import state_kept
+from dpft.privacy.clipping.separation.mapping import log_once
+from dpft.privacy.clipping.separation.proof import (
+    BareRun,
+    Disproved,
+    bare_run,
+    check_against,
+    evaluating,
+)
+from dpft.privacy.clipping.separation.random_state import RandomState
 from dpft.privacy.clipping.units import Units
 from dpft.privacy.clipping.uses import GradientUse, Use
 

@@ -20,7 +20,7 @@ from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
 from dpft.privacy.clipping.rules.layer_norm import layer_norm_forward
 from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward
 from dpft.privacy.clipping.rules.rms_norm import rms_norm_forward
-from dpft.privacy.clipping.stepping import stepping_out
+from dpft.privacy.clipping.rules.stepping import stepping_out
 
 Rule = Callable[[Any, Recorder], Callable[..., Any]]
 """(layer, recorder) -> a forward with the layer's arithmetic that records its weight's uses."""

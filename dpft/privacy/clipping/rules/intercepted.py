@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.embedding import check_plain, look_up
-from dpft.privacy.clipping.stepping import stepping_out
+from dpft.privacy.clipping.rules.stepping import stepping_out
 
 
 def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpft.privacy.clipping.expansion import expanded
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.expansion import expanded
 
 
 def rms_norm_forward(layer: nn.RMSNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.flow import batch_size_of
+from dpft.privacy.clipping.separation.flow import batch_size_of
 
 PLAIN = (type(None), bool, int, float, str)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.flow import Flow, ModuleFlow, Status, WeightUse
 from dpft.privacy.clipping.rules import find_rule, intercepted_function
+from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Status, WeightUse
 
 
 @dataclass(frozen=True)

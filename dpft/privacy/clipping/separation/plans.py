@@ -13,9 +13,9 @@ from enum import IntEnum
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.flow import Flow
-from dpft.privacy.clipping.regions import Region, RegionPlanner
-from dpft.privacy.clipping.signature import Signature
+from dpft.privacy.clipping.separation.flow import Flow
+from dpft.privacy.clipping.separation.regions import Region, RegionPlanner
+from dpft.privacy.clipping.separation.signature import Signature
 
 
 class Level(IntEnum):

@@ -20,12 +20,12 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.expansion import expanded
-from dpft.privacy.clipping.flow import Status, fresh
-from dpft.privacy.clipping.random_state import random_state_kept_on_failure
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.regions import Region
-from dpft.privacy.clipping.stepping import AttentionOutside
+from dpft.privacy.clipping.rules.expansion import expanded
+from dpft.privacy.clipping.rules.stepping import AttentionOutside
+from dpft.privacy.clipping.separation.flow import Status, fresh
+from dpft.privacy.clipping.separation.random_state import random_state_kept_on_failure
+from dpft.privacy.clipping.separation.regions import Region
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
