@@ -33,10 +33,11 @@ class Patches:
 
     def __init__(self, model: nn.Module, recorder: Recorder, names: dict[Tensor, str]) -> None:
         """Looks for the layers that own a trainable parameter."""
-        self._model = model
+        # The compiled wrapper around a model calls it; it is the model that is looked into.
+        self._model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
         self._names = names
-        self.plans = Plans(model, names)
+        self.plans = Plans(self._model, names)
         self._regions = self.plans.by_kind()
         self._patched: list[nn.Module] = []
         self._root: Callable[..., Any] = self._own_forward
@@ -47,7 +48,7 @@ class Patches:
         Raises:
             InputError: A layer's forward is already replaced, by a second clipper or by hand.
         """
-        self._install_root()
+        self._put(self._model, self._model_forward())
         self._install_plan()
 
     def remove(self) -> None:
@@ -59,11 +60,6 @@ class Patches:
     @property
     def _own_forward(self) -> Callable[..., Any]:
         return partial(type(self._model).forward, self._model)
-
-    def _install_root(self) -> None:
-        # A compiled wrapper keeps its forward on the instance, and is not to be looked into.
-        if type(self._model).__name__ != "OptimizedModule":
-            self._put(self._model, self._model_forward())
 
     def _install_plan(self) -> None:
         swapped = {p for region in self._regions for p in _layers_swapped(region)}
@@ -99,10 +95,13 @@ class Patches:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not self._recorder.in_region:
-                self._use_plan_for(args, kwargs)
+                use_plan_for(args, kwargs)
             return self._root(*args, **kwargs)
 
-        return with_signature(run, self._own_forward)
+        # Under torch.compile plans are made outside of what is compiled; the model is inside.
+        use_plan_for = torch.compiler.disable(self._use_plan_for)
+        forward = torch.compiler.disable(run, recursive=False)
+        return with_signature(forward, self._own_forward)
 
     def _use_plan_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Puts on the regions for this kind of call."""

@@ -8,12 +8,13 @@ gradients that are summed (DESIGN section 5).
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
 
-from dpft.privacy.clipping.engines.base import ClippedBatch, Settlement
+from dpft.privacy.clipping.engines.base import ClippedBatch, LossFunction, Settlement
 from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
@@ -22,10 +23,15 @@ from dpft.privacy.clipping.wide import widen
 class TwoPassEngine(RecordingEngine):
     """Exact clipped sums in little memory, for one more pass over the activations."""
 
+    def compute(self, compute_losses: LossFunction) -> Tensor:
+        """See ``Engine.compute``; what is compiled here keeps what a second pass needs."""
+        with _keeping_buffers():
+            return super().compute(compute_losses)
+
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
         rows = Rows(losses, units)
-        with _rounding_alike(losses.device):
+        with _rounding_alike(losses.device), _keeping_buffers():
             squares = self._squared_norms(losses, rows)
             with torch.no_grad():
                 settled = self.settle(squares, rows.finite)
@@ -88,6 +94,12 @@ class TwoPassEngine(RecordingEngine):
                 add(parameter, *merge_uses(uses))
         for parameter, total in sums.items():
             parameter.grad = total
+
+
+def _keeping_buffers() -> AbstractContextManager[None]:
+    """Makes torch.compile keep what a second pass over a graph reads again."""
+    context: AbstractContextManager[None] = functorch_config.patch(donated_buffer=False)
+    return context
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+import torch
+from torch import nn
+
+from dpft.privacy.clipping.separation.flow import learn_flow
+from dpft.privacy.clipping.separation.plans import Level, Plans
+from dpft.privacy.clipping.separation.signature import signature_of
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def made():
+    model = Scaled()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return model, names, Plans(model, names)
+
+
+def call(plans, model, names, x, learned):
+    def learn():
+        learned.append(x.shape)
+        return learn_flow(model, model.forward, ((x,), {}), names)
+
+    return plans.plan_for(signature_of(model, ((x,), {})), learn)
+
+
+def test_a_plan_is_learned_once_per_kind_and_anew_where_it_was_ambiguous():
+    model, names, plans = made()
+    learned = []
+    for shape in ((4, 4, 3), (4, 5, 3), (2, 6, 3), (6, 6, 3)):
+        call(plans, model, names, torch.ones(shape), learned)
+    assert learned == [(4, 4, 3), (4, 5, 3)]
+
+
+def test_a_plan_is_settled_for_its_calls_and_its_level_alone():
+    model, names, plans = made()
+    x = torch.ones(4, 5, 3)
+    plans.start()
+    assert not plans.saw_a_call and not plans.are_settled
+    plan = call(plans, model, names, x, [])
+    assert plans.saw_a_call and not plans.are_settled
+    plans.settle(proved=True)
+    assert plans.are_settled
+    assert plan.level is Level.SMALL and plans.widen()
+    assert not plans.are_settled
+
+
+def test_widening_ends_with_the_whole_model_one_example_after_another():
+    model, names, plans = made()
+    plans.start()
+    plan = call(plans, model, names, torch.ones(4, 5, 3), [])
+    levels = []
+    while plans.widen():
+        levels.append(plan.level)
+    assert levels == [Level.CARRYING, Level.WHOLE, Level.LOOPED]
+    assert [region.module for region in plan.regions] == [model] and plan.regions[0].loops
+
+
+def test_what_could_not_be_decided_holds_for_one_batch():
+    model, names, plans = made()
+    plans.start()
+    call(plans, model, names, torch.ones(4, 5, 3), [])
+    plans.settle(proved=False)
+    assert plans.are_settled
+    plans.forget_undecided()
+    assert not plans.are_settled
