@@ -45,6 +45,11 @@ class Recorder:
                 cannot be told apart.
         """
         rows = _leading_size(use)
+        if self._batch_size == 0:
+            raise RunError(
+                "backward must be left to the clipper inside its context, got a call of it outside "
+                "of accumulate."
+            )
         if rows != self._batch_size:
             raise RunError(
                 f"parameter {self._names[parameter]} was used with a leading dimension of {rows}, "
@@ -76,6 +81,10 @@ class Recorder:
         taken = dict(self._uses)
         self._uses.clear()
         return taken
+
+    def stop(self) -> None:
+        """Ends a backward pass."""
+        self._batch_size = 0
 
 
 def _leading_size(use: Use) -> int:

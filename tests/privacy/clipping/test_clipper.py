@@ -240,13 +240,14 @@ def test_parameters_that_a_layers_rule_does_not_know_are_refused_where_they_hide
         clip.accumulate(lambda: layer(torch.ones(3, 2)).sum(1))
 
 
-def test_what_a_stray_backward_left_does_not_reach_the_next_batch(batch):
+def test_a_stray_backward_is_refused_and_does_not_reach_the_next_batch(batch):
     model = gpt2()
     expected = clipped_sum(model, batch)
     model.zero_grad()
     with PerExampleClipper(model, NORM) as clip:
         clip.accumulate(batch.losses(model))
-        batch.losses(model)().sum().backward()
+        with pytest.raises(RunError, match="backward must be left to the clipper"):
+            batch.losses(model)().sum().backward()
         model.zero_grad()
         clip.accumulate(batch.losses(model))
     got = Clipped(expected.norms, {n: p.grad for n, p in model.named_parameters()})

@@ -219,6 +219,8 @@ def check_units(units: Tensor, batch_size: int) -> None:
     Raises:
         InputError: ``units`` is not of shape (b,).
     """
+    if not isinstance(units, Tensor) or units.is_floating_point():
+        raise InputError("units must be a tensor of whole numbers, one unit per row.")
     if units.shape != (batch_size,):
         raise InputError(
             f"units must have shape ({batch_size},), one unit per row, got {tuple(units.shape)}."

@@ -13,7 +13,7 @@ from dpft.privacy.clipping.engines.base import (
     Settlement,
     gradient_buffer,
 )
-from dpft.privacy.clipping.separation.proof import check_leaves
+from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
 
 class LoopEngine(Engine):
@@ -31,7 +31,6 @@ class LoopEngine(Engine):
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
-        check_leaves(losses, self.names)
         if units is None:
             groups = list(losses)
         else:
@@ -51,7 +50,8 @@ class LoopEngine(Engine):
 
     def _add_clipped(self, loss: Tensor, *, last: bool) -> Settlement:
         """Adds one clipped gradient, unless it is not finite; returns what its norm decided."""
-        used = self._gradients(loss * self.tuning.loss_scale, retain_graph=not last)
+        scale = torch.full_like(loss, self.tuning.loss_scale)
+        used = ordinary_gradients(loss, self.names, weights=scale, retain_graph=not last)
         squares = self.new_squares(1)
         for parameter, gradient in used.items():
             squares[self.groups[parameter]] += squared_norm(gradient)
@@ -61,18 +61,6 @@ class LoopEngine(Engine):
                 factor = settled.factors[self.groups[parameter]].to(parameter.dtype)
                 gradient_buffer(parameter).add_(gradient * factor)
         return settled
-
-    def _gradients(self, loss: Tensor, *, retain_graph: bool) -> dict[Tensor, Tensor]:
-        """Returns one loss's gradients; a whole backward pass, as reentrant checkpoints need."""
-        held = {parameter: parameter.grad for parameter in self.names}
-        for parameter in self.names:
-            parameter.grad = None
-        try:
-            torch.autograd.backward(loss, retain_graph=retain_graph)
-            return {p: p.grad for p in self.names if p.grad is not None}
-        finally:
-            for parameter, gradient in held.items():
-                parameter.grad = gradient
 
 
 def squared_norm(gradient: Tensor) -> Tensor:

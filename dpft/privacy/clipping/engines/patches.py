@@ -14,7 +14,7 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.stepping import with_one_mask
-from dpft.privacy.clipping.separation.flow import Flow, batch_size_of, learn_flow
+from dpft.privacy.clipping.separation.flow import Flow, batch_size_of, learn_flow, mixed_output
 from dpft.privacy.clipping.separation.mapping import MappedForward
 from dpft.privacy.clipping.separation.plans import Plans
 from dpft.privacy.clipping.separation.regions import Region
@@ -118,10 +118,18 @@ class Patches:
         """Returns how the batch flows through a call, from two small runs of the bare model."""
         with self.without():
             try:
-                return learn_flow(self._model, self._own_forward, (args, kwargs), self._names)
+                mixed = mixed_output(self._model, self._own_forward, (args, kwargs))
+                flow = learn_flow(self._model, self._own_forward, (args, kwargs), self._names)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
                 logger.info("clipping: the model would not run on fewer rows: %s", error)
                 return None
+        if mixed is not None:
+            raise RunError(
+                f"the output {mixed or 'of the model'} of {type(self._model).__name__} for one "
+                "example changes with the other examples of its batch, so no clipping bounds what "
+                "one of them does; choose another model."
+            )
+        return flow
 
     @contextmanager
     def without(self) -> Iterator[None]:

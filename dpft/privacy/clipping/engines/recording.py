@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,11 @@ from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_
 from dpft.privacy.clipping.factors import ClippingStyle
 from dpft.privacy.clipping.norms import squared_norms
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.separation.flow import state_kept
+from dpft.privacy.clipping.separation.fingerprints import Disproved
+from dpft.privacy.clipping.separation.flow import evaluating, state_kept
+from dpft.privacy.clipping.separation.graph import describe_graph
 from dpft.privacy.clipping.separation.mapping import log_once
-from dpft.privacy.clipping.separation.proof import (
-    BareRun,
-    Disproved,
-    bare_run,
-    check_against,
-    evaluating,
-)
+from dpft.privacy.clipping.separation.proof import Verdict, bare_run, check_against
 from dpft.privacy.clipping.separation.random_state import RandomState
 from dpft.privacy.clipping.units import Units
 from dpft.privacy.clipping.uses import GradientUse, Use
@@ -42,6 +39,10 @@ ERRORS_OF_A_PLAN = (
 )
 """What a model may raise where it is run example by example and is not made for it."""
 ROUNDS = 3
+NOT_REPEATABLE = (
+    "compute_losses must return the same losses when it is called again with the same random state "
+    "of torch, got others: draw its batch before accumulate, not inside."
+)
 
 Receiver = Callable[[Tensor, Use], None]
 """Takes a parameter and one use of it, in the middle of a backward pass."""
@@ -92,26 +93,27 @@ class RecordingEngine(Engine):
         """
         plans = self._patches.plans
         state = RandomState.now(next(iter(self.names)).device)
-        for _ in range(ROUNDS):
+        # Only a first batch is sure to be computed twice; copies for each batch would cost.
+        keeping = nullcontext() if plans.were_ever_proved else state_kept(self.model)
+        for number in range(ROUNDS):
             plans.start()
             try:
-                losses = compute_losses()
+                with nullcontext() if number else keeping:
+                    losses = compute_losses()
             except ERRORS_OF_A_PLAN:
-                if plans.are_settled or not plans.saw_a_call:
+                if not plans.saw_a_call:
                     raise
             else:
-                if plans.are_settled or not _can_be_proved(losses):
-                    plans.forget_undecided()
+                if not _can_be_proved(losses):
+                    return losses
+                if plans.are_settled(describe_graph(losses, self.names)):
                     return losses
                 del losses
             self._prove(compute_losses, state)
             state.restore()
             if not plans.saw_a_call:
                 return compute_losses()
-        raise RunError(
-            "compute_losses must call the model in the same way each time it is called, got "
-            "other calls; it is called again while the clipper proves a new kind of batch."
-        )
+        raise RunError(NOT_REPEATABLE)
 
     def _prove(self, compute_losses: LossFunction, state: RandomState) -> None:
         """Proves the plans of the calls just made, widening them as long as they are disproved.
@@ -123,28 +125,59 @@ class RecordingEngine(Engine):
         plans = self._patches.plans
         if not plans.saw_a_call:
             log_once("the model itself was not called, so that each batch is proved anew: slow")
-        with state_kept(self.model), evaluating(self.model):
+        with state_kept(self.model):
+            random = self._is_random(compute_losses, state)
             while True:
-                state.restore()
-                with self._patches.without():
-                    bare = bare_run(compute_losses, self.names, self.tuning.loss_scale)
                 try:
-                    plans.settle(proved=self._is_exact(compute_losses, bare, state))
+                    plans.settle(self._verdict(compute_losses, state, random=random))
                     return
                 except (Disproved, *ERRORS_OF_A_PLAN) as error:
-                    if not plans.widen():
-                        if plans.refusal is not None:
-                            raise plans.refusal from error
-                        raise RunError(
-                            f"the clipper cannot be exact for {type(self.model).__name__}: {error}"
-                        ) from error
+                    if plans.widen():
+                        continue
+                    if plans.refusal is not None:
+                        raise plans.refusal from error
+                    raise RunError(
+                        f"the clipper cannot be exact for {type(self.model).__name__}: {error}"
+                    ) from error
 
-    def _is_exact(self, compute_losses: LossFunction, bare: BareRun, state: RandomState) -> bool:
-        """Returns whether the recorded gradients are exact; False where nothing can be said.
+    def _is_random(self, compute_losses: LossFunction, state: RandomState) -> bool:
+        """Returns whether the bare model's losses are drawn.
 
         Raises:
-            Disproved: They are not.
+            RunError: They differ though the random state does not.
         """
+        with self._patches.without():
+            state.restore()
+            losses = compute_losses().detach()
+            other = compute_losses().detach()
+            state.restore()
+            again = compute_losses().detach()
+        same = losses.shape == again.shape
+        if not (same and torch.allclose(losses, again, rtol=1e-3, equal_nan=True)):
+            raise RunError(NOT_REPEATABLE)
+        return not torch.equal(losses.nan_to_num(), other.nan_to_num())
+
+    def _verdict(
+        self, compute_losses: LossFunction, state: RandomState, *, random: bool
+    ) -> Verdict:
+        """Returns what is proved: as the model trains, or, where masks differ, as it evaluates.
+
+        Raises:
+            Disproved: The recorded gradients are not the examples' own.
+        """
+        try:
+            return self._verdict_as_is(compute_losses, state)
+        except Disproved:
+            # Where modules run example by example, dropout draws its masks in another order.
+            if not random:
+                raise
+            with evaluating(self.model):
+                return self._verdict_as_is(compute_losses, state)
+
+    def _verdict_as_is(self, compute_losses: LossFunction, state: RandomState) -> Verdict:
+        state.restore()
+        with self._patches.without():
+            bare = bare_run(compute_losses, self.names, self.tuning.loss_scale)
 
         def run(weights: Tensor, receive: Receiver) -> Tensor:
             state.restore()
@@ -156,7 +189,8 @@ class RecordingEngine(Engine):
                 self.backward(losses * weights, receive)
             return losses.detach()
 
-        return check_against(bare, run, self.names)
+        precision = self._patches.plans.precision
+        return check_against(bare, run, self.names, precision=precision)
 
     def backward(self, losses: Tensor, receive: Receiver, *, retain_graph: bool = False) -> None:
         """Runs a backward pass of the scaled losses, handing every use to ``receive``.
@@ -172,6 +206,7 @@ class RecordingEngine(Engine):
                 torch.autograd.backward(total, retain_graph=retain_graph)
         finally:
             self.recorder.receive = self.recorder.keep
+            self.recorder.stop()
 
 
 class Rows:

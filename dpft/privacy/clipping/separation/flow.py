@@ -23,6 +23,9 @@ from torch.utils import _pytree as pytree
 ROWS = (2, 3)
 """Batch sizes of the two runs; which ones does not matter, only that they differ."""
 
+MIXED = 1e-2
+"""Share of an output's size by which it may change with its neighbors: rounding is far below."""
+
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
 
@@ -144,9 +147,55 @@ def state_kept(root: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
+@contextmanager
+def evaluating(root: nn.Module) -> Iterator[None]:
+    """Puts every module into evaluation mode for a while."""
+    modes = [(module, module.training) for module in root.modules()]
+    root.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def fresh(leaf: Any) -> Any:
     """Returns an argument that a forward may change: a copy of a cache, anything else itself."""
     return copy.deepcopy(leaf) if type(leaf).__name__.endswith("Cache") else leaf
+
+
+def mixed_output(
+    root: nn.Module, forward: Callable[..., Any], arguments: tuple[Sequence[Any], Mapping[str, Any]]
+) -> str | None:
+    """Returns the place of an output whose rows change with the rows beside them, or None.
+
+    A gradient cannot show this where the influence is detached (batch statistics). In training
+    mode where the model is not random there, else in evaluation mode.
+    """
+
+    def run(rows: int) -> dict[str, Tensor]:
+        args, kwargs = _take_rows(arguments, rows)
+        return named_tensors(forward(*args, **kwargs))
+
+    with state_kept(root), torch.no_grad():
+        if _same(run(ROWS[0]), run(ROWS[0]), ROWS[0]) is not None:
+            with evaluating(root):
+                return _same(run(ROWS[0]), run(ROWS[1]), ROWS[0])
+        return _same(run(ROWS[0]), run(ROWS[1]), ROWS[0])
+
+
+def _same(few: Mapping[str, Tensor], more: Mapping[str, Tensor], rows: int) -> str | None:
+    """Returns the first place where the leading rows of two outputs differ."""
+    for place, expected in few.items():
+        got = more.get(place)
+        if got is None or not expected.is_floating_point() or expected.dim() == 0:
+            continue
+        if len(expected) != rows or got.shape[1:] != expected.shape[1:] or len(got) < rows:
+            continue
+        size = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
+        if not torch.allclose(got[:rows], expected, rtol=0, atol=MIXED * size, equal_nan=True):
+            return place
+    return None
 
 
 def named_tensors(tree: Any) -> dict[str, Tensor]:

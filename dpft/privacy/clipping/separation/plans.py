@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
+import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.separation.flow import Flow
+from dpft.privacy.clipping.separation.proof import Verdict
 from dpft.privacy.clipping.separation.regions import Region, RegionPlanner
 from dpft.privacy.clipping.separation.signature import Signature
 
@@ -50,6 +52,23 @@ class Plan:
     refusal: InputError | None = None
 
 
+@dataclass
+class _Proof:
+    """What is known of one kind of batch."""
+
+    verdict: Verdict = Verdict.WHOLE
+    batches: int = 1
+
+    def holds_once_more(self) -> bool:
+        """Counts a batch; False where it is to be proved again, at each doubling of them.
+
+        A parameter that had no gradient yet (behind a gate that starts at zero, say) may get one.
+        """
+        self.batches += 1
+        again = self.verdict is Verdict.PARTLY and self.batches & (self.batches - 1) == 0
+        return not again
+
+
 class Plans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
@@ -57,8 +76,8 @@ class Plans:
         """Starts with nothing learned."""
         self._planner = RegionPlanner(model, names)
         self._plans: dict[Hashable, Plan] = {}
-        self._proved: set[Hashable] = set()
-        self._undecided: Hashable = None
+        self._proofs: dict[Hashable, _Proof] = {}
+        self._fresh: tuple[Hashable, Verdict] | None = None
         self._calls: list[tuple[Signature, Plan]] = []
         self._replayed: Iterator[Plan] | None = None
 
@@ -87,23 +106,38 @@ class Plans:
         return bool(self._calls)
 
     @property
-    def are_settled(self) -> bool:
-        """Whether calls like those since ``start`` were proved, or were tried just now in vain."""
-        return self.saw_a_call and (self._key in self._proved or self._key == self._undecided)
+    def precision(self) -> torch.dtype | None:
+        """What the calls since ``start`` computed in under autocast, or None."""
+        found = (signature.precision for signature, _ in self._calls)
+        return next((precision for precision in found if precision is not None), None)
 
-    def settle(self, *, proved: bool) -> None:
-        """Remembers the outcome for calls like those since ``start``.
+    @property
+    def were_ever_proved(self) -> bool:
+        """Whether any calls were."""
+        return bool(self._proofs)
+
+    def are_settled(self, graph: int) -> bool:
+        """Whether a batch of these calls may be used: proved, now or before.
 
         Args:
-            proved: For good; else, where a value was not finite, for this batch alone.
+            graph: Digest of the graph that the calls since ``start`` led to; another graph is
+                another way through the model or another loss, and is proved by itself.
         """
-        if proved:
-            self._proved.add(self._key)
-        self._undecided = None if proved else self._key
+        if not self.saw_a_call:
+            self._fresh = None
+            return False
+        key = (self._key, graph)
+        if self._fresh is not None and self._fresh[0] == self._key:
+            if self._fresh[1] is not Verdict.FOR_NOW:
+                self._proofs.setdefault(key, _Proof()).verdict = self._fresh[1]
+            self._fresh = None
+            return True
+        self._fresh = None
+        return key in self._proofs and self._proofs[key].holds_once_more()
 
-    def forget_undecided(self) -> None:
-        """Ends a batch about which nothing could be said."""
-        self._undecided = None
+    def settle(self, verdict: Verdict) -> None:
+        """Remembers a proof of the calls since ``start``, for the batch that is to follow."""
+        self._fresh = (self._key, verdict)
 
     @property
     def _key(self) -> Hashable:

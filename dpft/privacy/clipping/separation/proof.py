@@ -4,43 +4,45 @@ Rules and regions are exact if they see what they think they see; a model can st
 (positions that look like examples, rows permuted inside, a layer that computes something else).
 So the first batch of each kind of call is run three ways before it is used:
 
-1. the bare model's losses, and the gradient of their sum weighted by random powers of two;
+1. the bare model's losses, and the gradient of their sum weighted by powers of two;
 2. the clipped model's losses, which must be the same;
-3. its recorded uses with and without those weights: row i must be scaled by weight i, so that it
+3. its recorded uses with and without such weights: row i must be scaled by weight i, so that it
    depends on loss i alone, and the uses must add up to the bare model's gradient.
 
-Backward is linear, so together these say that row i is the gradient of loss i. Dropout is off
-meanwhile: its masks are drawn in another order where modules run example by example.
+Backward is linear, so together these say that row i is the gradient of loss i. Any two rows differ
+in their weight in one of the passes, of which eight rows need one and sixty-four two.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpft.errors import RunError
+from dpft.privacy.clipping.separation.fingerprints import HALF_TOLERANCE, Disproved, Pass
+from dpft.privacy.clipping.separation.graph import gradients_kept, ordinary_gradients, other_leaves
 from dpft.privacy.clipping.uses import Use
 
 EXPONENTS = 8
 """Weights are 2^-4 to 2^3: exact to multiply by, and no overflow."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-HALF_TOLERANCE = 5e-2
 LEAST_SHARE = 1e-2
 """A parameter's gradient is compared by its own size, but not below this share of the whole."""
-LOST_TO_FLOAT16 = 1e-4
-"""Norm of a whole row under which float16, with steps of 6e-8 there, says nothing."""
-MIXED = 1e-4
-"""Most that a row may differ from its scaled self: other rows' share in it."""
-
+ROUNDINGS = 64
+"""Units in the last place that a sum may be off, of the size of what it was added up from."""
 Run = Callable[[Tensor, Callable[[Tensor, Use], None]], Tensor]
 """(weights, receive): forward, then backward of the weighted losses, each use to ``receive``;
 returns the losses, (b,), without a graph."""
 
 
-class Disproved(Exception):
-    """What the layers record are not the examples' own gradients; the message says how so."""
+class Verdict(Enum):
+    """What a proof that found nothing wrong has shown."""
+
+    WHOLE = "that every parameter's gradients are the examples' own"
+    PARTLY = "that of those parameters which had a gradient: the others may get one later"
+    FOR_NOW = "that of the examples with finite values: for this batch, no more"
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ class BareRun:
 
     Attributes:
         losses: Shape (b,).
-        weights: What each loss is multiplied by, shape (b,).
-        gradients: Of the weighted sum, for each trainable parameter.
+        weights: What each loss is multiplied by, shape (b,), in each of the passes.
+        gradients: Of the sum with the first weights, for each trainable parameter.
         others: What else the losses have a gradient for, which a proof must leave alone.
     """
 
     losses: Tensor
-    weights: Tensor
+    weights: Sequence[Tensor]
     gradients: dict[Tensor, Tensor]
     others: Sequence[Tensor]
 
@@ -66,18 +68,23 @@ def bare_run(
     """Returns losses and weighted gradient of the bare model.
 
     Raises:
-        RunError: The losses depend on a trainable tensor that the clipper does not know.
+        RunError: The losses depend on a parameter that the clipper does not know.
     """
     losses = compute_losses()
-    others = check_leaves(losses, names)
-    exponents = torch.randint(EXPONENTS, (len(losses),), device=losses.device) - EXPONENTS // 2
-    weights = torch.exp2(exponents.to(losses.dtype))
-    found = torch.autograd.grad(
-        losses, list(names), grad_outputs=weights * loss_scale, allow_unused=True
-    )
-    pairs = zip(names, _apart(found), strict=True)
+    others = other_leaves(losses, names)
+    weights = _weights(losses)
+    found = ordinary_gradients(losses, names, weights=weights[0] * loss_scale)
+    pairs = zip(names, _apart([found.get(p) for p in names]), strict=True)
     gradients = {p: torch.zeros_like(p) if g is None else g for p, g in pairs}
     return BareRun(losses.detach(), weights, gradients, others)
+
+
+def _weights(losses: Tensor) -> list[Tensor]:
+    """Returns powers of two, shape (b,), for each pass: the digits of distinct random numbers."""
+    numbers = torch.randperm(len(losses), device=losses.device)
+    passes = max(1, math.ceil(math.log(len(losses), EXPONENTS) - 1e-9))
+    digits = [numbers // EXPONENTS**each % EXPONENTS for each in range(passes)]
+    return [torch.exp2((digit - EXPONENTS // 2).to(losses.dtype)) for digit in digits]
 
 
 def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
@@ -93,181 +100,77 @@ def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         seen.add(memory.data_ptr())
 
 
-def check_against(bare: BareRun, run: Run, names: Mapping[Tensor, str]) -> bool:
+def check_against(
+    bare: BareRun, run: Run, names: Mapping[Tensor, str], *, precision: torch.dtype | None
+) -> Verdict:
     """Compares the clipped model's run with the bare one's.
 
     Args:
         bare: From ``bare_run``; its gradients are used up.
-        run: Runs the clipped model; called twice, the same each time. Two runs need less memory
-            than two backward passes over one graph.
+        run: Runs the clipped model, the same each time it is called. Several runs need less
+            memory than several backward passes over one graph.
         names: The trainable parameters.
-
-    Returns:
-        Whether anything is proved: False where a value is not finite.
+        precision: What the model computes in under autocast, or None.
 
     Raises:
         Disproved: They differ.
     """
-    plain: list[_Fingerprint] = []
-    weighted: list[_Fingerprint] = []
-    sizes = {p: g.norm() for p, g in bare.gradients.items()}
-
-    def note(parameter: Tensor, use: Use) -> None:
-        plain.append(_Fingerprint.of(parameter, use))
-
-    def note_and_subtract(parameter: Tensor, use: Use) -> None:
-        weighted.append(_Fingerprint.of(parameter, use))
-        ones = bare.losses.new_ones(len(bare.losses), dtype=parameter.dtype)
-        use.add_weighted_sum(-ones, bare.gradients[parameter])
-
-    with _gradients_kept(bare.others):
-        losses = run(torch.ones_like(bare.weights), note)
-        run(bare.weights, note_and_subtract)
-    if not _all_finite([bare.losses, losses, *sizes.values()]):
-        return False
-    dtypes = {losses.dtype, *(use.dtype for use in plain)}
-    tolerance = max(TOLERANCE.get(dtype, HALF_TOLERANCE) for dtype in dtypes)
-    mixed = HALF_TOLERANCE if torch.float16 in dtypes else MIXED
-    _check_losses(losses, bare.losses, tolerance)
-    if len(plain) != len(weighted):
-        raise Disproved("two backward passes over one graph met different uses")
-    for before, after in zip(plain, weighted, strict=True):
-        if not before.becomes(after, bare.weights, mixed):
-            if torch.float16 in dtypes and before.smallest < LOST_TO_FLOAT16:
-                return False
-            raise Disproved(
-                f"the gradient of {names[before.parameter]} recorded for one example depends on "
-                "another example's loss"
-            )
-    _check_rest(bare.gradients, sizes, names, tolerance)
-    return True
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def _gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Puts gradients back that a proof's backward passes add to."""
-    held = [(tensor, tensor.grad) for tensor in tensors]
-    for tensor in tensors:
-        tensor.grad = None
-    try:
-        yield
-    finally:
-        for tensor, gradient in held:
-            tensor.grad = gradient
-
-
-@dataclass(frozen=True)
-class _Fingerprint:
-    """Enough of a use to see whether each of its rows was scaled: little is kept.
-
-    Attributes:
-        parameter: Whose use it is.
-        dtype: Of the use.
-        rows: For each tensor of the use its rows' norms and projections, shape (2, b).
-    """
-
-    parameter: Tensor
-    dtype: torch.dtype
-    rows: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, parameter: Tensor, use: Use) -> "_Fingerprint":
-        tensors = [getattr(use, field.name) for field in fields(use)]
-        tensors = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-        return cls(parameter, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
-
-    def becomes(self, other: "_Fingerprint", weights: Tensor, mixed: float) -> bool:
-        """Whether each tensor is the same or scaled by the weights, one at least scaled."""
-        if self.parameter is not other.parameter or len(self.rows) != len(other.rows):
-            return False
-        pairs = list(zip(self.rows, other.rows, strict=True))
-        scaled = [_close(mine * weights, theirs, mixed) for mine, theirs in pairs]
-        same = [_close(mine, theirs, mixed) for mine, theirs in pairs]
-        return any(scaled) and all(a or b for a, b in zip(scaled, same, strict=True))
-
-    @property
-    def smallest(self) -> float:
-        """The largest norm of a row, of the tensor where that is least."""
-        return min(float(rows[0].max()) for rows in self.rows)
-
-
-def _norms_and_projections(tensor: Tensor) -> Tensor:
-    """Returns two numbers a row that are scaled exactly where the row is."""
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    norms = torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=dtype)
-    rows = tensor.reshape(len(tensor), -1, tensor.shape[-1])
-    projected = (rows @ _direction(rows, 2)).to(torch.float64) @ _direction(rows, 1).double()
-    return torch.stack([norms, projected])
-
-
-def _direction(rows: Tensor, dimension: int) -> Tensor:
-    steps = torch.arange(rows.shape[dimension], device=rows.device, dtype=torch.float64)
-    return (1.7 * steps).cos().to(rows.dtype)
-
-
-def _close(expected: Tensor, got: Tensor, mixed: float) -> bool:
-    # By a row's own norm, but not below a trace of the largest: below it is rounding.
-    size = expected[0].clamp(min=1e-3 * float(expected[0].max()))
-    return bool(((expected - got).abs() <= mixed * size).all())
-
-
-def _check_losses(got: Tensor, expected: Tensor, tolerance: float) -> None:
-    if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * 1e-2):
+    plain, rest = Pass(), _Rest(bare)
+    with gradients_kept(bare.others):
+        losses = run(torch.ones_like(bare.losses), plain.note)
+        passes = [Pass() for _ in bare.weights]
+        for number, (passed, weights) in enumerate(zip(passes, bare.weights, strict=True)):
+            run(weights, passed.note if number else rest.also_subtract(passed.note))
+    dtypes = {precision, *(use.dtype for use in plain.uses)}
+    half, lossy = bool(dtypes & {torch.bfloat16, torch.float16}), torch.float16 in dtypes
+    finite = plain.finite_rows(losses.isfinite() & bare.losses.isfinite())
+    tolerance = HALF_TOLERANCE if half else TOLERANCE.get(losses.dtype, HALF_TOLERANCE)
+    if not torch.allclose(
+        losses[finite], bare.losses[finite], rtol=tolerance, atol=1e-2 * tolerance
+    ):
         raise Disproved("its losses are not those of the model itself")
+    for passed, weights in zip(passes, bare.weights, strict=True):
+        if not plain.check_scaled(passed, weights[finite], finite, names, lossy=lossy):
+            return Verdict.FOR_NOW
+    if not bool(finite.all()):
+        return Verdict.FOR_NOW
+    rest.check_nothing_is_left(names, tolerance, half=half)
+    return Verdict.WHOLE if plain.parameters_with_gradients() >= set(names) else Verdict.PARTLY
 
 
-def _check_rest(
-    rest: Mapping[Tensor, Tensor],
-    sizes: Mapping[Tensor, Tensor],
-    names: Mapping[Tensor, str],
-    tolerance: float,
-) -> None:
-    """Checks that nothing is left of the bare model's gradient."""
-    whole = torch.stack(list(sizes.values())).norm()
-    for parameter, left in rest.items():
-        allowed = tolerance * sizes[parameter].clamp(min=LEAST_SHARE * float(whole))
-        if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
-            raise Disproved(
-                f"what its layers record does not add up to the gradient of {names[parameter]}"
-            )
+class _Rest:
+    """The bare model's gradient, less what the uses add up to."""
 
+    def __init__(self, bare: BareRun) -> None:
+        self._left = bare.gradients
+        self._sizes = {p: g.norm() for p, g in bare.gradients.items()}
+        self._reach = {p: torch.zeros_like(size) for p, size in self._sizes.items()}
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+    def also_subtract(self, note: Callable[[Tensor, Use], None]) -> Callable[[Tensor, Use], None]:
+        """Returns what notes a use and subtracts it."""
 
+        def receive(parameter: Tensor, use: Use) -> None:
+            note(parameter, use)
+            reach = use.reach()
+            self._reach[parameter] += reach.square().sum().sqrt()
+            use.add_weighted_sum(-torch.ones_like(reach), self._left[parameter])
 
-def check_leaves(losses: Tensor, names: Mapping[Tensor, str]) -> list[Tensor]:
-    """Returns what else the losses have a gradient for: inputs, such as a caller's embeddings.
+        return receive
 
-    Raises:
-        RunError: A parameter is among it, whose gradient would not be clipped.
-    """
-    nodes, seen, others = [losses.grad_fn], set(), []
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and leaf not in names:
-            raise RunError(
-                f"the losses depend on a trainable parameter of shape {tuple(leaf.shape)} outside "
-                "the clipped model, whose gradient would not be clipped; make it a part of the "
-                "model or freeze it."
-            )
-        if leaf is not None and leaf not in names:
-            others.append(leaf)
-        nodes.extend(following for following, _ in node.next_functions)
-    return others
+    def check_nothing_is_left(
+        self, names: Mapping[Tensor, str], tolerance: float, *, half: bool
+    ) -> None:
+        """Compares what is left with what there was.
+
+        Raises:
+            Disproved: A parameter's uses do not add up to its gradient.
+        """
+        whole = torch.stack(list(self._sizes.values())).norm()
+        for parameter, left in self._left.items():
+            rounding = torch.finfo(torch.bfloat16 if half else left.dtype).eps * ROUNDINGS
+            size = self._sizes[parameter].clamp(min=LEAST_SHARE * float(whole))
+            allowed = tolerance * size + rounding * self._reach[parameter]
+            if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
+                raise Disproved(
+                    f"what its layers record does not add up to the gradient of {names[parameter]}"
+                )

@@ -9,12 +9,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpft.privacy.clipping.separation.flow import batch_size_of
 
-PLAIN = (type(None), bool, int, float, str)
+PLAIN = (type(None), bool, str)
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,15 @@ class Signature:
 
     Attributes:
         kind: Places, dtypes and ranks of the tensor arguments, which of them lead with the batch
-            size and where they have size one; the other arguments; each module's training switch.
+            size and where they have size one; the other arguments, numbers by their type alone;
+            each module's training switch; and the precision.
+        precision: What autocast computes in, or None.
         coincidences: Which sizes happen to equal the batch size, though they are not the leading
             one: from such a call it cannot be learned which tensors carry the batch.
     """
 
     kind: Hashable
+    precision: torch.dtype | None
     coincidences: tuple[tuple[bool, ...], ...]
 
     @property
@@ -45,7 +49,16 @@ def signature_of(model: nn.Module, arguments: Any) -> Signature:
     switches = tuple(module.training for module in model.modules())
     sizes = (tuple(leaf.shape[1:]) for _, leaf in places if isinstance(leaf, Tensor))
     coincidences = tuple(tuple(size == count for size in each) for each in sizes)
-    return Signature((leaves, switches), coincidences)
+    precision = _precision(places)
+    return Signature((leaves, switches, precision), precision, coincidences)
+
+
+def _precision(places: Any) -> torch.dtype | None:
+    """Returns the dtype that autocast computes in, or None."""
+    devices = [leaf.device.type for _, leaf in places if isinstance(leaf, Tensor)]
+    if not devices or not torch.is_autocast_enabled(devices[0]):
+        return None
+    return torch.get_autocast_dtype(devices[0])
 
 
 def _kind(leaf: Any, count: int) -> Hashable:

@@ -3,6 +3,7 @@ from torch import nn
 
 from dpft.privacy.clipping.separation.flow import learn_flow
 from dpft.privacy.clipping.separation.plans import Level, Plans
+from dpft.privacy.clipping.separation.proof import Verdict
 from dpft.privacy.clipping.separation.signature import signature_of
 
 
@@ -42,13 +43,14 @@ def test_a_plan_is_settled_for_its_calls_and_its_level_alone():
     model, names, plans = made()
     x = torch.ones(4, 5, 3)
     plans.start()
-    assert not plans.saw_a_call and not plans.are_settled
+    assert not plans.saw_a_call and not plans.are_settled(graph=1)
     plan = call(plans, model, names, x, [])
-    assert plans.saw_a_call and not plans.are_settled
-    plans.settle(proved=True)
-    assert plans.are_settled
+    assert plans.saw_a_call and not plans.are_settled(graph=1)
+    plans.settle(Verdict.WHOLE)
+    assert plans.are_settled(graph=1) and plans.are_settled(graph=1)
+    assert not plans.are_settled(graph=2)
     assert plan.level is Level.SMALL and plans.widen()
-    assert not plans.are_settled
+    assert not plans.are_settled(graph=1)
 
 
 def test_widening_ends_with_the_whole_model_one_example_after_another():
@@ -62,11 +64,12 @@ def test_widening_ends_with_the_whole_model_one_example_after_another():
     assert [region.module for region in plan.regions] == [model] and plan.regions[0].loops
 
 
-def test_what_could_not_be_decided_holds_for_one_batch():
+def test_what_was_proved_in_part_holds_for_one_batch_or_until_their_number_doubles():
     model, names, plans = made()
     plans.start()
     call(plans, model, names, torch.ones(4, 5, 3), [])
-    plans.settle(proved=False)
-    assert plans.are_settled
-    plans.forget_undecided()
-    assert not plans.are_settled
+    plans.settle(Verdict.FOR_NOW)
+    assert [plans.are_settled(graph=1) for _ in range(2)] == [True, False]
+    plans.settle(Verdict.PARTLY)
+    settled = [plans.are_settled(graph=1) for _ in range(9)]
+    assert settled == [True, False, True, False, True, True, True, False, True]

@@ -1,0 +1,88 @@
+"""What losses were computed by, read from their autograd graph: cheap enough for every batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import RunError
+
+
+def describe_graph(losses: Tensor, names: Mapping[Tensor, str]) -> int:
+    """Returns a digest of the operations behind losses and of their order.
+
+    Two batches with one digest took one way through one computation, whatever their sizes.
+
+    Raises:
+        RunError: As ``other_leaves``.
+    """
+    nodes = []
+    for node in _nodes(losses):
+        _check_leaf(node, names)
+        nodes.append(node.name())
+    return hash(tuple(nodes))
+
+
+def other_leaves(losses: Tensor, names: Mapping[Tensor, str]) -> list[Tensor]:
+    """Returns what else the losses have a gradient for: inputs, such as a caller's embeddings.
+
+    Raises:
+        RunError: A parameter is among it, whose gradient would not be clipped.
+    """
+    found = [_check_leaf(node, names) for node in _nodes(losses)]
+    return [leaf for leaf in found if leaf is not None]
+
+
+def ordinary_gradients(
+    losses: Tensor, names: Mapping[Tensor, str], *, weights: Tensor, retain_graph: bool = False
+) -> dict[Tensor, Tensor]:
+    """Returns the gradients of a weighted sum, of the parameters that have one.
+
+    A whole backward pass, as reentrant checkpoints need; ``grad`` of everything stays as it was.
+    """
+    touched = [*names, *other_leaves(losses, names)]
+    with gradients_kept(touched):
+        torch.autograd.backward(losses, weights, retain_graph=retain_graph)
+        return {p: p.grad for p in names if p.grad is not None}
+
+
+@contextmanager
+def gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Sets gradients aside while backward passes make others."""
+    held = [(tensor, tensor.grad) for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in held:
+            tensor.grad = gradient
+
+
+def _check_leaf(node: Any, names: Mapping[Tensor, str]) -> Tensor | None:
+    """Returns the leaf that a node accumulates into, unless it is one of the known parameters."""
+    leaf: Tensor | None = getattr(node, "variable", None)
+    if leaf is None or leaf in names:
+        return None
+    if isinstance(leaf, nn.Parameter):
+        raise RunError(
+            f"the losses depend on a trainable parameter of shape {tuple(leaf.shape)} outside the "
+            "clipped model, whose gradient would not be clipped; make it a part of the model or "
+            "freeze it."
+        )
+    return leaf
+
+
+def _nodes(losses: Tensor) -> Iterator[Any]:
+    """Yields the nodes of a graph, each once, in an order that follows its structure."""
+    waiting: list[Any] = [losses.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
