@@ -81,7 +81,7 @@ class MappedForward:
                 self._loops = True
                 reason = str(error).partition(". ")[0]
                 log_once(f"{kind} cannot be mapped over its examples: {reason}")
-        log_once(f"{kind} runs one example after another: slow")
+        log_once(f"{kind} runs one example after another: slow", logging.WARNING)
         return self._looped(arguments)
 
     def _mapped(self, arguments: "_Arguments") -> Any:
@@ -209,8 +209,8 @@ def _keeping_activations(module: nn.Module) -> Iterator[None]:
             vars(layer)["gradient_checkpointing"] = True
 
 
-def log_once(message: str) -> None:
+def log_once(message: str, level: int = logging.INFO) -> None:
     """Logs a message of the clipper, the first time that it is given."""
     if message not in _logged:
         _logged.add(message)
-        logger.info("clipping: %s", message)
+        logger.log(level, "clipping: %s", message)
