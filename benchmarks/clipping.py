@@ -61,6 +61,7 @@ def rows() -> dict[str, Row]:
         "small_loop": ("small GPT-2, b=32, loop", SMALL, "loop", SMALL, "-"),
         "lora": ("LoRA rank 4 / non-private LoRA", LORA, "instantiate", LORA, "1.05, 1.05"),
         "bitfit": ("BiTFiT / ordinary full", BITFIT, "instantiate", FULL, "0.72, 0.68"),
+        "bitfit_floor": ("non-private BiTFiT / ordinary full", BITFIT, "ordinary", FULL, "-"),
         "bitfit_own": (
             "BiTFiT / non-private BiTFiT", BITFIT, "instantiate", BITFIT, "1.02, 1.02",
         ),
