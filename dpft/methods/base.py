@@ -1,18 +1,26 @@
 """What every fine-tuning method is: it makes a model ready and names what trains.
 
-Adding a method is a module here with a ``METHOD``, a YAML in conf/method and a test.
+Adding a method is a module here with a ``METHOD``, a YAML in conf/method and a test. A run asks a
+method, in this order: ``prepare`` once; ``phases`` for its plan; then in every step
+``begin_step``, the private gradient of what requires grad, ``finish_gradient``, and the optimizer
+over ``moved_parameters``; ``save`` at the end. Most methods say only what trains, in ``adapt``.
 """
 
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
+
+WRAPPINGS = ("base_model.model.", ".modules_to_save.default", ".base_layer")
+"""What peft puts into the name of a parameter of the model it wraps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +34,145 @@ class ParameterCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MethodPhase:
+    """A stretch of steps in which the same parameters train."""
+
+    method: str
+    steps: int
+    max_grad_norm: float | None = None
+    """None takes privacy.max_grad_norm."""
+    learning_rate: float | None = None
+    """None takes train.learning_rate; the schedule's factor applies to it as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """Base of every method; its fields are its configuration, ``conf/method/<name>.yaml``."""
 
     name: str
+    train_new_modules: bool = True
+    """Train what the base checkpoint's architecture lacks, such as a classification head."""
+    train_biases: bool = False
+    """Train every bias as well (BiTFiT, Bu et al. 2022)."""
+    train_embeddings: bool = False
+    """Train the input embeddings as well; dialogue needs it (Li et al. 2022, Appendix V)."""
 
-    @abstractmethod
-    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model to train, with ``requires_grad`` set on exactly what trains.
+    saves_whole_model: ClassVar[bool] = True
+    """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
+    required_init: ClassVar[str | None] = None
+    """The only ``model.init`` it works with; None: any."""
+
+    def prepare(self, model: PreTrainedModel, new: frozenset[str] = frozenset()) -> PreTrainedModel:
+        """Returns the model to train, with ``requires_grad`` set on exactly what trains first.
 
         Args:
             model: A fresh model; it may be on the meta device. It may be changed in place.
+            new: Names of its parameters that the base checkpoint's architecture lacks.
+
+        Raises:
+            InputError: The settings do not fit the model, or nothing is left to train.
+        """
+        prepared = self.adapt(model, new)
+        for parameter in self._also_trained(prepared, new):
+            parameter.requires_grad_(True)
+        if not any(parameter.requires_grad for parameter in prepared.parameters()):
+            raise InputError(
+                f"method={self.name} must leave a parameter to train, got none in"
+                f" {type(model).__name__}; choose another method, such as method=full."
+            )
+        return prepared
+
+    @abstractmethod
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with ``requires_grad`` set on what the method itself trains.
+
+        Args:
+            model: As in ``prepare``.
+            new: As in ``prepare``; ``prepare`` opens them where ``train_new_modules`` says so.
         """
 
+    def phases(
+        self, steps: int, steps_of_epochs: Callable[[float], int]
+    ) -> tuple[MethodPhase, ...]:
+        """Returns the stretches of a run of ``steps`` steps; their steps add up to it.
+
+        Args:
+            steps: Steps planned.
+            steps_of_epochs: Epochs to the number of steps they take, at least 1.
+        """
+        return (MethodPhase(method=self.name, steps=steps),)
+
+    def begin_step(self, model: nn.Module, step: int) -> None:
+        """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn.
+
+        The one place where what trains may change, and only where a phase begins. Whatever it
+        reads of the model is the output of earlier noisy steps.
+        """
+        return
+
+    def finish_gradient(self, model: nn.Module) -> None:
+        """Turns the private gradient into that of ``moved_parameters``: post-processing."""
+        return
+
+    def moved_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """Returns what the optimizer moves, asked after ``begin_step(model, 0)``."""
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
     def save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Writes the trained model so that Hugging Face's ``from_pretrained`` loads it."""
+        """Writes the trained model, whole where ``saves_whole_model``."""
         model.save_pretrained(folder, safe_serialization=True)
+
+    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+        """Returns a fresh base model with what ``save`` wrote put onto it.
+
+        Asked only of methods that do not save the whole model.
+
+        Args:
+            model: The base the run began with, never prepared; may be changed in place.
+            folder: What ``save`` was given.
+        """
+        raise NotImplementedError(f"method={self.name} saves the whole model.")
+
+    def _also_trained(self, model: nn.Module, new: frozenset[str]) -> Iterator[nn.Parameter]:
+        """Yields the parameters that the unions of the configuration open."""
+        inputs = input_embeddings(model) if self.train_embeddings else set()
+        for name, parameter in model.named_parameters():
+            fresh = is_new(name, new)
+            if (
+                (self.train_new_modules and fresh)
+                or (self.train_biases and not fresh and is_bias(name))
+                or parameter in inputs
+            ):
+                yield parameter
+
+
+def is_bias(name: str) -> bool:
+    """Returns whether a parameter's name is that of a bias of the model itself."""
+    return original_name(name).rpartition(".")[2] == "bias" and "lora_" not in name
+
+
+def is_new(name: str, new: frozenset[str]) -> bool:
+    """Returns whether a parameter of a prepared model is one of the ``new`` of the fresh model."""
+    return original_name(name) in new and "original_module" not in name
+
+
+def original_name(name: str) -> str:
+    """Returns a parameter's name in the model before peft wrapped it.
+
+    >>> original_name("base_model.model.classifier.modules_to_save.default.weight")
+    'classifier.weight'
+    """
+    for wrapping in WRAPPINGS:
+        name = name.replace(wrapping, "")
+    return name
+
+
+def input_embeddings(model: nn.Module) -> set[nn.Parameter]:
+    """Returns the parameters of the token embedding, a tied head's weight among them."""
+    base: Any = model
+    if hasattr(model, "peft_config"):
+        base = base.get_base_model()
+    return set(base.get_input_embeddings().parameters())
 
 
 def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> ParameterCounts:
@@ -49,7 +180,7 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
 
     Args:
         model: After ``Method.prepare``.
-        new: Names of the parameters that the base checkpoint's architecture lacks.
+        new: Names, in the fresh model, of what the base checkpoint's architecture lacks.
 
     Raises:
         InputError: Nothing is trainable.
@@ -59,7 +190,7 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
         raise InputError("method must leave a parameter to train, got none; choose another one.")
     return ParameterCounts(
         trainable=sum(trainable.values()),
-        new=sum(size for name, size in trainable.items() if name in new),
+        new=sum(size for name, size in trainable.items() if is_new(name, new)),
         total=sum(p.numel() for p in model.parameters()),
     )
 

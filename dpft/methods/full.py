@@ -9,9 +9,9 @@ from dpft.methods.base import Method
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Method):
-    """Trains all parameters; it has no settings of its own."""
+    """Trains all parameters; the settings it shares with all methods change nothing."""
 
-    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
         """Returns the model with every parameter trainable."""
         return model.requires_grad_(True)
 
