@@ -2,19 +2,23 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from transformers import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.config.schema import TrainConfig
+from dpft.config.sizes import published_size
 from dpft.errors import InputError
-from dpft.privacy.plan import PrivacyPlan
+from dpft.methods.base import MethodPhase
+from dpft.privacy.plan import PrivacyPlan, planned_steps
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
 from dpft.reports.accounting import delta_warnings
 from dpft.tasks.base import Task
+from dpft.training.session import learning_rate_factor
 
+Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
 
@@ -32,6 +36,7 @@ class RunPlan:
 
     size: PublicSize
     steps: int
+    phases: tuple[MethodPhase, ...]
     privacy: PrivacyPlan | None
     """None for a non-private run."""
 
@@ -61,41 +66,66 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
     """
     size = public_size(config.task, config.privacy, count_rows)
     steps = config.train.planned_steps(size.num_examples)
+    phases = method_phases(config, steps, size.num_examples)
     if not isinstance(config.privacy, DifferentialPrivacy):
-        return RunPlan(size=size, steps=steps, privacy=None)
+        return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
     plan = make_plan(
         config.privacy,
         num_examples=size.num_examples,
         expected_batch_size=config.train.expected_batch_size,
-        steps=steps,
-        method=config.method.name,
+        phases=phases,
     )
-    return RunPlan(size=size, steps=steps, privacy=plan)
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:
+    """Returns the stretches that the method makes of a run of ``steps`` steps.
+
+    Raises:
+        InputError: Their learning rates do not go with ``train.learning_rate``.
+    """
+
+    def steps_of_epochs(epochs: float) -> int:
+        return planned_steps(
+            epochs=epochs,
+            num_examples=num_examples,
+            expected_batch_size=config.train.expected_batch_size,
+        )
+
+    phases = config.method.phases(steps, steps_of_epochs)
+    learning_rate_factor(phases, config.train.learning_rate)
+    return phases
+
+
+def with_transferred_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
+    """Returns the configuration with the batch size of another task's sample rate, if it asks so.
+
+    The sample rate, not the batch size, carries over between data sets (Li et al. 2022,
+    Appendix L).
+
+    Raises:
+        InputError: There is no such task, or its batch size is larger than its data.
+    """
+    source = config.train.transfer_sample_rate_from
+    if source is None:
+        return config
+    size = public_size(config.task, config.privacy, count_rows).num_examples
+    sample_rate = config.train.expected_batch_size / published_size(source)
+    if sample_rate > 1:
+        raise InputError(
+            f"train.expected_batch_size must be at most the {published_size(source)} examples of"
+            f" {source}, whose sample rate is transferred, got {config.train.expected_batch_size}."
+        )
+    batch = max(1, round(sample_rate * size))
+    logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
+    train = replace(config.train, expected_batch_size=batch, transfer_sample_rate_from=None)
+    return replace(config, train=train)
 
 
 def warn_of_delta(plan: PrivacyPlan) -> None:
     """Warns on stderr of a delta so large that it promises little."""
     for warning in delta_warnings(plan.delta, plan.num_examples):
         logger.warning(warning)
-
-
-def check_lengths(config: TrainConfig | EvaluateConfig, architecture: PretrainedConfig) -> None:
-    """Refuses texts longer than the model's positions.
-
-    Raises:
-        InputError: Records, or an input with its prediction, may not fit.
-    """
-    positions: int = architecture.max_position_embeddings
-    if config.task.max_length > positions:
-        raise InputError(
-            f"task.max_length must be at most the model's {positions} positions, got "
-            f"{config.task.max_length}; lower it, or choose a model with more."
-        )
-    if config.eval.enabled and config.decode.max_new_tokens >= positions:
-        raise InputError(
-            f"decode.max_new_tokens must be below the model's {positions} positions, got "
-            f"{config.decode.max_new_tokens}; lower it, or choose a model with more."
-        )
 
 
 def quiet_transformers() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,28 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from dpft.cli.assembly import check_lengths, quiet_transformers
+from dpft.cli.assembly import quiet_transformers
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.parts import check_lengths
 from dpft.cli.scores import write_evaluations
-from dpft.config import schema
+from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.config.keys import plain
-from dpft.config.load import load, load_saved
-from dpft.config.schema import TASK, EvaluateConfig, TrainConfig
+from dpft.config.load import load
+from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import (
     Evaluation,
     eval_split_is_public,
     evaluate_model,
+    inputs_of,
     score_predictions,
 )
-from dpft.evaluation.groups import group_examples
 from dpft.evaluation.metrics.base import metric_spec
 from dpft.evaluation.predictions import read_predictions
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
-from dpft.models.checks import check_model
-from dpft.models.loading import load_config, load_model, load_tokenizer
-from dpft.privacy.ledger import read_ledger
 from dpft.reports.run import CONFIGURATION, PRIVACY, mark, metric_rows, write_report
-from dpft.training.session import LEDGER
+from dpft.tasks.base import LabelTask
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
@@ -69,61 +68,100 @@ def run(config: EvaluateConfig) -> None:
         if config.run is not None:
             config = configuration_of_run(config, config.run)
             stack.enter_context(hold_lock(private_folder(Path(str(config.run))) / "lock"))
-        evaluation = score(config)
+        evaluations = score(config)
         public = eval_split_is_public(config.task, config.eval)
         folder = run_folder() if config.run is None else Path(config.run)
-        write(folder, evaluation, public=public, own_folder=config.run is None)
-    show(config, evaluation, public=public)
+        write(folder, evaluations, public=public, own_folder=config.run is None)
+    show(config, evaluations, public=public)
 
 
-def write(folder: Path, evaluation: Evaluation, *, public: bool, own_folder: bool) -> None:
+def write(
+    folder: Path, evaluations: Sequence[Evaluation], *, public: bool, own_folder: bool
+) -> None:
     """Writes metrics.json, the predictions and, into a run's folder, the report anew."""
     folder.mkdir(parents=True, exist_ok=True)
     if own_folder:
         write_hydra_record(folder)
-    write_evaluations(folder, [evaluation], public=public)
+    write_evaluations(folder, evaluations, public=public)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
     logger.info("scores and predictions: %s", folder)
 
 
-def score(config: EvaluateConfig) -> Evaluation:
-    """Returns the scores of a file of outputs, or of a model."""
+def score(config: EvaluateConfig) -> list[Evaluation]:
+    """Returns the scores of a file of outputs, or of a model, for each part of the split."""
     for name in config.task.metrics:
         metric_spec(name)
-    if config.predictions is None:
-        check_lengths(config, load_config(config.model))
-    examples = load_examples(config.task, config.eval.split)
+    parts = config.task.parts(config.eval.split)
     if config.predictions is not None:
-        inputs = [group.input for group in group_examples(examples)]
-        texts = read_predictions(
-            Path(config.predictions), inputs, repair=config.task.repair, limit=config.eval.limit
-        )
-        return score_predictions(config.task, examples, texts, config=config.eval)
+        return [score_file(config, config.predictions, parts)]
+    subject = subject_of(config)
+    head = subject.head(config.task)
+    writes = not isinstance(config.task, LabelTask)
+    max_new_tokens = config.decode.max_new_tokens if writes else None
+    check_lengths(config.task, subject.model, max_new_tokens=max_new_tokens)
+    encoding = subject.encoding(config.task, head)
+    held_out = {part: load_examples(config.task, part) for part in parts}
     device = config.train.prepare()
-    tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, seed=0)
-    check_model(model)
+    model = subject.load(head)
     model.to(device)  # type: ignore[arg-type]
-    return evaluate_model(
-        model, tokenizer, config.task, examples, config=config.eval, decode=config.decode
+    return [
+        evaluate_model(
+            model,
+            encoding,
+            config.task,
+            examples,
+            config=config.eval,
+            decode=config.decode,
+            split=part,
+        )
+        for part, examples in held_out.items()
+    ]
+
+
+def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:
+    """Returns the scores of a file of outputs.
+
+    Raises:
+        InputError: The split has several parts, and a file holds the outputs for one.
+    """
+    if len(parts) > 1:
+        raise InputError(
+            f"predictions are scored on one part of a split, got eval.split={config.eval.split},"
+            f" which has {' and '.join(parts)}; set task.split_parts.{config.eval.split}=[PART]."
+        )
+    examples = load_examples(config.task, parts[0])
+    texts = read_predictions(
+        Path(predictions),
+        inputs_of(config.task, examples),
+        repair=config.task.repair,
+        limit=config.eval.limit,
     )
+    return score_predictions(config.task, examples, texts, config=config.eval, split=parts[0])
 
 
-def show(config: EvaluateConfig, evaluation: Evaluation, *, public: bool) -> None:
+def subject_of(config: EvaluateConfig) -> Subject:
+    """Returns the model to score."""
+    if config.run is None:
+        return Subject(model=config.model)
+    return subject_of_run(Path(config.run), saved_run(config.run))
+
+
+def show(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:
     """Prints the scores, as a table or as one JSON object like metrics.json."""
-    entry = mark(evaluation.record(), public)
+    entries = [mark(evaluation.record(), public) for evaluation in evaluations]
     if config.output == "json":
-        content = {"schema_version": SCHEMA_VERSION, "evaluations": [entry]}
+        content = {"schema_version": SCHEMA_VERSION, "evaluations": entries}
         print(json.dumps(content, indent=2, sort_keys=True))
         return
-    print(f"{entry['task']}, split {entry['split']}, {entry['examples']} distinct inputs")
-    for name, (value,) in metric_rows([entry]):
-        print(f"{name:<12}{value:>12.4f}")
-    for name, why in entry["not_computed"].items():
-        print(f"{name:<12}not computed: {why}")
-    if not public:
-        print(entry["note"])
+    for entry in entries:
+        print(f"{entry['task']}, split {entry['split']}, {entry['examples']} distinct inputs")
+        for name, (value,) in metric_rows([entry]):
+            print(f"{name:<22}{value:>12.4f}")
+        for name, why in entry["not_computed"].items():
+            print(f"{name:<22}not computed: {why}")
+        if not public:
+            print(entry["note"])
 
 
 def configuration_of_run(config: EvaluateConfig, folder: str) -> EvaluateConfig:
@@ -135,35 +173,9 @@ def configuration_of_run(config: EvaluateConfig, folder: str) -> EvaluateConfig:
         path = override.partition("=")[0].lstrip("+~").split(".")
         if path[0] in sections:
             _copy(path, given, sections)
-    sections["model"] |= {"path": str(Path(folder) / "model"), "init": "pretrained"}
     whole = given | sections
     merged = load(OmegaConf.create(whole), EvaluateConfig, polymorphic=POLYMORPHIC)
     return dataclasses.replace(merged, run=folder)
-
-
-def saved_configuration(folder: str) -> dict[str, Any]:
-    """Returns config.yaml of a run's folder as plain values.
-
-    Raises:
-        InputError: There is no such folder, or its training has not ended.
-    """
-    path = Path(folder) / CONFIGURATION
-    if not path.is_file():
-        missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"
-        raise InputError(
-            f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
-            "folder that `dpft train` named, such as outputs/DATE/TIME."
-        )
-    ledger = Path(folder) / LEDGER
-    ended = not ledger.exists() or read_ledger(ledger).closed
-    if not ended or not (Path(folder) / "model").is_dir():
-        raise InputError(
-            f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            "training has not; wait for it, or train anew."
-        )
-    config = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
-    saved: dict[str, Any] = plain(config)
-    return saved
 
 
 def _copy(path: list[str], source: dict[str, Any], target: dict[str, Any]) -> None:

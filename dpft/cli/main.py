@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
     "eval": "generate from a trained model and score it, or score a file of outputs",
     "account": "compute epsilon from a noise multiplier, or the reverse",
+    "export": "write a run's model as a folder to hand on, LoRA merged if asked",
     "plan": "say what a training run would cost, without training",
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""

@@ -10,21 +10,25 @@ from typing import Any
 
 from dpft.cli.assembly import (
     RunPlan,
-    check_lengths,
     checked_overrides,
     plan_run,
     quiet_transformers,
     warn_of_delta,
+    with_transferred_batch_size,
 )
+from dpft.cli.parts import check_lengths, head_of, layout_of, prepare_model
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.data.sources import load_examples
+from dpft.kinds import Head
 from dpft.methods.base import count_parameters
-from dpft.models.loading import load_config, load_model, meta_model
+from dpft.models.loading import meta_model, new_names
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
+from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.glue import GlueTask
 from dpft.training.measure import Measurement, measure_step
 
 CONFIG = PlanConfig
@@ -37,18 +41,27 @@ def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
     quiet_transformers()
     config = allow_large_delta(config)
-    check_lengths(config, load_config(config.model))
-    plan = plan_run(config, lambda: len(load_examples(config.task, "train")))
+    head = head_of(config.task, config.model)
+    writes = config.eval.enabled and not isinstance(config.task, LabelTask)
+    max_new_tokens = config.decode.max_new_tokens if writes else None
+    check_lengths(config.task, config.model, max_new_tokens=max_new_tokens)
+    config = with_transferred_batch_size(config, lambda: count_rows(config.task))
+    plan = plan_run(config, lambda: count_rows(config.task))
     accounting = account_for_plan(config, plan)
-    record = describe(config, plan, accounting)
+    record = describe(config, plan, accounting, head)
     if config.plan.measure:
-        record["measured"] = dataclasses.asdict(measure(config, plan))
+        record["measured"] = dataclasses.asdict(measure(config, plan, head))
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
     if config.output == "json":
         print(json.dumps(record, indent=2, sort_keys=True))
     else:
         print(plan_table(record, plan.privacy, accounting))
+
+
+def count_rows(task: Task) -> int:
+    """Returns the number of training records, where no public number is configured."""
+    return len(load_examples(task, "train"))
 
 
 def allow_large_delta(config: PlanConfig) -> PlanConfig:
@@ -73,10 +86,11 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
 
 
 def describe(
-    config: PlanConfig, plan: RunPlan, accounting: AccountingReport | None
+    config: PlanConfig, plan: RunPlan, accounting: AccountingReport | None, head: Head
 ) -> dict[str, Any]:
     """Returns the plan under the keys of privacy.json (DESIGN section 9)."""
-    counts = count_parameters(config.method.prepare(meta_model(config.model)))
+    new = new_names(config.model, head)
+    counts = count_parameters(config.method.prepare(meta_model(config.model, head), new), new)
     if plan.privacy is not None and accounting is not None:
         record = plan_record(plan.privacy, accounting)
     else:
@@ -88,11 +102,12 @@ def describe(
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
 
-def measure(config: PlanConfig, plan: RunPlan) -> Measurement:
+def measure(config: PlanConfig, plan: RunPlan, head: Head) -> Measurement:
     """Times one micro-batch of a model with random weights, so that none are fetched."""
     device = config.train.prepare()
     fresh = dataclasses.replace(config.model, init="random")
-    model = config.method.prepare(load_model(fresh, seed=config.train.seed))
+    model, _ = prepare_model(dataclasses.replace(config, model=fresh), head)
+    words = tuple(range(len(config.task.words))) if isinstance(config.task, GlueTask) else ()
     model.to(device)  # type: ignore[arg-type]
     privacy = config.privacy
     private = privacy if isinstance(privacy, DifferentialPrivacy) else None
@@ -104,5 +119,6 @@ def measure(config: PlanConfig, plan: RunPlan) -> Measurement:
         expected_batch_size=config.train.expected_batch_size,
         steps=plan.steps,
         options=private.clipping_options(config.train.backward_scale) if private else None,
+        layout=layout_of(config.task, config.model, head, words=words),
         precision=config.train.precision,
     )

@@ -6,33 +6,36 @@ used before the plan stands and the clipper has been proved on synthetic data.
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.assembly import (
     RunPlan,
-    check_lengths,
     checked_overrides,
     plan_run,
     quiet_transformers,
     warn_of_delta,
+    with_transferred_batch_size,
 )
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.scores import PREDICTIONS, write_evaluations
+from dpft.cli.parts import check_lengths, encoding_of, head_of, prepare_model
+from dpft.cli.scores import ALL_PREDICTIONS, write_evaluations
 from dpft.config.load import dump
 from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.data.collation import Layout
+from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples
-from dpft.data.tokenization import tokenize
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation, eval_split_is_public, evaluate_model
 from dpft.evaluation.metrics.base import metric_spec
 from dpft.files import hold_lock, private_folder, write_json
-from dpft.methods.base import count_parameters
-from dpft.models.checks import check_model
-from dpft.models.loading import load_config, load_model, load_tokenizer
+from dpft.methods.base import ParameterCounts, count_parameters
+from dpft.models.loading import load_tokenizer
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.ledger import check_ledger, read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
@@ -44,7 +47,7 @@ from dpft.reports.privacy import (
     privacy_record,
 )
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT, write_report
-from dpft.tasks.base import Example
+from dpft.tasks.base import LabelTask
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow
 from dpft.training.self_check import check_clipper
@@ -66,34 +69,46 @@ def run(config: TrainConfig) -> None:
         metric_spec(name)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
-    check_lengths(config, load_config(config.model))
-    tokenizer = load_tokenizer(config.model)
+    head = head_of(config.task, config.model)
+    writes = config.eval.enabled and not isinstance(config.task, LabelTask)
+    max_new_tokens = config.decode.max_new_tokens if writes else None
+    check_lengths(config.task, config.model, max_new_tokens=max_new_tokens)
+    tokenizer = load_tokenizer(config.model, kind=head.kind)
+    encoding = encoding_of(config.task, config.model, head, tokenizer)
     examples = load_examples(config.task, "train")
-    held_out = load_examples(config.task, config.eval.split) if config.eval.enabled else []
+    held_out = load_held_out(config)
+    config = with_transferred_batch_size(config, lambda: len(examples))
     plan = plan_run(config, lambda: len(examples))
     warn(config, plan)
-    model = load_model(config.model, seed=config.train.seed)
-    check_model(model)
-    model = config.method.prepare(model)
+    model, new = prepare_model(config, head)
     model.to(device)  # type: ignore[arg-type]
-    prove_clipper(config, model)
+    prove_clipper(config, plan, model, encoding.layout)
     records = Records(
-        examples=tokenize(examples, tokenizer, max_length=config.task.max_length),
+        examples=encoding.rows(examples),
         micro_batch_size=config.train.micro_batch_size,
-        pad_token_id=tokenizer.pad_token_id,
+        layout=encoding.layout,
         device=device,
         precision=config.train.precision,
     )
+    counts = count_parameters(model, new)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
         refuse_used_folder(folder)
         start_anew(folder)
         record_configuration(folder, config)
-        evaluations = evaluate(config, model, tokenizer, held_out, "before")
+        evaluations = evaluate(config, model, encoding, held_out, "before")
         train(config, plan, folder, model, tokenizer, records)
-        evaluations += evaluate(config, model, tokenizer, held_out, "after")
-        report(config, plan, folder, model, evaluations)
+        evaluations += evaluate(config, model, encoding, held_out, "after")
+        report(config, plan, folder, counts, evaluations)
     logger.info("report: %s", folder / REPORT)
+
+
+def load_held_out(config: TrainConfig) -> dict[str, list[Any]]:
+    """Returns the records to score, by part of the evaluation split; none where it is off."""
+    if not config.eval.enabled:
+        return {}
+    parts = config.task.parts(config.eval.split)
+    return {part: load_examples(config.task, part) for part in parts}
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -118,12 +133,13 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, METRICS, PRIVACY, PREDICTIONS):
+    for name in (REPORT, METRICS, PRIVACY):
         (folder / name).unlink(missing_ok=True)
-    for name in (PREDICTIONS, "diagnostics.jsonl"):
-        (private / name).unlink(missing_ok=True)
-    for stale in (folder / "model", private / "checkpoints"):
-        shutil.rmtree(stale, ignore_errors=True)
+    for stale in (*folder.glob(ALL_PREDICTIONS), *private.glob(ALL_PREDICTIONS)):
+        stale.unlink()
+    (private / "diagnostics.jsonl").unlink(missing_ok=True)
+    for tree in (folder / "model", private / "checkpoints"):
+        shutil.rmtree(tree, ignore_errors=True)
 
 
 def warn(config: TrainConfig, plan: RunPlan) -> None:
@@ -136,19 +152,33 @@ def warn(config: TrainConfig, plan: RunPlan) -> None:
         logger.warning(NOT_PRIVATE_SEED)
 
 
-def prove_clipper(config: TrainConfig, model: PreTrainedModel) -> None:
-    """Checks the clipper against the one-at-a-time loop on synthetic tokens."""
+def prove_clipper(
+    config: TrainConfig, plan: RunPlan, model: PreTrainedModel, layout: Layout
+) -> None:
+    """Checks each phase's clipper against the one-at-a-time loop on synthetic tokens.
+
+    Without the self-check, that each phase's clipper can be made is seen before the first step.
+    """
     privacy = config.privacy
-    if not isinstance(privacy, DifferentialPrivacy) or not privacy.self_check:
+    if plan.privacy is None or not isinstance(privacy, DifferentialPrivacy):
         return
-    difference = check_clipper(
-        model,
-        privacy.clipping_options(config.train.backward_scale),
-        vocab_size=model.config.get_text_config().vocab_size,
-        max_length=config.task.max_length,
-        precision=config.train.precision,
-    )
-    logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
+    options = privacy.clipping_options(config.train.backward_scale)
+    for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
+        config.method.begin_step(model, start)
+        own = replace(options, max_grad_norm=phase.max_grad_norm)
+        if not privacy.self_check:
+            own.resolved(model).make(model)
+            continue
+        difference = check_clipper(
+            model,
+            own,
+            vocab_size=model.config.get_text_config().vocab_size,
+            max_length=config.task.max_length,
+            layout=layout,
+            precision=config.train.precision,
+        )
+        logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
+    config.method.begin_step(model, 0)
 
 
 def record_configuration(folder: Path, config: TrainConfig) -> None:
@@ -174,6 +204,8 @@ def train(
     session = Session(
         folder=folder,
         model=model,
+        method=config.method,
+        phases=plan.phases,
         records=records,
         settings=config.train,
         optimizer=config.optimizer,
@@ -194,25 +226,26 @@ def train(
 def evaluate(
     config: TrainConfig,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[Example],
+    encoding: Encoding,
+    held_out: Mapping[str, Sequence[Any]],
     stage: str,
 ) -> list[Evaluation]:
-    """Returns the scores on the evaluation split; none where evaluation is off."""
-    if not config.eval.enabled:
-        return []
-    logger.info("evaluating %s fine-tuning", stage)
+    """Returns the scores on each part of the evaluation split; none where evaluation is off."""
+    if held_out:
+        logger.info("evaluating %s fine-tuning", stage)
     with torch.random.fork_rng():
         return [
             evaluate_model(
                 model,
-                tokenizer,
+                encoding,
                 config.task,
                 examples,
                 config=config.eval,
                 decode=config.decode,
+                split=part,
                 stage=stage,
             )
+            for part, examples in held_out.items()
         ]
 
 
@@ -220,14 +253,13 @@ def report(
     config: TrainConfig,
     plan: RunPlan,
     folder: Path,
-    model: PreTrainedModel,
+    counts: ParameterCounts,
     evaluations: list[Evaluation],
 ) -> None:
     """Writes predictions, metrics, the privacy record and the report."""
     public = eval_split_is_public(config.task, config.eval)
     if evaluations:
         write_evaluations(folder, evaluations, public=public)
-    counts = count_parameters(model)
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
         privacy = parameter_record(counts) | non_private_record(
             num_examples=plan.size.num_examples,

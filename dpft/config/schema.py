@@ -11,14 +11,19 @@ from dpft.errors import InputError
 from dpft.evaluation.evaluate import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
-from dpft.models.loading import ModelConfig
+from dpft.models.source import ModelConfig
 from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
 from dpft.tasks.base import Task, task_class
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
+from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.settings import DeviceConfig, TrainingConfig
 
 TASK = {"task": task_class}
-POLYMORPHIC = {**TASK, "method": method_class, "privacy": privacy_class}
+POLYMORPHIC = {
+    **TASK,
+    "method": method_class,
+    "privacy": privacy_class,
+    "optimizer": optimizer_class,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_loop(self.privacy, self.train)
+        required = self.method.required_init
+        if required not in (None, self.model.init):
+            raise InputError(
+                f"method={self.method.name} needs model.init={required}, got {self.model.init}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +91,18 @@ class EvaluateConfig:
                 "at most one of run and predictions may be given, got both; a run's own "
                 "predictions.jsonl is scored with predictions=RUN/predictions.jsonl."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """``dpft export``, conf/export.yaml."""
+
+    run: str
+    """Folder of a run."""
+    to: str | None = None
+    """Folder to write; None: ``export`` in the run's."""
+    merge: bool = False
+    """Write one whole model, LoRA's change added to the base's weights."""
 
 
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:

@@ -1,60 +1,132 @@
-"""Examples to tensors: right-padded batches with a position id for every token.
+"""Rows to tensors: right-padded batches with a position id for every token.
 
 Position ids are always expanded to (b, t). A model left to make its own broadcasts one row of them
 over the batch (GPT-2, BERT), and then its position embedding has no per-example gradient.
 
-Shapes: b examples, t tokens of the longest example.
+Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
+from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ
+
+TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
+"""What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Tensors of some examples, each of shape (b, t) and int64."""
+    """What a model reads of some examples, and what their losses are made of."""
 
-    input_ids: Tensor
-    """Token ids, padded on the right."""
-    attention_mask: Tensor
-    """1 for tokens, 0 for padding."""
-    position_ids: Tensor
-    """0 … t-1 in every row."""
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64."""
     labels: Tensor
-    """The token itself where loss is on it; -100 on the prompt and on padding."""
+    """For texts: token ids, -100 where no loss is, shape (b, t). Else: probabilities of the label
+    words or classes, or the score, shape (b, k), float32."""
+    kind: str = CAUSAL
+    """Kind of model it is for."""
+    answer: str = TEXT
+    """What the labels are: a text, a label word, a class or a score."""
+    positions: Tensor | None = None
+    """Where the label word is predicted, shape (b,), int64."""
+    words: Tensor | None = None
+    """Token ids of the label words, shape (k,), int64."""
 
     def __len__(self) -> int:
-        return self.input_ids.shape[0]
+        return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch with its tensors on the device."""
-        return Batch(
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            position_ids=self.position_ids.to(device),
+        return replace(
+            self,
+            inputs={name: tensor.to(device) for name, tensor in self.inputs.items()},
             labels=self.labels.to(device),
+            positions=None if self.positions is None else self.positions.to(device),
+            words=None if self.words is None else self.words.to(device),
         )
 
 
-def collate(examples: Sequence[TokenizedExample], pad_token_id: int) -> Batch:
-    """Returns the examples as one batch, padded on the right to the longest of them.
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the rows of a task lie in a batch for a model; public configuration."""
 
-    Args:
-        examples: At least one example.
-        pad_token_id: Token id written into padding; attention never sees it.
-    """
-    length = max(len(example.input_ids) for example in examples)
-    return Batch(
-        input_ids=_padded([e.input_ids for e in examples], length, pad_token_id),
-        attention_mask=_padded([[1] * len(e.input_ids) for e in examples], length, 0),
-        position_ids=torch.arange(length).repeat(len(examples), 1),
-        labels=_padded([e.labels for e in examples], length, IGNORED_LABEL),
-    )
+    kind: str = CAUSAL
+    """Kind of model."""
+    answer: str = TEXT
+    """As ``Batch.answer``."""
+    pad_token_id: int = 0
+    """Written into padding; attention never sees it."""
+    takes_position_ids: bool = True
+    """Whether the model is given position ids; some count them by themselves, row by row."""
+    decoder_start_token_id: int = 0
+    """For seq2seq models: what their answer begins with."""
+    words: tuple[int, ...] = ()
+    """Token ids of the label words."""
+    outputs: int = 1
+    """Numbers a classifier gives."""
+
+    def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
+        """Returns the rows as one batch, padded on the right to the longest of them.
+
+        Args:
+            rows: At least one row.
+        """
+        inputs = self._inputs(rows)
+        if self.answer == TEXT:
+            labels, decoder = self._text(rows, len(inputs["input_ids"][0]))
+            return Batch(inputs=inputs | decoder, labels=labels, kind=self.kind)
+        batch = Batch(
+            inputs=inputs,
+            labels=torch.tensor([row.labels for row in rows], dtype=torch.float32),
+            kind=self.kind,
+            answer=self.answer,
+        )
+        return batch if self.kind == CLASSIFIER else self._with_words(batch, rows)
+
+    def _inputs(self, rows: Sequence[TokenizedExample]) -> dict[str, Tensor]:
+        lengths = [len(row.input_ids) for row in rows]
+        longest = max(lengths)
+        inputs = {
+            "input_ids": _padded([row.input_ids for row in rows], longest, self.pad_token_id),
+            "attention_mask": _padded([[1] * length for length in lengths], longest, 0),
+        }
+        if self.takes_position_ids:
+            inputs["position_ids"] = torch.arange(longest).repeat(len(rows), 1)
+        types = [row.token_type_ids for row in rows if row.token_type_ids is not None]
+        if types:
+            inputs["token_type_ids"] = _padded(types, longest, 0)
+        return inputs
+
+    def _text(
+        self, rows: Sequence[TokenizedExample], longest: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the labels of texts, and what a decoder reads: the labels, one step late."""
+        targets = [[int(label) for label in row.labels] for row in rows]
+        if self.kind != SEQ2SEQ:
+            return _padded(targets, longest, IGNORED_LABEL), {}
+        longest = max(len(target) for target in targets)
+        shifted = [[self.decoder_start_token_id, *target[:-1]] for target in targets]
+        decoder = {"decoder_input_ids": _padded(shifted, longest, self.pad_token_id)}
+        return _padded(targets, longest, IGNORED_LABEL), decoder
+
+    def _with_words(self, batch: Batch, rows: Sequence[TokenizedExample]) -> Batch:
+        """Returns the batch with where, and among which words, the answer is."""
+        inputs = dict(batch.inputs)
+        positions = torch.tensor([row.answer or 0 for row in rows])
+        if self.kind == SEQ2SEQ:
+            inputs["decoder_input_ids"] = torch.full((len(rows), 1), self.decoder_start_token_id)
+            positions = torch.zeros_like(positions)
+        return replace(batch, inputs=inputs, positions=positions, words=torch.tensor(self.words))
+
+
+def collate(rows: Sequence[TokenizedExample], pad_token_id: int) -> Batch:
+    """Returns rows of a causal language model as one batch, as ``Layout.collate``."""
+    return Layout(pad_token_id=pad_token_id).collate(rows)
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:

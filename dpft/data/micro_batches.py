@@ -6,7 +6,7 @@ logical batch is cut, because clipping is per example.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dpft.data.collation import Batch, collate
+from dpft.data.collation import Batch, Layout
 from dpft.data.tokenization import TokenizedExample
 
 
@@ -15,7 +15,7 @@ def micro_batches(
     indices: Iterable[int],
     *,
     micro_batch_size: int,
-    pad_token_id: int,
+    layout: Layout,
 ) -> Iterator[Batch]:
     """Yields the examples at the indices, sorted by length so that little is padding.
 
@@ -24,9 +24,9 @@ def micro_batches(
         indices: The logical batch, positions in ``examples``; may be empty, then nothing is
             yielded. Private: it is never kept.
         micro_batch_size: Most examples in one piece; the last may hold fewer.
-        pad_token_id: Token id written into padding.
+        layout: How rows lie in a batch.
     """
     drawn = [examples[int(index)] for index in indices]
     drawn.sort(key=lambda example: len(example.input_ids), reverse=True)
     for start in range(0, len(drawn), micro_batch_size):
-        yield collate(drawn[start : start + micro_batch_size], pad_token_id)
+        yield layout.collate(drawn[start : start + micro_batch_size])

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 
@@ -15,21 +16,25 @@ from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.readers import FORMATS, Row, read_rows
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
-from dpft.tasks.base import SPLITS, Example, Task
+from dpft.tasks.base import SPLITS, Record, Task
 
 
-def load_examples(task: Task, split: str) -> list[Example]:
-    """Returns every example of a split, in the order of its source.
+def load_examples(task: Task, split: str) -> list[Any]:
+    """Returns every example of a split, or of one of its parts, in the order of its source.
 
     Args:
         task: Says where the rows are and what one of them means.
-        split: train, validation or test.
+        split: train, validation or test, or one of the task's ``parts`` of them.
+
+    Returns:
+        What ``task.example`` makes of a row: ``Example`` or ``LabelledExample``.
 
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
-    if split not in SPLITS:
-        raise InputError(f"A split is one of {', '.join(SPLITS)}, got {split!r}.")
+    known = [part for name in SPLITS for part in task.parts(name)]
+    if split not in known:
+        raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
     examples = [_example(task, row) for row in _ROWS[task.effective_source](task, split)]
     if not examples:
         raise InputError(
@@ -51,6 +56,11 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
+    if not task.ships_sample:
+        raise InputError(
+            f"task={task.name} ships no sample for task.source=embedded; take task.source=hub, or"
+            " local files with task.data_dir=DIR."
+        )
     sample = resources.files("dpft") / "models" / "embedded" / "sample"
     with resources.as_file(sample) as folder:
         yield from _file_rows(_split_file(folder, split))
@@ -98,7 +108,9 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
     import datasets  # costs a second, and no other source needs it
 
     try:
-        rows = datasets.load_dataset(task.hub_name, revision=task.hub_revision, split=split)
+        rows = datasets.load_dataset(
+            task.hub_name, task.hub_config, revision=task.hub_revision, split=split
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"task.hub_name={task.hub_name} with task.hub_revision={task.hub_revision} and split"
@@ -120,15 +132,15 @@ def _origin(task: Task, split: str) -> str:
     return origins[task.effective_source]
 
 
-def _example(task: Task, row: Row) -> Example:
-    texts = {column: _text(task, row, column) for column in task.columns}
+def _example(task: Task, row: Row) -> Record:
+    values = {column: _value(task, row, column) for column in task.columns}
     try:
-        return task.example(texts)
+        return task.example(values)
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from None
 
 
-def _text(task: Task, row: Row, column: str) -> str:
+def _value(task: Task, row: Row, column: str) -> object:
     names = [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
     present = [name for name in names if name in row.values]
     if not present:
@@ -137,6 +149,8 @@ def _text(task: Task, row: Row, column: str) -> str:
             f" task={task.name} needs {', '.join(task.columns)}."
         )
     value = row.values[present[0]]
+    if column in task.untyped_columns:
+        return value
     if not isinstance(value, str) or not _is_unicode(value):
         raise InputError(
             f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."

@@ -19,12 +19,19 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedExample:
-    """One record in tokens; the lists have equal length."""
+    """One record in tokens."""
 
     input_ids: list[int]
-    """Beginning-of-text token where the tokenizer writes one, prompt, target, end-of-text."""
-    labels: list[int]
-    """The token itself on target and end-of-text, -100 on the prompt."""
+    """What the model reads. For a causal model of texts: beginning-of-text token where the
+    tokenizer writes one, prompt, target, end-of-text."""
+    labels: list[int] | list[float]
+    """For a causal model of texts, as long as ``input_ids``: the token itself on target and
+    end-of-text, -100 on the prompt. For a seq2seq model: target and end-of-text. For a label:
+    probabilities of the label words or classes, or the score."""
+    token_type_ids: list[int] | None = None
+    """Which of two sentences each token is of, for models that are told."""
+    answer: int | None = None
+    """Where the label word is predicted: position of the mask, or of the last token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +63,7 @@ def tokenize(
         max_length: Most tokens in one example.
     """
     prompts = _prompts(examples, tokenizer)
-    targets = _token_ids([example.target for example in examples], tokenizer)
+    targets = token_ids([example.target for example in examples], tokenizer)
     end = tokenizer.eos_token_id
     return [
         _joined(prompt, [*target, end], max_length)
@@ -106,7 +113,7 @@ def _prompts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) ->
     return [
         _Prompt(start=start, record=record, separator=separator)
         for record, separator in zip(
-            _token_ids(records, tokenizer), _token_ids(separators, tokenizer), strict=True
+            token_ids(records, tokenizer), token_ids(separators, tokenizer), strict=True
         )
     ]
 
@@ -117,7 +124,7 @@ def _start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return opening if opening == [tokenizer.bos_token_id] else []
 
 
-def _token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Returns the ids of each text, without special tokens.
 
     One call, which a fast tokenizer spreads over the cores; equal texts are tokenised once (E2E's

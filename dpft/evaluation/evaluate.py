@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
-from dpft.evaluation.metrics.base import LIKELIHOODS, TEXTS, metric_spec
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_spec
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import SPLITS, Example, Task
+from dpft.tasks.base import SPLITS, Example, LabelledExample, LabelTask, Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
+
+    from dpft.data.encoding import Encoding
 
 STAGES = ("before", "after")
 """Before or after fine-tuning."""
@@ -99,24 +101,26 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
 
 def evaluate_model(
     model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    encoding: "Encoding",
     task: Task,
-    examples: Sequence[Example],
+    examples: Sequence[Any],
     *,
     config: EvalConfig,
     decode: DecodeConfig,
+    split: str | None = None,
     stage: str = "after",
     on_progress: Progress | None = None,
 ) -> Evaluation:
     """Returns the model's scores on the split, and its predictions.
 
     Args:
-        model: A causal language model, on the device it shall run on; left as it was.
-        tokenizer: Its tokenizer.
+        model: A model of the encoding's kind, on the device it shall run on; left as it was.
+        encoding: How the task's records become what the model reads.
         task: The task the examples are of.
-        examples: The split ``config.split``.
+        examples: The split ``config.split``, or the part of it that ``split`` names.
         config: How much of the split is scored.
-        decode: How predictions are written.
+        decode: How texts are written.
+        split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
         on_progress: Called after each batch.
 
@@ -126,14 +130,15 @@ def evaluate_model(
     """
     from dpft.evaluation.outputs import ModelOutputs
 
-    groups = _groups(task, examples, config)
-    outputs = ModelOutputs(
-        model=model,
-        tokenizer=tokenizer,
-        max_length=task.max_length,
-        batch_size=config.batch_size,
-    )
-    kinds = {metric_spec(name).inputs for name in task.metrics}
+    name = split or config.split
+    outputs = ModelOutputs(model=model, encoding=encoding, batch_size=config.batch_size)
+    if isinstance(task, LabelTask):
+        chosen = _chosen(task, examples, config, name)
+        count = _counter("predictions", len(chosen), on_progress)
+        labels = [task.predicted(answer) for answer in outputs.answers(chosen, count)]
+        return _label_evaluation(task, name, stage, chosen, labels)
+    groups = _groups(task, examples, config, name)
+    kinds = {metric_spec(metric).inputs for metric in task.metrics}
     columns: dict[str, Columns] = {}
     predictions: tuple[Prediction, ...] = ()
     if TEXTS in kinds:
@@ -144,15 +149,28 @@ def evaluate_model(
         scored = [example for group in groups for example in group.examples]
         count = _counter("likelihoods", len(scored), on_progress)
         columns[LIKELIHOODS] = outputs.likelihoods(scored, count)._asdict()
-    return _evaluation(task, config, stage, groups, predictions, columns)
+    return _evaluation(task, name, stage, len(groups), predictions, columns)
+
+
+def inputs_of(task: Task, examples: Sequence[Any]) -> list[str]:
+    """Returns what predictions of a split are made from, as a file of predictions names it.
+
+    Args:
+        task: The task the examples are of.
+        examples: A split, or a part of one.
+    """
+    if isinstance(task, LabelTask):
+        return [_label_input(number, example) for number, example in enumerate(examples)]
+    return [group.input for group in group_examples(examples)]
 
 
 def score_predictions(
     task: Task,
-    examples: Sequence[Example],
+    examples: Sequence[Any],
     predictions: Sequence[str],
     *,
     config: EvalConfig,
+    split: str | None = None,
     stage: str = "after",
 ) -> Evaluation:
     """Returns the scores of texts that some system wrote, without a model.
@@ -161,33 +179,75 @@ def score_predictions(
         task: The task the examples are of.
         examples: The split ``config.split``.
         predictions: One text per distinct input among the first ``config.limit``, in order of
-            first occurrence; ``dpft.evaluation.predictions.read_predictions`` gives them.
+            first occurrence; ``dpft.evaluation.predictions.read_predictions`` gives them. For
+            labels: a class's name or number, or a score, for each record.
         config: How much of the split is scored.
+        split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
 
     Raises:
         InputError: The split is empty, a metric is unknown, or the numbers of predictions and
             inputs differ.
     """
-    groups = _groups(task, examples, config)
-    if len(predictions) != len(groups):
-        raise InputError(
-            f"predictions must be one for each of the {len(groups)} distinct inputs of the"
-            f" {config.split} split, got {len(predictions)}."
-        )
+    name = split or config.split
+    if isinstance(task, LabelTask):
+        chosen = _chosen(task, examples, config, name)
+        _check_count(predictions, len(chosen), name)
+        labels = [task.label(prediction.strip()) for prediction in predictions]
+        return _label_evaluation(task, name, stage, chosen, labels)
+    groups = _groups(task, examples, config, name)
+    _check_count(predictions, len(groups), name)
     paired = _predictions(groups, predictions)
     columns = {TEXTS: _text_columns(paired)}
-    return _evaluation(task, config, stage, groups, paired, columns)
+    return _evaluation(task, name, stage, len(groups), paired, columns)
 
 
-def _groups(task: Task, examples: Sequence[Example], config: EvalConfig) -> list[Group]:
-    groups = group_examples(examples, limit=config.limit)
-    if not groups:
+def _chosen(task: Task, examples: Sequence[Any], config: EvalConfig, split: str) -> Sequence[Any]:
+    """Returns the records to score, at least one."""
+    if not examples:
         raise InputError(
-            f"the {config.split} split of task {task.name} must have at least one example, got"
-            " none; choose another with eval.split."
+            f"the {split} split of task {task.name} must have at least one example, got none;"
+            " choose another with eval.split."
         )
-    return groups
+    return examples[: config.limit]
+
+
+def _groups(task: Task, examples: Sequence[Example], config: EvalConfig, split: str) -> list[Group]:
+    _chosen(task, examples, config, split)
+    return group_examples(examples, limit=config.limit)
+
+
+def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
+    if len(predictions) != count:
+        raise InputError(
+            f"predictions must be one for each of the {count} distinct inputs of the {split}"
+            f" split, got {len(predictions)}."
+        )
+
+
+def _label_evaluation(
+    task: LabelTask,
+    split: str,
+    stage: str,
+    examples: Sequence[LabelledExample],
+    labels: Sequence[float],
+) -> Evaluation:
+    """Returns the scores of a label for each record."""
+    predictions = tuple(
+        Prediction(
+            input=_label_input(number, example),
+            prediction=task.label_text(label),
+            references=(task.label_text(example.label),),
+        )
+        for number, (example, label) in enumerate(zip(examples, labels, strict=True))
+    )
+    columns = {LABELS: {"predicted": list(labels), "gold": [example.label for example in examples]}}
+    return _evaluation(task, split, stage, len(examples), predictions, columns)
+
+
+def _label_input(number: int, example: LabelledExample) -> str:
+    """Returns a record in words; its number tells it from others of the same text."""
+    return f"{number}: {' | '.join(example.texts)}"
 
 
 def _predictions(groups: Sequence[Group], texts: Sequence[str]) -> tuple[Prediction, ...]:
@@ -219,9 +279,9 @@ def _counter(task: str, total: int, on_progress: Progress | None) -> Callable[[i
 
 def _evaluation(
     task: Task,
-    config: EvalConfig,
+    split: str,
     stage: str,
-    groups: Sequence[Group],
+    count: int,
     predictions: tuple[Prediction, ...],
     columns: Mapping[str, Columns],
 ) -> Evaluation:
@@ -230,8 +290,8 @@ def _evaluation(
     values, not_computed = compute_metrics(task.metrics, columns)
     return Evaluation(
         task=task.name,
-        split=config.split,
-        examples=len(groups),
+        split=split,
+        examples=count,
         stage=stage,
         metrics=values,
         not_computed=not_computed,

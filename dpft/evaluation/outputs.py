@@ -1,21 +1,24 @@
-"""What a model says about a split: the texts it writes and the likelihood it gives to others'.
+"""What a model says about a split: its texts, its labels, the likelihood it gives to references.
 
 It stands apart from ``evaluate`` because it alone needs torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import PreTrainedModel
 
-from dpft.data.collation import collate
-from dpft.data.tokenization import tokenize, tokenize_prompts
+from dpft.data.collation import SCORE, Batch
+from dpft.data.encoding import Encoding, TextEncoding
+from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.generation.inference import evaluation_mode
-from dpft.models.losses import token_nll
-from dpft.tasks.base import Example
+from dpft.models.losses import answer_logits, token_nll
+from dpft.models.positions import max_positions
+from dpft.tasks.base import Example, LabelledExample, Record
 
 
 class Likelihoods(NamedTuple):
@@ -29,14 +32,12 @@ class Likelihoods(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
-    """A causal language model as evaluation reads it."""
+    """A model as evaluation reads it."""
 
     model: PreTrainedModel
     """On the device it shall run on; left as it was."""
-    tokenizer: PreTrainedTokenizerBase
-    """Its end-of-text token also pads."""
-    max_length: int
-    """Longest example in tokens, cut as at training."""
+    encoding: Encoding
+    """How records become what it reads."""
     batch_size: int
     """Inputs at once; memory and speed only."""
 
@@ -56,16 +57,18 @@ class ModelOutputs:
         Raises:
             InputError: ``decode.max_new_tokens`` leaves no room for a prompt.
         """
-        positions: int = self.model.config.max_position_embeddings
-        prompts = tokenize_prompts(
+        encoding = self.encoding
+        if not isinstance(encoding, TextEncoding):
+            raise InputError("texts need a task whose answers are texts.")
+        room = encoding.max_length + decode.max_new_tokens
+        prompts = encoding.prompts(
             [group.examples[0] for group in groups],
-            self.tokenizer,
-            max_length=min(positions, self.max_length + decode.max_new_tokens),
+            max_length=min(max_positions(self.model.config) or room, room),
             max_new_tokens=decode.max_new_tokens,
         )
         return generate_texts(
             self.model,
-            self.tokenizer,
+            encoding.tokenizer,
             prompts,
             config=decode,
             batch_size=self.batch_size,
@@ -84,15 +87,41 @@ class ModelOutputs:
         Returns:
             One entry per example, in no particular order.
         """
-        tokenized = tokenize(examples, self.tokenizer, max_length=self.max_length)
-        tokenized.sort(key=lambda example: -len(example.input_ids))
         found = Likelihoods([], [])
-        with evaluation_mode(self.model):
-            for start in range(0, len(tokenized), self.batch_size):
-                rows = tokenized[start : start + self.batch_size]
-                batch = collate(rows, self.tokenizer.eos_token_id).to(self.model.device)
-                nll_sums, token_counts = token_nll(self.model, batch)
-                found.nll_sums.extend(nll_sums.tolist())
-                found.token_counts.extend(token_counts.tolist())
-                on_batch(len(rows))
+        for _, batch in self._batches(examples):
+            nll_sums, token_counts = token_nll(self.model, batch)
+            found.nll_sums.extend(nll_sums.tolist())
+            found.token_counts.extend(token_counts.tolist())
+            on_batch(len(batch))
         return found
+
+    def answers(
+        self, examples: Sequence[LabelledExample], on_batch: Callable[[int], None]
+    ) -> list[list[float]]:
+        """Returns what the model says to each record, in order.
+
+        Args:
+            examples: Records of the split; their labels are not read.
+            on_batch: Called after each batch with the number of examples it held.
+
+        Returns:
+            For each record the probabilities of the label words or classes, or one number.
+        """
+        answers: dict[int, list[float]] = {}
+        for indices, batch in self._batches(examples):
+            with torch.no_grad():
+                outputs = answer_logits(self.model, batch)
+            values = outputs if batch.answer == SCORE else outputs.softmax(dim=1)
+            answers.update(zip(indices, values.tolist(), strict=True))
+            on_batch(len(batch))
+        return [answers[index] for index in range(len(examples))]
+
+    def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
+        """Yields batches on the model's device, longest records first, the model at rest."""
+        rows = self.encoding.rows(examples)
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].input_ids))
+        with evaluation_mode(self.model):
+            for start in range(0, len(order), self.batch_size):
+                indices = order[start : start + self.batch_size]
+                batch = self.encoding.layout.collate([rows[index] for index in indices])
+                yield indices, batch.to(self.model.device)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpft.evaluation.metrics.base import LIKELIHOODS, TEXTS, metric_spec
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_spec
 
 Columns = Mapping[str, Sequence[Any]]
 """Column name to its values, all of one length."""
@@ -12,6 +12,7 @@ Columns = Mapping[str, Sequence[Any]]
 _WHY_MISSING = {
     TEXTS: "needs predictions, one text per input",
     LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
+    LABELS: "needs labels, a predicted and a right one per input",
 }
 
 
@@ -22,7 +23,7 @@ def compute_metrics(
 
     Args:
         names: Metrics, modules of ``dpft.evaluation.metrics``.
-        columns: Kind of columns (texts, likelihoods) to the columns; a kind may be absent.
+        columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
 
     Returns:
         Finite values by name, and reasons by name; every name is in one of the two.

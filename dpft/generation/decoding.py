@@ -1,9 +1,9 @@
 """Prompts to texts: batched decoding whose texts do not depend on the batches.
 
-Prompts are sorted by length and padded on the left; the attention mask goes along and
-``generate`` derives the position ids from it, so padding changes a logit by rounding only (1e-7 in
-float32). Beam search is transformers' own; no repetition penalty, no blocked n-grams, whatever the
-checkpoint's ``generation_config`` says.
+Prompts are sorted by length and padded on the left (on the right for a seq2seq model); the
+attention mask goes along and ``generate`` derives the position ids from it, so padding changes a
+logit by rounding only (1e-7 in float32). Beam search is transformers' own; no repetition penalty,
+no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
@@ -17,7 +17,12 @@ from dpft.generation.inference import evaluation_mode, generation_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import (
+        GenerationConfig,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ def generate_texts(
     token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not all(token_ids):
         raise InputError("a prompt must have at least one token, got an empty one.")
-    settings = _generation_config(config, tokenizer.eos_token_id)
+    settings = _generation_config(config, tokenizer, model.config)
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
         for indices in _batches_by_length(token_ids, batch_size):
@@ -107,14 +112,23 @@ def _token_ids(prompt: Sequence[int] | str, tokenizer: "PreTrainedTokenizerBase"
     return list(encoded["input_ids"])
 
 
-def _generation_config(config: DecodeConfig, end_token_id: int) -> "GenerationConfig":
+def _generation_config(
+    config: DecodeConfig, tokenizer: "PreTrainedTokenizerBase", architecture: "PretrainedConfig"
+) -> "GenerationConfig":
     from transformers import GenerationConfig
+
+    end = tokenizer.eos_token_id
+    start = getattr(architecture, "decoder_start_token_id", None)
+    seq2seq = bool(architecture.is_encoder_decoder)
 
     settings: GenerationConfig = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=config.max_new_tokens,
         use_cache=True,
-        pad_token_id=end_token_id,
-        eos_token_id=end_token_id,
+        pad_token_id=tokenizer.pad_token_id if seq2seq else end,
+        eos_token_id=end,
+        decoder_start_token_id=(tokenizer.pad_token_id if start is None else start)
+        if seq2seq
+        else None,
         **STRATEGIES[config.strategy](config),
     )
     return settings
@@ -135,8 +149,9 @@ def _generate(
 
     length = max(len(prompt) for prompt in prompts)
     pad = settings.pad_token_id
-    ids = [[pad] * (length - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    seq2seq = bool(model.config.is_encoder_decoder)
+    ids = [_padded(prompt, length, pad, left=not seq2seq) for prompt in prompts]
+    mask = [_padded([1] * len(prompt), length, 0, left=not seq2seq) for prompt in prompts]
     # no_grad, not inference_mode: a buffer a model made there could not take part in training
     with torch.no_grad():
         written: Tensor = cast(Any, model).generate(
@@ -144,7 +159,13 @@ def _generate(
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=settings,
         )
-    return written[:, length:]
+    # A seq2seq model writes apart from what it reads, after one token to start with.
+    return written[:, 1:] if seq2seq else written[:, length:]
+
+
+def _padded(row: Sequence[int], length: int, value: int, *, left: bool) -> list[int]:
+    padding = [value] * (length - len(row))
+    return padding + list(row) if left else list(row) + padding
 
 
 def _text(row: "Tensor", tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -19,8 +19,12 @@ from transformers import PreTrainedModel
 
 from dpft.errors import InputError
 
-WRAPPINGS = ("base_model.model.", ".modules_to_save.default", ".base_layer")
+WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
 """What peft puts into the name of a parameter of the model it wraps."""
+INFRASTRUCTURE = frozenset(
+    {"base", "parts", "bottleneck", "added_files", "peft_folder", "peft_method"}
+)
+"""Modules of this package that are no methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,8 @@ class Method(ABC):
         """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn.
 
         The one place where what trains may change, and only where a phase begins. Whatever it
-        reads of the model is the output of earlier noisy steps.
+        reads of the model is the output of earlier noisy steps. It follows from those weights and
+        ``step`` alone: it may be asked again, and for another step than the one that comes next.
         """
         return
 
@@ -133,6 +138,22 @@ class Method(ABC):
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
+    def merge(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns the trained model as one that needs no base; LoRA adds its change to the weights.
+
+        Args:
+            model: What ``prepare`` or ``restore`` returned; it may be used up.
+
+        Raises:
+            InputError: What the method trains cannot be put into the base's own weights.
+        """
+        if self.saves_whole_model:
+            return model
+        raise InputError(
+            f"merge=true needs a method whose weights can be added to the base's, such as lora, got"
+            f" method={self.name}; export it as it is with merge=false."
+        )
+
     def _also_trained(self, model: nn.Module, new: frozenset[str]) -> Iterator[nn.Parameter]:
         """Yields the parameters that the unions of the configuration open."""
         inputs = input_embeddings(model) if self.train_embeddings else set()
@@ -148,7 +169,9 @@ class Method(ABC):
 
 def is_bias(name: str) -> bool:
     """Returns whether a parameter's name is that of a bias of the model itself."""
-    return original_name(name).rpartition(".")[2] == "bias" and "lora_" not in name
+    # peft keeps the module it replaced as original_module, and never runs it
+    replaced = "original_module" in name or "lora_" in name
+    return original_name(name).rpartition(".")[2] == "bias" and not replaced
 
 
 def is_new(name: str, new: frozenset[str]) -> bool:
@@ -198,7 +221,9 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
 def method_names() -> list[str]:
     """Returns the names of the methods in this package, one module each."""
     package = importlib.import_module("dpft.methods")
-    return sorted({module.name for module in pkgutil.iter_modules(package.__path__)} - {"base"})
+    return sorted(
+        {module.name for module in pkgutil.iter_modules(package.__path__)} - INFRASTRUCTURE
+    )
 
 
 def method_class(name: str) -> type[Method]:

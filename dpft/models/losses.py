@@ -1,69 +1,108 @@
-"""Per-example losses, from logits and labels alone.
+"""Per-example losses, from a model's outputs and labels alone.
 
 They stand apart because privacy rests on them: the ``loss`` a Hugging Face model returns is a mean
 over the tokens of the whole batch, so one example's loss would depend on its neighbors. Here it
 depends on its own row only.
 
-Shapes: b examples, t tokens, v vocabulary.
+Shapes: b examples, t tokens, v vocabulary, k label words or classes.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+
 IGNORED_LABEL = -100
 """Label of a token that carries no loss."""
+TEXT, SCORE = "text", "score"
 
 
-class CausalBatch(Protocol):
-    """What a causal model reads: ``dpft.data.collation.Batch`` is one."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """Token ids, shape (b, t), int64."""
+class Batch(Protocol):
+    """What losses are made of: ``dpft.data.collation.Batch`` is one."""
 
     @property
-    def attention_mask(self) -> Tensor:
-        """1 for tokens and 0 for padding, shape (b, t), int64."""
-
-    @property
-    def position_ids(self) -> Tensor:
-        """Position of each token, shape (b, t), int64."""
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Keyword arguments of the model."""
 
     @property
     def labels(self) -> Tensor:
-        """The token itself where loss is on it, else -100, shape (b, t), int64."""
+        """Token ids or -100, shape (b, t); or probabilities or a score, shape (b, k)."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of model it is for."""
+
+    @property
+    def answer(self) -> str:
+        """What the labels are: text, label_words, classes or score."""
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Where a label word is predicted, shape (b,)."""
+
+    @property
+    def words(self) -> Tensor | None:
+        """Token ids of the label words, shape (k,)."""
 
 
-def per_example_losses(model: nn.Module, batch: CausalBatch) -> Tensor:
-    """Returns each example's cross-entropy, averaged over its own target tokens.
+def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns each example's loss.
+
+    A text's is the cross-entropy averaged over its own target tokens; a label's is the
+    cross-entropy over the label words' logits (Li et al. 2022, section 4) or the classes'; a
+    score's is the squared error.
 
     Args:
-        model: A causal language model.
-        batch: The examples, shape (b, t).
+        model: A model of the batch's kind.
+        batch: The examples.
 
     Returns:
-        Losses in nats per token, shape (b,); float32, or float64 for a float64 model. An example
-        without target tokens has loss 0 (and gradient 0), never NaN.
+        Losses, shape (b,), in nats (a score's: its own unit squared); float32, or float64 for a
+        float64 model. An example without target tokens has loss 0 (and gradient 0), never NaN.
 
     Guarantees:
         Entry i depends on row i of the batch only (given a model that passes ``check_model``).
     """
-    nll, tokens = _nll_sums(model, batch)
-    return nll / tokens.clamp(min=1)
+    if batch.answer == TEXT:
+        nll, tokens = _nll_sums(model, batch)
+        return nll / tokens.clamp(min=1)
+    outputs = answer_logits(model, batch)
+    labels = batch.labels.to(outputs.dtype)
+    if batch.answer == SCORE:
+        return (outputs - labels).square().sum(dim=1)
+    return -(labels * outputs.log_softmax(dim=1)).sum(dim=1)
+
+
+def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns what a model says to each label: logits of label words or classes, or a score.
+
+    Args:
+        model: A model of the batch's kind.
+        batch: Its answers are no texts.
+
+    Returns:
+        Shape (b, k); float32, or float64 for a float64 model.
+    """
+    logits = _logits(model, batch)
+    if batch.positions is not None and batch.words is not None:
+        rows = torch.arange(len(logits), device=logits.device)
+        logits = logits[rows, batch.positions][:, batch.words]
+    return _full_precision(logits)
 
 
 @torch.no_grad()
-def token_nll(model: nn.Module, batch: CausalBatch) -> tuple[Tensor, Tensor]:
+def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns each example's summed negative log-likelihood and its number of target tokens.
 
     Perplexity over a data set is ``exp(sum of the first / sum of the second)``.
 
     Args:
-        model: A causal language model; put it in eval mode first.
-        batch: The examples, shape (b, t).
+        model: A language model; put it in eval mode first.
+        batch: The examples; their answers are texts.
 
     Returns:
         Negative log-likelihoods in nats, shape (b,), and token counts, shape (b,), int64.
@@ -71,15 +110,19 @@ def token_nll(model: nn.Module, batch: CausalBatch) -> tuple[Tensor, Tensor]:
     return _nll_sums(model, batch)
 
 
-def _nll_sums(model: nn.Module, batch: CausalBatch) -> tuple[Tensor, Tensor]:
-    logits = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
-    ).logits
-    labels = _next_tokens(batch.labels)
-    nll = _token_losses(logits, labels)
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    # A cache is of no use where nothing is generated, and costs memory.
+    options: dict[str, Any] = {"use_cache": False} if batch.kind in (CAUSAL, SEQ2SEQ) else {}
+    logits: Tensor = model(**batch.inputs, **options).logits
+    return logits
+
+
+def _nll_sums(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    if batch.kind in (MASKED, CLASSIFIER):
+        raise ValueError(f"a {batch.kind} model writes no texts.")
+    # A decoder's input is its labels one step late, so its labels lie where they are predicted.
+    labels = batch.labels if batch.kind == SEQ2SEQ else _next_tokens(batch.labels)
+    nll = _token_losses(_logits(model, batch), labels)
     return nll.sum(dim=1), (labels != IGNORED_LABEL).sum(dim=1)
 
 
@@ -93,12 +136,18 @@ def _next_tokens(labels: Tensor) -> Tensor:
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the cross-entropy of each position, shape (b, t), zero where the label is -100."""
-    # float32: half-precision log-sum-exp over a vocabulary of 50,000 loses two digits
-    dtype = torch.promote_types(logits.dtype, torch.float32)
     losses = functional.cross_entropy(
-        logits.flatten(0, 1).to(dtype),
+        _full_precision(logits.flatten(0, 1)),
         labels.flatten(),
         ignore_index=IGNORED_LABEL,
         reduction="none",
     )
     return losses.view_as(labels)
+
+
+def _full_precision(logits: Tensor) -> Tensor:
+    """Returns logits in float32 at least.
+
+    Half-precision log-sum-exp over a vocabulary of 50,000 loses two digits.
+    """
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

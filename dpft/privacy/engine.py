@@ -4,11 +4,13 @@ Read this file to audit a run. Each step: a Poisson draw of the plan's sample ra
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
 times that sensitivity, once; division by the public expected batch size; a ledger line, on disk,
 before the caller may move a weight. Everything after is post-processing (Abadi et al. 2016,
-Algorithm 1).
+Algorithm 1). Where a phase begins, what trains and the clipping norm may change; within one they
+may not.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,9 +21,11 @@ from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import add_noise
-from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
 from dpft.privacy.sampling import PoissonSampler
 
@@ -55,7 +59,8 @@ class PrivacyEngine:
         """Binds a model to a plan.
 
         Args:
-            model: Its trainable parameters are those that require grad now.
+            model: What requires grad now trains in the first phase; what does at the first
+                ``draw`` of each later one trains in that.
             plan: The mechanism that was accounted for.
             ledger: Where steps are recorded.
             randomness: Secret sources of sampling, noise and dropout.
@@ -66,39 +71,40 @@ class PrivacyEngine:
                 the sum: sum, noise and their guarantee are those of the unscaled losses.
 
         Raises:
-            ValueError: The plan's sensitivity is not the clipper's.
+            ValueError: A phase's sensitivity is not the clipper's.
             InputError: As ``PerExampleClipper``.
         """
         self.plan = plan
         self.steps_taken = 0
         self._model = model
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._ledger = ledger
         self._randomness = randomness
         self._sampler = PoissonSampler(plan, randomness.sampling)
-        phase = plan.phase_at(0)
-        self._clipper = PerExampleClipper(
-            model,
-            phase.max_grad_norm,
+        for each in plan.phases:
+            style = clipping_style(plan.clipping, max_grad_norm=each.max_grad_norm)
+            _check_sensitivity(each, style.sensitivity)
+        self._options = ClippingOptions(
+            max_grad_norm=plan.phases[0].max_grad_norm,
             clipping=plan.clipping,
             engine=engine,
             groups=groups,
             memory_mb=memory_mb,
             loss_scale=loss_scale,
         )
-        if {each.sensitivity for each in plan.phases} != {self._clipper.sensitivity}:
-            raise ValueError(
-                f"every phase's sensitivity must be the clipper's {self._clipper.sensitivity}, "
-                f"got {plan.phases}."
-            )
+        self._phase_number = 0
+        self._clipper = self._make_clipper(plan.phases[0])
+        self._non_finite_before = 0
+        self._parameters = self._trainable()
+        self._device = self._parameters[0].device
         self._open_step = False
         self._entered = False
         self._resources = ExitStack()
+        self._clipping = ExitStack()
 
     def __enter__(self) -> Self:
         self._resources.enter_context(private_dropout(self._randomness.dropout, self._device))
-        self._resources.enter_context(self._clipper)
+        self._resources.enter_context(self._clipping)
+        self._clipping.enter_context(self._clipper)
         self._entered = True
         return self
 
@@ -119,15 +125,24 @@ class PrivacyEngine:
     def draw(self, num_records: int) -> list[int]:
         """Starts a step: returns its logical batch, indices of records; private, maybe empty.
 
+        No gradient of an earlier step outlives this: what no longer trains has none, so that no
+        optimizer moves it.
+
         Raises:
-            RuntimeError: The step before is unfinished, or the plan's steps are used up.
+            RuntimeError: The engine is not entered, the step before is unfinished, or the plan's
+                steps are used up.
+            RunError: What trains is no longer what the phase began with.
         """
+        if not self._entered:
+            raise RuntimeError("draw must be called inside `with engine:`.")
         if self._open_step or self.steps_taken >= self.plan.steps:
             raise RuntimeError(
                 f"draw must follow a finished step and come at most {self.plan.steps} times, got "
                 f"{'an unfinished step' if self._open_step else 'one more'}."
             )
-        for parameter in self._parameters:
+        self._begin_phase()
+        self._check_parameters()
+        for parameter in self._model.parameters():
             parameter.grad = None
         self._open_step = True
         return self._sampler.draw(num_records)
@@ -176,16 +191,42 @@ class PrivacyEngine:
     @property
     def non_finite(self) -> int:
         """Examples left out so far because their loss or gradient was not finite; private."""
-        return self._clipper.non_finite
+        return self._non_finite_before + self._clipper.non_finite
+
+    def _begin_phase(self) -> None:
+        """Where the next step is of another phase, clips what trains now at that phase's norm."""
+        number = self.plan.phase_number_at(self.steps_taken)
+        if number == self._phase_number:
+            return
+        self._clipping.close()
+        self._non_finite_before = self.non_finite
+        self._clipper = self._make_clipper(self.plan.phases[number])
+        self._parameters = self._trainable()
+        self._phase_number = number
+        self._clipping.enter_context(self._clipper)
+
+    def _make_clipper(self, phase: Phase) -> PerExampleClipper:
+        clipper = replace(self._options, max_grad_norm=phase.max_grad_norm).make(self._model)
+        _check_sensitivity(phase, clipper.sensitivity)
+        return clipper
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [p for p in self._model.parameters() if p.requires_grad]
 
     def _check_parameters(self) -> None:
         """Refuses a parameter that would move without noise, or get noise and never move.
 
         Raises:
-            RunError: What trains is no longer what the plan was bound to.
+            RunError: What trains is no longer what the phase's clipper was made for.
         """
-        now = [p for p in self._model.parameters() if p.requires_grad]
-        if [id(p) for p in now] != [id(p) for p in self._parameters]:
+        if [id(p) for p in self._trainable()] != [id(p) for p in self._parameters]:
             raise RunError(
-                "the trainable parameters must stay those the run began with, got others."
+                "the trainable parameters must stay those the phase began with, got others."
             )
+
+
+def _check_sensitivity(phase: Phase, sensitivity: float) -> None:
+    if phase.sensitivity != sensitivity:
+        raise ValueError(
+            f"every phase's sensitivity must be its clipper's, {sensitivity}, got {phase}."
+        )

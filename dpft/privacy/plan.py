@@ -6,6 +6,7 @@ run (DESIGN trust rule 1). Its fields are public configuration; nothing here dep
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
@@ -93,12 +94,20 @@ class PrivacyPlan:
 
     def phase_at(self, step: int) -> Phase:
         """Returns the phase that step ``step`` (counted from 0) belongs to."""
+        return self.phases[self.phase_number_at(step)]
+
+    def phase_number_at(self, step: int) -> int:
+        """Returns which of ``phases`` step ``step`` belongs to, both counted from 0."""
         end = 0
-        for phase in self.phases:
+        for number, phase in enumerate(self.phases):
             end += phase.steps
             if step < end:
-                return phase
+                return number
         raise IndexError(f"step must be below {self.steps}, got {step}.")
+
+    def phase_starts(self) -> tuple[int, ...]:
+        """Returns the first step of each of ``phases``, counted from 0."""
+        return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: int) -> int:

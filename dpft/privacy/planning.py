@@ -1,5 +1,8 @@
 """From public configuration to the plan a run is bound to."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import clipping_style
@@ -7,13 +10,28 @@ from dpft.privacy.plan import Calibration, Phase, PrivacyPlan, check_delta, defa
 from dpft.privacy.settings import DifferentialPrivacy
 
 
+class PhaseRequest(Protocol):
+    """A stretch of steps as a fine-tuning method asks for it."""
+
+    @property
+    def method(self) -> str:
+        """Name of what trains in it."""
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps in it, at least 1."""
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """Its clipping norm; None takes the configuration's."""
+
+
 def make_plan(
     config: DifferentialPrivacy,
     *,
     num_examples: int,
     expected_batch_size: int,
-    steps: int,
-    method: str,
+    phases: Sequence[PhaseRequest],
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
 
@@ -21,8 +39,8 @@ def make_plan(
         config: What is promised, and how gradients are clipped.
         num_examples: The public number of units.
         expected_batch_size: Divisor of every gradient; over num_examples, the sample rate.
-        steps: Noisy steps planned.
-        method: Name of the fine-tuning method.
+        phases: The stretches of the run, in order; all share one noise multiplier and one sample
+            rate, so that they cost what one run of their steps does.
 
     Raises:
         InputError: delta is too large, or no noise multiplier reaches eps.
@@ -30,15 +48,9 @@ def make_plan(
     delta = default_delta(num_examples) if config.delta is None else config.delta
     check_delta(delta, num_examples=num_examples, allow_large=config.allow_large_delta)
     sample_rate = expected_batch_size / num_examples
+    steps = sum(phase.steps for phase in phases)
     noise_multiplier, calibration = _noise(
         config, delta=delta, sample_rate=sample_rate, steps=steps
-    )
-    style = clipping_style(config.clipping, max_grad_norm=config.max_grad_norm)
-    phase = Phase(
-        method=method,
-        steps=steps,
-        max_grad_norm=config.max_grad_norm,
-        sensitivity=style.sensitivity,
     )
     return PrivacyPlan(
         noise_multiplier=noise_multiplier,
@@ -48,8 +60,21 @@ def make_plan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         clipping=config.clipping,
-        phases=(phase,),
+        phases=tuple(_planned(config, phase) for phase in phases),
         calibration=calibration,
+    )
+
+
+def _planned(config: DifferentialPrivacy, phase: PhaseRequest) -> Phase:
+    """Returns a phase with its clipping norm and the sensitivity that follows from it."""
+    given = phase.max_grad_norm
+    max_grad_norm = config.max_grad_norm if given is None else given
+    style = clipping_style(config.clipping, max_grad_norm=max_grad_norm)
+    return Phase(
+        method=phase.method,
+        steps=phase.steps,
+        max_grad_norm=max_grad_norm,
+        sensitivity=style.sensitivity,
     )
 
 

@@ -32,13 +32,28 @@ def plan_table(
             unit=plan.unit,
             calibration=plan.calibration,
         )
-        lines += ["", table]
+        lines += ["", table, *_phase_lines(plan)]
     return "\n".join([*lines, *_measured_lines(record.get("measured"))])
 
 
 def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
     names = ("trainable", "new", "total")
     return [f"{f'{name} parameters':<22}{record[f'{name}_parameters']:,}" for name in names]
+
+
+def _phase_lines(plan: PrivacyPlan) -> list[str]:
+    """Returns a line for each phase; none where the run is one."""
+    if len(plan.phases) == 1:
+        return []
+    phases = enumerate(plan.phases, start=1)
+    return [
+        "",
+        *(
+            f"{f'phase {number}':<20}{phase.method}, {phase.steps} steps,"
+            f" max_grad_norm {phase.max_grad_norm:g}, sensitivity {phase.sensitivity:g}"
+            for number, phase in phases
+        ),
+    ]
 
 
 def _measured_lines(measured: Mapping[str, Any] | None) -> list[str]:

@@ -35,7 +35,10 @@ def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) ->
 
 
 def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, Any]:
-    """Returns what a plan promises: the keys that privacy.json and ``dpft plan`` share."""
+    """Returns what a plan promises: the keys that privacy.json and ``dpft plan`` share.
+
+    ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
+    """
     record = accounting_record(
         accounting,
         num_examples=plan.num_examples,

@@ -6,10 +6,10 @@ A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at 
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dpft.errors import InputError
 
@@ -36,6 +36,31 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelledExample:
+    """One record of a classification task, the unit of privacy: texts and their label."""
+
+    texts: tuple[str, ...]
+    """One sentence, or two."""
+    label: float
+    """Number of the class, or the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A stretch of a filled template."""
+
+    text: str
+    """Its words, the blank before them included; empty for the mask."""
+    is_mask: bool = False
+    """Whether it is the place of the answer."""
+    may_be_cut: bool = False
+    """Whether it is the record's own text, which gives way where there is no room."""
+
+
+Record = Example | LabelledExample
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
 
@@ -48,10 +73,10 @@ class Task(ABC):
     """The public number of training records, as published."""
     max_length: int = 100
     """Longest tokenized example; the prompt is cut, never the target's end."""
-    separator: str = "\n"
-    """Text between the linearised record and the target."""
     hub_name: str | None = None
     """Data set on the Hugging Face hub."""
+    hub_config: str | None = None
+    """Configuration of that data set, where it has several."""
     hub_revision: str | None = None
     """Branch, tag or commit on the hub."""
     urls: dict[str, str] = field(default_factory=dict)
@@ -61,15 +86,19 @@ class Task(ABC):
     column_aliases: dict[str, str] = field(default_factory=dict)
     """Other names of the columns: the name in a file to the name in ``columns``."""
 
+    eval_split: str = "test"
+    """The split that is scored unless eval.split says otherwise."""
+    split_parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
     """Modules of ``dpft.evaluation.metrics`` that score it."""
 
+    ships_sample: ClassVar[bool] = False
+    """Whether a sample of its data comes with dpft, for source=embedded."""
     published_hub_name: ClassVar[str | None] = None
     """The hub data set whose splits are published; another one is the user's own."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
-    columns: ClassVar[tuple[str, ...]]
-    """Columns every row must have."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -83,6 +112,20 @@ class Task(ABC):
             raise InputError(
                 f"task.column_aliases must point to {', '.join(self.columns)}, got {unknown[0]!r}."
             )
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """Columns every row must have."""
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """Those of ``columns`` that need not hold text."""
+        return ()
+
+    def parts(self, split: str) -> tuple[str, ...]:
+        """Returns the names under which a split is stored, in the order they are scored."""
+        return self.split_parts.get(split, (split,))
 
     @property
     def effective_source(self) -> str:
@@ -108,11 +151,12 @@ class Task(ABC):
         return by_source.get(self.effective_source, False)
 
     @abstractmethod
-    def example(self, row: Mapping[str, str]) -> Example:
+    def example(self, row: Mapping[str, Any]) -> Record:
         """Returns the example one row stands for.
 
         Args:
-            row: Column name to text; every name in ``columns`` is present.
+            row: Column name to text, or to whatever an untyped column holds; every name in
+                ``columns`` is present.
 
         Raises:
             InputError: The row's text does not have the task's form. The message never quotes
@@ -127,20 +171,56 @@ class Task(ABC):
         return text
 
 
-def task_names() -> list[str]:
-    """Returns the names of the tasks in this package, one module each."""
+class LabelTask(Task):
+    """A task whose answers are labels: classes, or scores."""
+
+    @abstractmethod
+    def label(self, value: Any) -> float:
+        """Returns the number that a label stands for.
+
+        Args:
+            value: A number, a number in digits, or a class's name.
+
+        Raises:
+            InputError: It is not one of the task's; the message does not quote it.
+        """
+
+    @abstractmethod
+    def label_text(self, value: float) -> str:
+        """Returns a label as predictions spell it."""
+
+    @abstractmethod
+    def predicted(self, outputs: Sequence[float]) -> float:
+        """Returns the label that a model's outputs for a record stand for.
+
+        Args:
+            outputs: Probabilities of label words or classes, or one number, a score.
+        """
+
+
+def task_classes() -> dict[str, type[Task]]:
+    """Returns every task by name: what the modules of this package call ``TASKS``."""
     package = importlib.import_module("dpft.tasks")
     infrastructure = {"base", "templates"}
-    return sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - infrastructure)
+    modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - infrastructure)
+    found: dict[str, type[Task]] = {}
+    for module in modules:
+        found |= importlib.import_module(f"dpft.tasks.{module}").TASKS
+    return found
+
+
+def task_names() -> list[str]:
+    """Returns the names of the tasks in this package."""
+    return sorted(task_classes())
 
 
 def task_class(name: str) -> type[Task]:
-    """Returns the task class that ``dpft/tasks/<name>.py`` calls ``TASK``.
+    """Returns the class of the task of that name.
 
     Raises:
         InputError: There is no such task.
     """
-    if name not in task_names():
-        raise InputError(f"task.name must be one of {', '.join(task_names())}, got {name!r}.")
-    task: type[Task] = importlib.import_module(f"dpft.tasks.{name}").TASK
-    return task
+    classes = task_classes()
+    if name not in classes:
+        raise InputError(f"task.name must be one of {', '.join(sorted(classes))}, got {name!r}.")
+    return classes[name]

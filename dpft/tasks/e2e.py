@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import Example, Task
@@ -36,8 +36,11 @@ OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_
 class E2ETask(Task):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
 
+    separator: str = "\n"
+    """Text between the linearised record and the target."""
     metrics: tuple[str, ...] = ("bleu", "rouge_l", "perplexity")
 
+    ships_sample: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "tuetschek/e2e_nlg"
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -45,9 +48,13 @@ class E2ETask(Task):
             for split, name in OFFICIAL_FILES.items()
         }
     )
-    columns: ClassVar[tuple[str, ...]] = ("meaning_representation", "human_reference")
 
-    def example(self, row: Mapping[str, str]) -> Example:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """A record and a sentence about it."""
+        return ("meaning_representation", "human_reference")
+
+    def example(self, row: Mapping[str, Any]) -> Example:
         """Returns the row's example: linearised record and separator, reference, record.
 
         Args:
@@ -93,4 +100,4 @@ def linearise(record: str) -> str:
     return " | ".join(f"{FIELD_NAMES.get(name, name)} : {value}" for name, value in fields)
 
 
-TASK = E2ETask
+TASKS = {"e2e": E2ETask}

@@ -1,6 +1,7 @@
 """The training loop, read like Algorithm 1 of Abadi et al. 2016.
 
-It knows no task, method or privacy: an engine hands it batches and turns losses into gradients.
+It knows no task, method or privacy: an engine hands it batches and turns losses into gradients,
+and hooks say what trains and what the optimizer is given.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpft.data.collation import Batch
+from dpft.data.collation import Batch, Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
@@ -48,6 +49,26 @@ class StepEngine(Protocol):
         """Leaves the step's gradient in ``grad`` of every trainable parameter."""
 
 
+class StepHooks(Protocol):
+    """What a fine-tuning method does around a step's gradient."""
+
+    def begin_step(self, model: nn.Module, step: int) -> None:
+        """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn."""
+
+    def finish_gradient(self, model: nn.Module) -> None:
+        """Turns the finished gradient into that of what the optimizer moves."""
+
+
+class NoHooks:
+    """The same parameters train in every step, and their gradient is what moves them."""
+
+    def begin_step(self, model: nn.Module, step: int) -> None:
+        """Changes nothing."""
+
+    def finish_gradient(self, model: nn.Module) -> None:
+        """Changes nothing."""
+
+
 @dataclass
 class StepStatistics:
     """What a step says of its records. Private: for private/diagnostics.jsonl alone."""
@@ -66,7 +87,7 @@ class Records:
 
     examples: Sequence[TokenizedExample]
     micro_batch_size: int
-    pad_token_id: int
+    layout: Layout
     device: torch.device
     precision: str = "fp32"
     """What losses are computed in."""
@@ -78,7 +99,7 @@ class Records:
                 self.examples,
                 indices,
                 micro_batch_size=self.micro_batch_size,
-                pad_token_id=self.pad_token_id,
+                layout=self.layout,
             )
         )
 
@@ -91,6 +112,7 @@ def train(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     after_step: Callable[[StepStatistics], None],
+    hooks: StepHooks | None = None,
 ) -> None:
     """Takes every planned step.
 
@@ -98,17 +120,21 @@ def train(
         model: The model, on ``records.device``; left in evaluation mode.
         records: What to train on.
         engine: Where gradients come from.
-        optimizer: Over the trainable parameters.
+        optimizer: Over what the hooks leave a gradient for.
         scheduler: Its learning rates.
         after_step: Called when the weights have moved, with what the step says of its records.
+        hooks: Of the method; None where it has none.
 
     Raises:
         RunError: A weight is no longer finite.
     """
+    hooks = hooks or NoHooks()
     model.train()
     with engine:
         for step in range(1, engine.steps + 1):
+            hooks.begin_step(model, step - 1)
             statistics = compute_gradient(model, records, engine, step)
+            hooks.finish_gradient(model)
             optimizer.step()
             scheduler.step()
             check_weights(model, step)
@@ -142,7 +168,7 @@ def accumulate(
 
     def compute_losses() -> Tensor:
         nonlocal seen
-        with autocast(precision, batch.input_ids.device):
+        with autocast(precision, batch.labels.device):
             losses = per_example_losses(model, batch)
         seen = losses.detach()
         return losses
@@ -154,13 +180,14 @@ def accumulate(
 
 
 def check_weights(model: nn.Module, step: int) -> None:
-    """Ends the run if a weight is not finite.
+    """Ends the run if a weight that trains, or that has a gradient to move by, is not finite.
 
     Raises:
         RunError: Naming the parameter; nothing of the step's records.
     """
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not bool(parameter.detach().isfinite().all()):
+        moves = parameter.requires_grad or parameter.grad is not None
+        if moves and not bool(parameter.detach().isfinite().all()):
             raise RunError(
                 f"parameter {name} is not finite after step {step}; lower train.learning_rate "
                 f"or raise train.expected_batch_size."

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpft.data.collation import Layout
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import NormalStream
 from dpft.training.precision import autocast
-from dpft.training.self_check import synthetic_losses
+from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ def measure_step(
     expected_batch_size: int,
     steps: int,
     options: ClippingOptions | None,
+    layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
 ) -> Measurement:
     """Times one micro-batch of longest records and the noise of a step.
@@ -46,10 +48,13 @@ def measure_step(
         expected_batch_size: As in training; a step is this many records in micro-batches.
         steps: Steps planned.
         options: What training clips with; None measures ordinary gradients.
+        layout: How rows lie in a batch.
         precision: As in training.
     """
     size = min(micro_batch_size, expected_batch_size)
-    synthetic = synthetic_losses(model, size, max_length, vocab_size=vocab_size, ragged=False)
+    synthetic = synthetic_losses(
+        model, size, max_length, vocab_size=vocab_size, layout=layout, ragged=False
+    )
     device = next(model.parameters()).device
 
     def compute_losses() -> Tensor:

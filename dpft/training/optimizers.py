@@ -1,10 +1,14 @@
 """Optimizers and schedules: post-processing of the private gradient.
 
-DP-Adam is ``torch.optim.AdamW`` fed the private gradient (Li et al. 2022, section 3.1).
+DP-Adam is ``torch.optim.AdamW`` fed the private gradient (Li et al. 2022, section 3.1), DP-SGD is
+``torch.optim.SGD`` (Abadi et al. 2016), and Ponomareva et al. 2022 use Adafactor. Weight decay and
+the schedule read no record either, so none of this costs privacy.
 """
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -14,29 +18,146 @@ from transformers import get_scheduler
 
 from dpft.errors import InputError
 
-OPTIMIZERS = ("adamw",)
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear"}
+SCHEDULES = {
+    "constant": "constant_with_warmup",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse_sqrt": "inverse_sqrt",
+}
+"""Our names to those of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The ``optimizer`` section of the configuration."""
+class OptimizerConfig(ABC):
+    """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
+
+    name: str
+
+    @abstractmethod
+    def make(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
+    ) -> Optimizer:
+        """Returns the optimizer over ``parameters``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(OptimizerConfig):
+    """Adam whose weight decay is apart from the gradient (Loshchilov and Hutter 2019)."""
 
     name: str = "adamw"
     beta1: float = 0.9
+    """Decay of the mean of gradients."""
     beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
     eps: float = 1e-8
+    """Added to the root of that mean."""
+
+    implementation: ClassVar[Callable[..., Optimizer]] = torch.optim.AdamW
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise InputError(
-                f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}."
-            )
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"optimizer.{name} must be in [0, 1), got {getattr(self, name)}.")
+        _in_unit_interval(beta1=self.beta1, beta2=self.beta2)
         if not self.eps > 0:
             raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
+
+    def make(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
+    ) -> Optimizer:
+        """Returns torch's optimizer of the same name."""
+        return self.implementation(
+            parameters,
+            lr=learning_rate,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=weight_decay,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(AdamW):
+    """Adam as first published, weight decay a part of the gradient (Kingma and Ba 2015)."""
+
+    name: str = "adam"
+
+    implementation: ClassVar[Callable[..., Optimizer]] = torch.optim.Adam
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerConfig):
+    """Gradient descent; on the private gradient DP-SGD (Abadi et al. 2016)."""
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    """Share of the last update that stays; 0: none."""
+    nesterov: bool = False
+    """Look ahead along the momentum."""
+
+    def __post_init__(self) -> None:
+        _in_unit_interval(momentum=self.momentum)
+        if self.nesterov and not self.momentum:
+            raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
+
+    def make(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
+    ) -> Optimizer:
+        """Returns ``torch.optim.SGD``; weight decay is a part of the gradient."""
+        return torch.optim.SGD(
+            parameters,
+            lr=learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=weight_decay,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(OptimizerConfig):
+    """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
+
+    Steps are relative: a tensor moves by at most the learning rate, or one over the root of the
+    number of steps if that is less, times its own root mean square.
+    """
+
+    name: str = "adafactor"
+    beta2_decay: float = -0.8
+    """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
+    eps1: float | None = None
+    """Least root of a second moment; null: the precision of the parameter's type."""
+    eps2: float = 1e-3
+    """Least root mean square of a tensor, for one that begins at zero."""
+    clip_threshold: float = 1.0
+    """Root mean square above which an update is scaled down; not the clipping of examples."""
+
+    def __post_init__(self) -> None:
+        if not self.beta2_decay <= 0:
+            raise InputError(f"optimizer.beta2_decay must not be positive, got {self.beta2_decay}.")
+        for name, value in (("eps1", self.eps1), ("eps2", self.eps2)):
+            if value is not None and not value >= 0:
+                raise InputError(f"optimizer.{name} must not be negative, got {value}.")
+        if not self.clip_threshold >= 1:
+            raise InputError(
+                f"optimizer.clip_threshold must be at least 1, got {self.clip_threshold}."
+            )
+
+    def make(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
+    ) -> Optimizer:
+        """Returns ``torch.optim.Adafactor``."""
+        return torch.optim.Adafactor(
+            parameters,
+            lr=learning_rate,
+            beta2_decay=self.beta2_decay,
+            eps=(self.eps1, self.eps2),
+            d=self.clip_threshold,
+            weight_decay=weight_decay,
+        )
+
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "adafactor": Adafactor,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +166,12 @@ class SchedulerConfig:
 
     name: str = "constant"
     warmup_steps: int = 0
+    """Steps in which the learning rate rises linearly from 0, the first of which moves nothing."""
+    timescale: int | None = None
+    """For inverse_sqrt: after warm-up it falls as 1 / sqrt(1 + steps since / timescale).
+
+    Null takes the steps of the warm-up, or 10,000 where there is none.
+    """
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
@@ -55,6 +182,24 @@ class SchedulerConfig:
             raise InputError(
                 f"scheduler.warmup_steps must not be negative, got {self.warmup_steps}."
             )
+        if self.timescale is not None and self.name != "inverse_sqrt":
+            raise InputError(
+                f"scheduler.timescale must be null for scheduler={self.name}, got "
+                f"{self.timescale}; only scheduler=inverse_sqrt has one."
+            )
+        if self.timescale is not None and self.timescale < 1:
+            raise InputError(f"scheduler.timescale must be at least 1, got {self.timescale}.")
+
+
+def optimizer_class(name: str) -> type[OptimizerConfig]:
+    """Returns the configuration of the optimizer called ``name``.
+
+    Raises:
+        InputError: There is no such optimizer.
+    """
+    if name not in OPTIMIZERS:
+        raise InputError(f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, got {name!r}.")
+    return OPTIMIZERS[name]
 
 
 def make_optimizer(
@@ -65,21 +210,39 @@ def make_optimizer(
     weight_decay: float,
 ) -> Optimizer:
     """Returns the optimizer that the configuration names, over ``parameters``."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=weight_decay,
-    )
+    return config.make(parameters, learning_rate, weight_decay)
 
 
-def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, *, steps: int) -> LambdaLR:
-    """Returns the learning-rate schedule over ``steps`` steps."""
+def make_scheduler(
+    optimizer: Optimizer,
+    config: SchedulerConfig,
+    *,
+    steps: int,
+    factor: Callable[[int], float] | None = None,
+) -> LambdaLR:
+    """Returns the learning-rate schedule over ``steps`` steps.
+
+    Args:
+        optimizer: Whose learning rate it sets.
+        config: Which schedule.
+        steps: Steps planned.
+        factor: Steps taken (0 before the first) to what the schedule's value is multiplied by.
+    """
+    settings = {"timescale": config.timescale} if config.name == "inverse_sqrt" else None
     schedule: LambdaLR = get_scheduler(
         SCHEDULES[config.name],
         optimizer,
         num_warmup_steps=config.warmup_steps,
         num_training_steps=steps,
+        scheduler_specific_kwargs=settings,
     )
-    return schedule
+    if factor is None:
+        return schedule
+    shape = schedule.lr_lambdas[0]
+    return LambdaLR(optimizer, lambda step: shape(step) * factor(step))
+
+
+def _in_unit_interval(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise InputError(f"optimizer.{name} must be in [0, 1), got {value}.")

@@ -27,7 +27,7 @@ class OrdinaryEngine:
         """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``."""
         self._loss_scale = loss_scale
         self.steps = steps
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._model = model
         self._batch_size = batch_size
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting: list[int] = []
@@ -46,7 +46,7 @@ class OrdinaryEngine:
 
     def draw(self, num_records: int) -> list[int]:
         """Starts a step: returns the indices of its batch."""
-        for parameter in self._parameters:
+        for parameter in self._model.parameters():
             parameter.grad = None
         size = min(self._batch_size, num_records)
         while len(self._waiting) < size:
@@ -65,6 +65,6 @@ class OrdinaryEngine:
     def finish_step(self) -> None:
         """Ends a step: takes the loss scale out of the gradient."""
         if self._loss_scale != 1:
-            for parameter in self._parameters:
+            for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)

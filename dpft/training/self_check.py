@@ -1,12 +1,13 @@
-"""Synthetic records for the clipper's self-check: random tokens, ragged lengths, random labels."""
+"""The clipper's self-check on synthetic records: random tokens, ragged lengths, random labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import collate
+from dpft.data.collation import Layout
+from dpft.data.synthetic import synthetic_rows
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
@@ -14,6 +15,7 @@ from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.self_check import self_check
 from dpft.training.precision import autocast
 
+CAUSAL_TEXT = Layout()
 SHORT_LENGTH = 7
 BATCH_SIZES = (3, 2)
 """Examples in the short batch and in the one of the longest records."""
@@ -24,28 +26,19 @@ INDEPENDENCE_TOLERANCE = 1e-4
 """Most that padding and neighbors may move a loss, relative, by float32 rounding."""
 
 
-def synthetic_examples(
-    count: int, longest: int, *, vocab_size: int, ragged: bool
-) -> list[TokenizedExample]:
-    """Returns ``count`` random examples of ``longest`` tokens; ragged ones get shorter."""
-    generator = torch.Generator().manual_seed(0)
-    examples = []
-    for number in range(count):
-        shortened = number * longest // (count + 1) if ragged else 0
-        length = max(2, longest - shortened)
-        ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
-        labels = [-100] * (length // 2) + ids[length // 2 :]
-        examples.append(TokenizedExample(input_ids=ids, labels=labels))
-    return examples
-
-
 def synthetic_losses(
-    model: nn.Module, count: int, longest: int, *, vocab_size: int, ragged: bool = True
+    model: nn.Module,
+    count: int,
+    longest: int,
+    *,
+    vocab_size: int,
+    layout: Layout = CAUSAL_TEXT,
+    ragged: bool = True,
 ) -> Callable[[], Tensor]:
     """Returns what computes the losses of one synthetic batch on the model's device."""
-    examples = synthetic_examples(count, longest, vocab_size=vocab_size, ragged=ragged)
+    rows = synthetic_rows(layout, count, longest, vocab_size=vocab_size, ragged=ragged)
     device = next(model.parameters()).device
-    batch = collate(examples, pad_token_id=0).to(device)
+    batch = layout.collate(rows).to(device)
     return lambda: per_example_losses(model, batch)
 
 
@@ -55,6 +48,7 @@ def check_clipper(
     *,
     vocab_size: int,
     max_length: int,
+    layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
 ) -> float:
     """Runs the clipper's self-check in training mode; returns the largest difference in float32.
@@ -64,6 +58,7 @@ def check_clipper(
         options: What training will clip with.
         vocab_size: Synthetic tokens are below it.
         max_length: Length of the longest synthetic records.
+        layout: How rows lie in a batch.
         precision: Where it is not fp32, the check is made in it as well, to its own rounding.
 
     Raises:
@@ -73,9 +68,12 @@ def check_clipper(
     lengths = zip(BATCH_SIZES, (min(SHORT_LENGTH, max_length), max_length), strict=True)
     sizes = [(count, longest) for count, longest in lengths]
     for count, longest in sizes:
-        check_independence(model.eval(), count, longest, vocab_size=vocab_size)
+        rows = synthetic_rows(layout, count, longest, vocab_size=vocab_size)
+        check_independence(model.eval(), rows, layout)
     model.train()
-    batches = [synthetic_losses(model, *size, vocab_size=vocab_size) for size in sizes]
+    batches = [
+        synthetic_losses(model, *size, vocab_size=vocab_size, layout=layout) for size in sizes
+    ]
     difference = self_check(model, batches, replace(options, loss_scale=1.0))
     if precision != "fp32":
         halved = [_in_precision(precision, model, batch) for batch in batches[:1]]
@@ -97,7 +95,7 @@ def _in_precision(
 
 
 @torch.no_grad()
-def check_independence(model: nn.Module, count: int, longest: int, *, vocab_size: int) -> None:
+def check_independence(model: nn.Module, rows: Sequence[TokenizedExample], layout: Layout) -> None:
     """Compares each example's loss among others and padded with its loss alone.
 
     The clipper bounds an example's gradient; only this sees an example that changes the others'.
@@ -105,11 +103,10 @@ def check_independence(model: nn.Module, count: int, longest: int, *, vocab_size
     Raises:
         RunError: They differ, so examples are not independent of each other.
     """
-    examples = synthetic_examples(count, longest, vocab_size=vocab_size, ragged=True)
     device = next(model.parameters()).device
-    together = per_example_losses(model, collate(examples, pad_token_id=0).to(device))
-    for example, loss in zip(examples, together, strict=True):
-        alone = per_example_losses(model, collate([example], pad_token_id=0).to(device))[0]
+    together = per_example_losses(model, layout.collate(rows).to(device))
+    for row, loss in zip(rows, together, strict=True):
+        alone = per_example_losses(model, layout.collate([row]).to(device))[0]
         if not torch.isclose(loss, alone, rtol=INDEPENDENCE_TOLERANCE, atol=1e-6):
             raise RunError(
                 "self-check failed: an example's loss depends on the other examples of its batch "

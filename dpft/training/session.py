@@ -6,15 +6,19 @@ checkpoint, model, the ledger's closing line, and then the secret generator stat
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from dpft.errors import InputError
 from dpft.files import private_folder
+from dpft.methods.base import Method, MethodPhase
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan
@@ -44,6 +48,10 @@ class Session:
     folder: Path
     """The run's folder; it exists."""
     model: nn.Module
+    """Prepared by ``method``."""
+    method: Method
+    phases: tuple[MethodPhase, ...]
+    """The method's, of the steps to take."""
     records: Records
     settings: TrainingConfig
     optimizer: OptimizerConfig
@@ -69,6 +77,7 @@ def train_privately(
         InputError: The folder has a ledger already.
         RunError: A weight is no longer finite.
     """
+    session.method.begin_step(session.model, 0)
     randomness = make_randomness(
         session.records.device, privacy.noise_seed, secure_noise=privacy.secure_noise
     )
@@ -96,7 +105,7 @@ def train_privately(
             steps=plan.steps,
             private_state=private_state,
             non_finite=lambda: engine.non_finite,
-            max_grad_norm=plan.phases[0].max_grad_norm if plan.clipping == "flat" else None,
+            max_grad_norm=_one_max_grad_norm(plan),
             epsilon_after=epsilon_after,
         )
         session.save_model()
@@ -110,6 +119,7 @@ def train_ordinarily(session: Session, steps: int) -> None:
     Raises:
         RunError: A weight is no longer finite.
     """
+    session.method.begin_step(session.model, 0)
     engine = OrdinaryEngine(
         session.model,
         steps=steps,
@@ -176,17 +186,51 @@ def _train(
                 optimizer=trained.optimizer,
                 scheduler=trained.scheduler,
                 after_step=after_step,
+                hooks=session.method,
             )
     finally:
         diagnostics.close()
 
 
+def learning_rate_factor(
+    phases: Sequence[MethodPhase], learning_rate: float
+) -> Callable[[int], float] | None:
+    """Returns what multiplies ``learning_rate`` at each step (counted from 0); None: nothing does.
+
+    Raises:
+        InputError: A phase has a rate of its own and ``learning_rate`` is 0.
+    """
+    given = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
+    if not given:
+        return None
+    if learning_rate == 0:
+        raise InputError(
+            f"train.learning_rate must be positive where a phase has a learning rate of its own, "
+            f"got 0 and {given[0]:g}; give both, or neither."
+        )
+    rates = [learning_rate if p.learning_rate is None else p.learning_rate for p in phases]
+    ends = list(accumulate(phase.steps for phase in phases))
+
+    def factor(step: int) -> float:
+        # The schedule is asked once more after the last step.
+        return rates[min(bisect_right(ends, step), len(rates) - 1)] / learning_rate
+
+    return factor
+
+
+def _one_max_grad_norm(plan: PrivacyPlan) -> float | None:
+    """Returns the norm above which a gradient is clipped, where all phases share one."""
+    norms = {phase.max_grad_norm for phase in plan.phases}
+    return norms.pop() if plan.clipping == "flat" and len(norms) == 1 else None
+
+
 def _trained(session: Session, steps: int) -> Trained:
     optimizer = make_optimizer(
-        [p for p in session.model.parameters() if p.requires_grad],
+        session.method.moved_parameters(session.model),
         session.optimizer,
         learning_rate=session.settings.learning_rate,
         weight_decay=session.settings.weight_decay,
     )
-    scheduler = make_scheduler(optimizer, session.scheduler, steps=steps)
+    factor = learning_rate_factor(session.phases, session.settings.learning_rate)
+    scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
     return Trained(model=session.model, optimizer=optimizer, scheduler=scheduler)

@@ -55,6 +55,9 @@ class TrainingConfig(DeviceConfig):
 
     expected_batch_size: int = 1024
     """Sample rate times the public number of examples; the divisor of every gradient."""
+    transfer_sample_rate_from: str | None = None
+    """A task that expected_batch_size is meant for; this one then gets the batch size of the same
+    sample rate (Li et al. 2022, Appendix L). Null: expected_batch_size as it stands."""
     micro_batch_size: int = 32
     """Examples in memory at once; changes speed and memory, never the gradient."""
     epochs: float = 10

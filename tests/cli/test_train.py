@@ -255,7 +255,7 @@ EPS = "privacy.eps=3"
         ([EPS, "train.learning_rate=inf"], ["train.learning_rate must be a finite number"]),
         ([EPS, "privacy.engine=warp"], ["privacy.engine must be one of auto", "'warp'"]),
         ([EPS, "privacy.clipping=warp"], ["privacy.clipping must be one of flat", "'warp'"]),
-        ([EPS, "task.metrics=[warp]"], ["task.metrics must be one of bleu", "'warp'"]),
+        ([EPS, "task.metrics=[warp]"], ["task.metrics must be one of accuracy", "'warp'"]),
         ([EPS, "task.max_length=500"], ["task.max_length", "128 positions, got 500", "lower it"]),
         ([EPS, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128", "lower it"]),
         ([EPS, "model.path=none"], ["model.path=none", "model=tiny"]),

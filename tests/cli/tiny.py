@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.cli.main import main
-from dpft.models.loading import EMBEDDED_MODEL
+from dpft.models.source import EMBEDDED_MODEL
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6

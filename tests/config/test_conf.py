@@ -14,6 +14,7 @@ from dpft.config import schema
 from dpft.config.account import AccountConfig
 from dpft.config.load import load, to_yaml
 from dpft.config.location import config_directory
+from dpft.errors import InputError
 
 CONF = config_directory()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -21,6 +22,7 @@ ROOTS = {
     "train": schema.TrainConfig,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
+    "export": schema.ExportConfig,
     "account": AccountConfig,
 }
 # Hydra's own group is composed with every subcommand.
@@ -29,19 +31,20 @@ GROUPS = sorted(
     for path in FILES
     if path.parent.parent == CONF and path.parent.name != "hydra"
 )
-COMMAND = re.compile(r" {4}(\.venv/bin/)?dpft (train|eval|account|plan) ")
+COMMAND = re.compile(r" {4}(\.venv/bin/)?dpft (train|eval|export|account|plan) ")
 # What a subcommand cannot be run without.
 NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
     "plan": ["privacy.noise_multiplier=1"],
     "eval": [],
+    "export": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
 }
 
 
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
-    polymorphic = {"account": {}, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
+    polymorphic = {"account": {}, "export": {}, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
     return load(config, ROOTS[name], polymorphic=polymorphic)
@@ -58,7 +61,7 @@ def test_every_subcommand_has_a_configuration() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
 def test_a_file_opens_with_its_purpose_and_the_command_that_runs_it(path: Path) -> None:
-    assert re.match(r"# \S.*\bdpft (train|eval|account|plan) ", purpose(path)), purpose(path)
+    assert re.match(r"# \S.*\bdpft (train|eval|export|account|plan) ", purpose(path)), purpose(path)
 
 
 def commands() -> list[str]:
@@ -122,3 +125,8 @@ def test_the_defaults_are_the_published_recipe_for_e2e() -> None:
     assert (privacy.max_grad_norm, privacy.clipping, privacy.delta) == (0.1, "flat", None)
     assert (config.task.max_length, config.task.source) == (100, "url")
     assert config.train.planned_steps(config.task.num_train_examples) == 410
+
+
+def test_a_setting_of_another_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown configuration key optimizer.beta1"):
+        loaded("train", ["privacy.eps=3", "optimizer=sgd", "+optimizer.beta1=0.5"])

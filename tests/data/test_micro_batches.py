@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpft.data.collation import Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 
@@ -14,8 +15,8 @@ EXAMPLES = [
 
 
 def drawn(indices: list[int], size: int) -> list[list[int]]:
-    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, pad_token_id=0)
-    return [batch.input_ids[:, 0].tolist() for batch in batches]
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=Layout())
+    return [batch.inputs["input_ids"][:, 0].tolist() for batch in batches]
 
 
 def test_an_empty_draw_yields_nothing():
@@ -30,8 +31,8 @@ def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, si
 
 
 def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
-    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, pad_token_id=0)
-    assert sum(int((batch.attention_mask == 0).sum()) for batch in batches) == 0
+    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, layout=Layout())
+    assert sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in batches) == 0
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

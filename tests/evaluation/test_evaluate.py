@@ -13,6 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from dpft.data.collation import Layout
+from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import (
     EvalConfig,
@@ -33,7 +35,10 @@ class LetterTask(Task):
     published_urls: ClassVar[dict[str, str]] = {
         split: f"https://letters.example/{split}.csv" for split in ("validation", "test")
     }
-    columns: ClassVar[tuple[str, ...]] = ("group", "target")
+
+    @property
+    def columns(self):
+        return ("group", "target")
 
     def example(self, row):
         return example(row["group"], row["target"])
@@ -77,7 +82,7 @@ def ids(text):
 def evaluate(model, tokenizer, *, decode=None, on_progress=None, metrics=None, **config):
     return evaluate_model(
         model,
-        tokenizer,
+        TextEncoding(tokenizer=tokenizer, layout=Layout(pad_token_id=END), max_length=12),
         dataclasses.replace(TASK, metrics=metrics) if metrics else TASK,
         EXAMPLES,
         config=EvalConfig(**{"batch_size": 2, **config}),
@@ -244,4 +249,5 @@ def test_the_yaml_holds_every_field_at_its_default():
     path = Path(__file__).parents[2] / "conf" / "eval" / "default.yaml"
     values = yaml.safe_load(path.read_text())
     assert set(values) == {field.name for field in fields(EvalConfig)}
+    assert values.pop("split") == "${task.eval_split}"
     assert EvalConfig(**values) == EvalConfig()

@@ -1,12 +1,28 @@
 """conf/model says everything a user may set: Hydra refuses a key that its YAML lacks."""
 
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import nn
+from transformers import (
+    AlbertConfig,
+    AutoModel,
+    BertConfig,
+    DebertaV2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    Qwen2Config,
+    RobertaConfig,
+    T5Config,
+)
+from transformers.pytorch_utils import Conv1D
 
-from dpft.models.loading import ModelConfig
+from dpft.models.source import ModelConfig
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
 
@@ -24,5 +40,55 @@ def test_the_yaml_opens_with_the_command_that_runs_it(file):
 
 
 def test_the_promised_models_are_there():
-    names = {"gpt2", "gpt2-medium", "gpt2-large", "distilgpt2", "dialogpt-medium", "tiny"}
+    names = {
+        "gpt2", "gpt2-medium", "gpt2-large", "distilgpt2", "dialogpt-medium", "tiny",
+        "bert-base", "bert-large", "roberta-base", "roberta-large", "distilroberta",
+        "albert", "deberta-v3", "t5-small", "t5-base", "flan-t5-small", "flan-t5-base",
+        "llama", "qwen", "gemma",
+    }  # fmt: skip
     assert names <= {file.stem for file in FILES}
+
+
+# A small instance of the architecture of each, by the beginning of its name.
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
+DECODER = {**SIZES, "intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 4}
+GPT2 = GPT2Config(vocab_size=11, n_embd=8, n_layer=2, n_head=2)
+ARCHITECTURES = {
+    "bert": BertConfig(**SIZES, intermediate_size=8),
+    "roberta": RobertaConfig(**SIZES, intermediate_size=8),
+    "distilroberta": RobertaConfig(**SIZES, intermediate_size=8),
+    "albert": AlbertConfig(**SIZES, intermediate_size=8, embedding_size=4),
+    "deberta": DebertaV2Config(
+        **SIZES, intermediate_size=8, relative_attention=True, pos_att_type=["p2c", "c2p"]
+    ),
+    "t5": T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2),
+    "flan": T5Config(
+        vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2,
+        feed_forward_proj="gated-gelu",
+    ),
+    "llama": LlamaConfig(**DECODER),
+    "qwen": Qwen2Config(**SIZES, intermediate_size=8, num_key_value_heads=1),
+    "gemma": Gemma3TextConfig(**DECODER),
+    "gpt2": GPT2,
+    "distilgpt2": GPT2,
+    "dialogpt": GPT2,
+    "tiny": GPT2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_modules_that_lora_adapts_are_linear_ones_of_every_layer(file):
+    config = ModelConfig(**OmegaConf.to_object(OmegaConf.load(file)))
+    with torch.device("meta"):
+        model = AutoModel.from_config(ARCHITECTURES[file.stem.partition("-")[0]])
+    found = Counter(
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    )
+    # T5 has attention three times in two layers of each half; ALBERT's two share one
+    expected = {"t5": 6, "flan": 6, "albert": 1}.get(file.stem.partition("-")[0], 2)
+    assert config.lora_targets
+    assert {target: found[target] for target in config.lora_targets} == dict.fromkeys(
+        config.lora_targets, expected
+    )

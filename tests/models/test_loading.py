@@ -9,14 +9,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
-from dpft.models import loading
+from dpft.models import source
 from dpft.models.loading import (
-    ModelConfig,
     load_config,
     load_model,
     load_tokenizer,
     meta_model,
 )
+from dpft.models.source import ModelConfig
 
 VOCABULARY = 11
 
@@ -159,7 +159,7 @@ def test_trust_rule_11_code_in_a_checkpoint_is_not_executed(folder, tmp_path):
 
 @pytest.mark.parametrize("load", [load_config, meta_model, load_tokenizer])
 def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(load, monkeypatch):
-    monkeypatch.setattr(loading, "hub_is_reachable", lambda: False)
+    monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
     start = time.perf_counter()
     text = refusal(load, ModelConfig(name="x", hub_name="nobody/nothing-of-the-kind"))
     assert time.perf_counter() - start < 5  # transformers retries for 23 seconds by itself
@@ -178,5 +178,5 @@ def test_a_bad_setting_is_refused_by_its_key(settings, key):
 def test_the_local_folder_wins_over_the_embedded_model_and_the_hub():
     config = ModelConfig(name="x", path="here", embedded=True, hub_name="a/b")
     assert config.folder == Path("here")
-    assert ModelConfig(name="x", embedded=True, hub_name="a/b").folder == loading.EMBEDDED_MODEL
+    assert ModelConfig(name="x", embedded=True, hub_name="a/b").folder == source.EMBEDDED_MODEL
     assert ModelConfig(name="x", hub_name="a/b").folder is None

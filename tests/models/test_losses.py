@@ -1,11 +1,10 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from dpft.data.collation import Batch
 from dpft.models.losses import per_example_losses, token_nll
 
 VOCABULARY = 11
@@ -22,16 +21,17 @@ def model() -> PreTrainedModel:
         ).eval()
 
 
-def batch(rows: list[tuple[list[int], int]], length: int = 5) -> SimpleNamespace:
+def batch(rows: list[tuple[list[int], int]], length: int = 5) -> Batch:
     def padded(row: list[int], value: int) -> list[int]:
         return row + [value] * (length - len(row))
 
-    return SimpleNamespace(
-        input_ids=torch.tensor([padded(ids, 0) for ids, _ in rows]),
-        attention_mask=torch.tensor([padded([1] * len(ids), 0) for ids, _ in rows]),
-        position_ids=torch.arange(length).repeat(len(rows), 1),
-        labels=torch.tensor([padded([-100] * n + ids[n:], -100) for ids, n in rows]),
-    )
+    inputs = {
+        "input_ids": torch.tensor([padded(ids, 0) for ids, _ in rows]),
+        "attention_mask": torch.tensor([padded([1] * len(ids), 0) for ids, _ in rows]),
+        "position_ids": torch.arange(length).repeat(len(rows), 1),
+    }
+    labels = torch.tensor([padded([-100] * n + ids[n:], -100) for ids, n in rows])
+    return Batch(inputs=inputs, labels=labels)
 
 
 def expected_nll(model: PreTrainedModel, ids: list[int], prompt: int) -> Tensor:

@@ -21,6 +21,19 @@ def ledger(tmp_path):
         yield ledger
 
 
+PHASES = (
+    Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1),
+    Phase(method="bitfit", steps=2, max_grad_norm=0.01, sensitivity=0.01),
+)
+
+
+def affine() -> nn.Module:
+    model = nn.Linear(4, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
 def linear(width: int = 4) -> nn.Module:
     model = nn.Linear(width, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -159,11 +172,95 @@ def test_a_plan_whose_sensitivity_is_not_the_clippers_is_refused(ledger):
         make_engine(linear(), ledger, phases=(phase,))
 
 
-def test_phases_of_another_sensitivity_are_refused_while_one_clipper_serves_all(ledger):
-    first = Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1)
-    second = Phase(method="bitfit", steps=2, max_grad_norm=0.01, sensitivity=0.01)
+def test_a_later_phase_whose_sensitivity_is_not_its_clippers_is_refused_before_any_step(ledger):
+    second = Phase(method="bitfit", steps=2, max_grad_norm=0.01, sensitivity=0.1)
     with pytest.raises(ValueError, match="every phase's sensitivity"):
-        make_engine(linear(), ledger, phases=(first, second))
+        make_engine(linear(), ledger, phases=(PHASES[0], second))
+
+
+def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(ledger, tmp_path):
+    """Weight and bias, then the bias alone: eight records whose bias gradients are all 1."""
+    model = affine()
+    engine = make_engine(model, ledger, sample_rate=1.0, expected_batch_size=40, phases=PHASES)
+    noise = make_randomness(CPU, noise_seed=1).noise
+    with engine:
+        take_step(engine, model)
+        first = [noise.draw(torch.Size(shape)) * 1.5 * 0.1 for shape in ([1, 4], [1])]
+        # Each gradient is 5 along an axis and 1 for the bias, clipped to 0.1 in all.
+        clipped = 0.1 / 26**0.5
+        expected = (torch.full((1, 4), 2 * 5 * clipped) + first[0]) / 40
+        assert torch.allclose(model.weight.grad, expected, rtol=1e-5)
+        assert torch.allclose(model.bias.grad, (8 * clipped + first[1]) / 40, rtol=1e-5)
+        model.weight.requires_grad_(False)
+        for _ in range(2):
+            take_step(engine, model)
+            drawn = noise.draw(torch.Size([1])) * 1.5 * 0.01
+            assert torch.allclose(model.bias.grad, (8 * 0.01 + drawn) / 40, rtol=1e-5)
+            assert model.weight.grad is None
+    mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
+    assert [line["sensitivity"] for line in mechanisms] == [0.1, 0.01, 0.01]
+    assert {line["noise_multiplier"] for line in mechanisms} == {1.5}
+    assert "forward" not in vars(model)
+
+
+def test_trust_rule_2_holds_in_a_later_phase_with_its_sensitivity(tmp_path):
+    def gradient(records, name):
+        model = affine()
+        with Ledger(tmp_path / name) as own:
+            engine = make_engine(model, own, sample_rate=1.0, phases=PHASES)
+            with engine:
+                take_step(engine, model)
+                model.weight.requires_grad_(False)
+                take_step(engine, model, records)
+        return model.bias.grad * 10
+
+    outlier = torch.cat([RECORDS, torch.full((1, 4), 1e6)])
+    moved = (gradient(outlier, "with") - gradient(RECORDS, "without")).norm()
+    assert 0.009 < moved <= 0.01 * (1 + 1e-5)
+
+
+def test_what_trains_may_change_between_phases_but_not_within_one(ledger):
+    model = affine()
+    engine = make_engine(model, ledger, phases=PHASES)
+    with engine:
+        take_step(engine, model)
+        model.weight.requires_grad_(False)
+        take_step(engine, model)
+        model.weight.requires_grad_(True)
+        with pytest.raises(RunError, match="stay those the phase began with"):
+            engine.draw(8)
+    assert ledger.lines == 2
+
+
+def test_a_run_that_goes_on_in_a_later_phase_clips_at_that_phases_norm(ledger):
+    model = affine()
+    engine = make_engine(
+        model, ledger, sample_rate=1.0, noise_multiplier=1e-6, expected_batch_size=1, phases=PHASES
+    )
+    engine.steps_taken = 2
+    model.weight.requires_grad_(False)
+    with engine:
+        take_step(engine, model)
+    assert model.bias.grad.item() == pytest.approx(8 * 0.01, rel=1e-4)
+
+
+def test_examples_left_out_are_counted_over_all_phases(ledger):
+    model = affine()
+    bad = RECORDS.clone()
+    bad[0] = float("nan")
+    engine = make_engine(model, ledger, sample_rate=1.0, phases=PHASES)
+    counts = []
+    with engine:
+        for _ in range(2):
+            take_step(engine, model, bad)
+            counts.append(engine.non_finite)
+            model.weight.requires_grad_(False)
+    assert counts == [1, 2]
+
+
+def test_a_draw_needs_the_engine_to_be_entered(ledger):
+    with pytest.raises(RuntimeError, match="inside `with engine:`"):
+        make_engine(linear(), ledger).draw(8)
 
 
 def test_a_parameter_unfrozen_later_ends_the_run_before_it_could_move_without_noise(ledger):
@@ -173,7 +270,7 @@ def test_a_parameter_unfrozen_later_ends_the_run_before_it_could_move_without_no
     with engine:
         engine.draw(8)
         model[1].requires_grad_(True)
-        with pytest.raises(RunError, match="stay those the run began with"):
+        with pytest.raises(RunError, match="stay those the phase began with"):
             engine.finish_step()
 
 

@@ -33,6 +33,10 @@ def test_phases_follow_each_other_and_must_add_up():
     second = Phase(method="bitfit", steps=2, max_grad_norm=0.2, sensitivity=0.2)
     both = plan(phases=(first, second))
     assert [both.phase_at(step) for step in range(3)] == [first, second, second]
+    assert [both.phase_number_at(step) for step in range(3)] == [0, 1, 1]
+    assert both.phase_starts() == (0, 1)
+    sensitivities = [both.mechanism_at(step)["sensitivity"] for step in range(3)]
+    assert sensitivities == [0.1, 0.2, 0.2]
     with pytest.raises(IndexError):
         both.phase_at(3)
     with pytest.raises(ValueError, match="add up to steps=3"):

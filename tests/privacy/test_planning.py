@@ -3,6 +3,9 @@ from dataclasses import replace
 import pytest
 
 from dpft.errors import InputError
+from dpft.methods.base import MethodPhase
+from dpft.privacy import planning
+from dpft.privacy.plan import Calibration
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
 
@@ -10,7 +13,8 @@ GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)
 
 
 def plan(config: DifferentialPrivacy, *, size: int = 400):
-    return make_plan(config, num_examples=size, expected_batch_size=20, steps=7, method="full")
+    phase = MethodPhase(method="full", steps=7)
+    return make_plan(config, num_examples=size, expected_batch_size=20, phases=[phase])
 
 
 def test_a_plan_is_the_configuration_and_nothing_else() -> None:
@@ -38,3 +42,28 @@ def test_a_delta_above_one_over_the_examples_needs_permission() -> None:
         plan(large)
     assert plan(replace(large, allow_large_delta=True)).delta == 0.01
     assert plan(replace(GIVEN, delta=1 / 400)).delta == 1 / 400
+
+
+def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def calibrate(**settings: object) -> tuple[float, Calibration]:
+        asked.append(settings)
+        return 2.5, Calibration(accountant="rdp", epsilon=2.99, grid="")
+
+    monkeypatch.setattr(planning, "calibrate_noise_multiplier", calibrate)
+    config = replace(GIVEN, eps=3.0, noise_multiplier=None, clipping="automatic")
+    phases = [
+        MethodPhase(method="full", steps=3),
+        MethodPhase(method="bitfit", steps=4, max_grad_norm=0.5),
+    ]
+    made = make_plan(config, num_examples=400, expected_batch_size=20, phases=phases)
+    one = plan(config)
+    assert (made.steps, made.noise_multiplier) == (7, 2.5)
+    assert made.event() == one.event() and asked[0] == asked[1]
+    assert [(p.method, p.steps, p.max_grad_norm, p.sensitivity) for p in made.phases] == [
+        ("full", 3, 0.25, 0.25),
+        ("bitfit", 4, 0.5, 0.5),
+    ]

@@ -1,6 +1,6 @@
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import plan_record
-from tests.reports.test_privacy import accounting, plan
+from tests.reports.test_privacy import TWO_PHASES, accounting, plan
 
 COUNTS = {"trainable_parameters": 1234567, "new_parameters": 0, "total_parameters": 1234568}
 MEASURED = {"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29}
@@ -13,6 +13,16 @@ def test_the_table_has_parameters_mechanism_and_headline() -> None:
     assert "noise multiplier    1" in table
     assert "pld         It did not finish." in table
     assert "(upper bound by prv)" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_phases_are_listed_where_there_are_several() -> None:
+    table = plan_table(plan_record(plan(), accounting()) | COUNTS, plan(), accounting())
+    assert "phase 1" not in table
+    two = plan(phases=TWO_PHASES)
+    table = plan_table(plan_record(two, accounting()) | COUNTS, two, accounting())
+    assert "phase 1             full, 1 steps, max_grad_norm 0.1, sensitivity 0.1" in table
+    assert "phase 2             bitfit, 3 steps, max_grad_norm 0.5, sensitivity 0.5" in table
     assert max(map(len, table.splitlines())) <= 80
 
 

@@ -103,6 +103,21 @@ def test_the_values_stand_as_they_were_planned_and_taken() -> None:
     assert content["epsilons"]["pld"] == {"error": "It did not finish."}
 
 
+TWO_PHASES = (
+    Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1),
+    Phase(method="bitfit", steps=3, max_grad_norm=0.5, sensitivity=0.5),
+)
+
+
+def test_each_phase_stands_with_its_own_sensitivity_and_the_first_in_the_headline() -> None:
+    content = record(phases=TWO_PHASES)
+    assert (content["max_grad_norm"], content["sensitivity"]) == (0.1, 0.1)
+    assert content["phases"] == [
+        {"method": "full", "steps": 1, "max_grad_norm": 0.1, "sensitivity": 0.1},
+        {"method": "bitfit", "steps": 3, "max_grad_norm": 0.5, "sensitivity": 0.5},
+    ]
+
+
 def test_the_headline_is_the_calibrated_bound_on_every_machine() -> None:
     slow = accounting(epsilon=3.4, accountant="rdp")
     assert plan_record(plan(), slow)["epsilon"] == 2.99

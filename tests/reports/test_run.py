@@ -8,7 +8,7 @@ import yaml
 
 from dpft.reports.privacy import non_private_record, parameter_record, privacy_record
 from dpft.reports.run import mark, render, write_metrics, write_report
-from tests.reports.test_privacy import COUNTS, LEDGER, accounting, plan
+from tests.reports.test_privacy import COUNTS, LEDGER, TWO_PHASES, accounting, plan
 
 CONFIG = {
     "model": {"name": "tiny"},
@@ -68,6 +68,7 @@ KINDS = {
     "given noise": (CONFIG, private(calibration=None), []),
     "weak": (SHOWN, private(delta=0.5), BOTH),
     "seeded": (CONFIG, private(reproducible=True), BOTH),
+    "two phases": (CONFIG, private(phases=TWO_PHASES), BOTH),
     "not private": ({**CONFIG, "privacy": {"name": "none"}}, non_private(), BOTH),
 }
 
@@ -187,3 +188,14 @@ def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> N
     write_report(tmp_path)
     assert (tmp_path / "report.md").read_text() == first
     assert "| bleu | 2.0000 |" in first
+
+
+def test_the_report_lists_what_each_phase_clips_with() -> None:
+    assert "| clipping | flat, max_grad_norm 0.1, sensitivity 0.1 |" in render(*KINDS["private"])
+    report = render(*KINDS["two phases"])
+    for line in (
+        "| learning rate | 0.002, schedule constant; that of phase 1 |",
+        "| clipping in phase 1, full, 1 steps | flat, max_grad_norm 0.1, sensitivity 0.1 |",
+        "| clipping in phase 2, bitfit, 3 steps | flat, max_grad_norm 0.5, sensitivity 0.5 |",
+    ):
+        assert line in report.splitlines()

@@ -13,7 +13,11 @@ from dpft.training.checkpoint import (
     save_checkpoint,
 )
 from dpft.training.optimizers import (
-    OptimizerConfig,
+    SCHEDULES,
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
     SchedulerConfig,
     make_optimizer,
     make_scheduler,
@@ -21,15 +25,17 @@ from dpft.training.optimizers import (
 from tests.training.toy import tiny_model
 
 
-def trained(seed: int = 0, steps: int = 0) -> Trained:
+def trained(seed: int = 0, steps: int = 0, config=None, schedule="linear", factor=None) -> Trained:
     model = tiny_model(seed)
     optimizer = make_optimizer(
-        model.parameters(), OptimizerConfig(), learning_rate=0.1, weight_decay=0.0
+        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
     )
     state = Trained(
         model=model,
         optimizer=optimizer,
-        scheduler=make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10),
+        scheduler=make_scheduler(
+            optimizer, SchedulerConfig(name=schedule), steps=10, factor=factor
+        ),
     )
     for step in range(steps):
         take_step(state, step)
@@ -48,6 +54,16 @@ def weights(state: Trained) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in state.model.parameters()])
 
 
+def states(state: Trained) -> dict[str, list]:
+    """The optimizer's state, by parameter and key."""
+    names = {parameter: name for name, parameter in state.model.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": value.tolist()
+        for parameter, entries in state.optimizer.state.items()
+        for key, value in entries.items()
+    }
+
+
 def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
     first = trained(steps=3)
     path = save_checkpoint(tmp_path / "checkpoints", 3, first)
@@ -59,6 +75,41 @@ def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp
     assert torch.equal(weights(first), weights(second))
     assert first.scheduler.get_last_lr() == pytest.approx([0.05])
     assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
+
+
+OPTIMIZERS = [
+    AdamW(), Adam(), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adafactor(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("stop", [0, 2])
+def test_every_optimizer_goes_on_to_the_same_bits(tmp_path, config, stop):
+    through = trained(steps=4, config=config)
+    path = save_checkpoint(tmp_path / "checkpoints", stop, trained(steps=stop, config=config))
+    resumed = trained(seed=9, steps=1, config=config)
+    restore_checkpoint(path, resumed)
+    for step in range(stop, 4):
+        take_step(resumed, step)
+    assert torch.equal(weights(through), weights(resumed))
+    assert states(through) == states(resumed)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_goes_on_where_it_was_with_its_factor(tmp_path, schedule):
+    def factor(step: int) -> float:
+        return 0.25 if step < 3 else 2.0
+
+    through = trained(steps=4, schedule=schedule, factor=factor)
+    first = trained(steps=2, schedule=schedule, factor=factor)
+    path = save_checkpoint(tmp_path / "checkpoints", 2, first)
+    resumed = trained(seed=9, schedule=schedule, factor=factor)
+    restore_checkpoint(path, resumed)
+    assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
+    for step in (2, 3):
+        take_step(resumed, step)
+    assert torch.equal(weights(through), weights(resumed))
+    assert resumed.scheduler.get_last_lr() == through.scheduler.get_last_lr()
 
 
 def test_a_tied_weight_is_stored_once_and_stays_tied(tmp_path):

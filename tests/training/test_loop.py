@@ -4,7 +4,7 @@ import torch
 from dpft.errors import RunError
 from dpft.training.loop import check_weights, train
 from dpft.training.optimizers import (
-    OptimizerConfig,
+    AdamW,
     SchedulerConfig,
     make_optimizer,
     make_scheduler,
@@ -39,16 +39,27 @@ class ScriptedEngine:
         self.calls.append("finish")
 
 
-def run(engine, model=None):
+class Hooks:
+    """Notes when the loop asks it, among what the engine is asked."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def begin_step(self, model, step):
+        self.calls.append(f"begin {step}")
+
+    def finish_gradient(self, model):
+        self.calls.append("project")
+
+
+def run(engine, model=None, hooks=None):
     model = model or tiny_model()
-    optimizer = make_optimizer(
-        model.parameters(), OptimizerConfig(), learning_rate=0.01, weight_decay=0.0
-    )
+    optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.01, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
     seen = []
     train(
         model, records(), engine=engine, optimizer=optimizer, scheduler=scheduler,
-        after_step=seen.append,
+        after_step=seen.append, hooks=hooks,
     )  # fmt: skip
     return seen
 
@@ -61,6 +72,17 @@ def test_the_loop_reads_like_algorithm_1():
         "draw from 12", "accumulate 4", "accumulate 1", "finish",
         "draw from 12", "finish",
         "draw from 12", "accumulate 1", "finish",
+        "exit",
+    ]  # fmt: skip
+
+
+def test_a_method_is_asked_before_the_draw_and_after_the_private_gradient():
+    engine = ScriptedEngine([[0], []])
+    run(engine, hooks=Hooks(engine.calls))
+    assert engine.calls == [
+        "enter",
+        "begin 0", "draw from 12", "accumulate 1", "finish", "project",
+        "begin 1", "draw from 12", "finish", "project",
         "exit",
     ]  # fmt: skip
 
@@ -88,3 +110,14 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_named():
     with pytest.raises(RunError, match=r"ln_f\.bias is not finite after step 3") as error:
         check_weights(model, 3)
     assert error.value.exit_code == 1
+
+
+def test_a_frozen_weight_that_is_moved_is_checked_and_one_that_is_not_is_left_alone():
+    model = tiny_model()
+    weight = model.transformer.h[0].attn.c_attn.weight.requires_grad_(False)
+    with torch.no_grad():
+        weight[0] = float("nan")
+    check_weights(model, 1)
+    weight.grad = torch.zeros_like(weight)
+    with pytest.raises(RunError, match=r"c_attn\.weight is not finite"):
+        check_weights(model, 1)

@@ -1,46 +1,141 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from dpft.errors import InputError
 from dpft.training.optimizers import (
+    OPTIMIZERS,
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
     OptimizerConfig,
     SchedulerConfig,
     make_optimizer,
     make_scheduler,
+    optimizer_class,
 )
 
+GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 
-def optimizer_of(parameter: nn.Parameter, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+
+def optimizer_of(
+    parameter: nn.Parameter, config: OptimizerConfig | None = None, *, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
     return make_optimizer(
-        [parameter], OptimizerConfig(), learning_rate=0.1, weight_decay=weight_decay
+        [parameter], config or AdamW(), learning_rate=0.1, weight_decay=weight_decay
     )
 
 
-def test_a_step_is_that_of_adam_on_the_gradient_it_is_given() -> None:
+def trained(config: OptimizerConfig, start: list[float], *, weight_decay: float = 0.0) -> list:
+    """The parameter after a step on each of the gradients."""
+    parameter = nn.Parameter(torch.tensor(start))
+    optimizer = optimizer_of(parameter, config, weight_decay=weight_decay)
+    for gradient in GRADIENTS:
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    return parameter.tolist()
+
+
+@pytest.mark.parametrize("config", [AdamW(), Adam()])
+def test_a_step_is_that_of_adam_on_the_gradient_it_is_given(config: OptimizerConfig) -> None:
     """Kingma and Ba 2015: the first step has size lr in the direction of the gradient's sign."""
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, -0.5])
-    optimizer_of(parameter).step()
+    optimizer_of(parameter, config).step()
     assert parameter.tolist() == pytest.approx([-0.1, 0.1], rel=1e-5)
 
 
-def test_weight_decay_is_decoupled_from_the_gradient() -> None:
+def test_weight_decay_of_adamw_is_decoupled_from_the_gradient() -> None:
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.zeros(1)
     optimizer_of(parameter, weight_decay=0.5).step()
     assert parameter.item() == pytest.approx(1 - 0.1 * 0.5)
 
 
-def rates(config: SchedulerConfig, steps: int) -> list[float]:
+def test_weight_decay_of_adam_is_a_part_of_the_gradient() -> None:
+    """The gradient becomes 0.5 times the weight; the first step has size lr whatever its size."""
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.zeros(1)
+    optimizer_of(parameter, Adam(), weight_decay=0.5).step()
+    assert parameter.item() == pytest.approx(1 - 0.1)
+
+
+def test_sgd_subtracts_the_gradient_times_the_learning_rate() -> None:
+    """Abadi et al. 2016, Algorithm 1."""
+    assert trained(SGD(), [1.0, 1.0]) == pytest.approx([1 - 0.1 * 4.0, 1 - 0.1 * 1.5])
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "share"),
+    # updates g1 and g2 + m g1; Nesterov (1 + m) g1 and g2 + m (g2 + m g1), with m = 0.9
+    [(False, (1.9, 1.0)), (True, (1.9 + 0.81, 1.9))],
+)
+def test_momentum_keeps_a_share_of_the_last_update(
+    nesterov: bool, share: tuple[float, float]
+) -> None:
+    expected = [-0.1 * (share[0] * g1 + share[1] * g2) for g1, g2 in zip(*GRADIENTS, strict=True)]
+    assert trained(SGD(momentum=0.9, nesterov=nesterov), [0.0, 0.0]) == pytest.approx(expected)
+
+
+def test_weight_decay_of_sgd_is_a_part_of_the_gradient() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.tensor([2.0])
+    optimizer_of(parameter, SGD(), weight_decay=0.5).step()
+    assert parameter.item() == pytest.approx(1 - 0.1 * (2.0 + 0.5))
+
+
+def test_adafactor_moves_a_vector_by_the_learning_rate_times_its_own_size() -> None:
+    """Shazeer and Stern 2018, Algorithm 5: the first second moment is g^2, so the update is 1."""
+    parameter = nn.Parameter(torch.tensor([3.0, 4.0]))
+    parameter.grad = torch.tensor([2.0, -0.5])
+    optimizer_of(parameter, Adafactor()).step()
+    size = math.sqrt((9 + 16) / 2)
+    assert parameter.tolist() == pytest.approx([3 - 0.1 * size, 4 + 0.1 * size])
+
+
+def test_adafactor_knows_the_squares_of_a_matrix_by_rows_and_columns_only() -> None:
+    """Shazeer and Stern 2018, Algorithm 4: R C / mean(R), exact for a gradient of rank one."""
+    parameter = nn.Parameter(torch.ones(2, 3))
+    parameter.grad = torch.outer(torch.tensor([1.0, -2.0]), torch.tensor([1.0, 3.0, 0.5]))
+    optimizer = optimizer_of(parameter, Adafactor())
+    optimizer.step()
+    state = optimizer.state[parameter]
+    assert (state["row_var"].shape, state["col_var"].shape) == ((2, 1), (1, 3))
+    assert parameter[0].tolist() == pytest.approx([0.9] * 3)
+    assert parameter[1].tolist() == pytest.approx([1.1] * 3)
+
+
+def test_adafactor_is_given_its_own_settings() -> None:
+    config = Adafactor(beta2_decay=-0.5, eps1=1e-6, eps2=0.01, clip_threshold=2.0)
+    group = optimizer_of(nn.Parameter(torch.zeros(1)), config).param_groups[0]
+    assert (group["beta2_decay"], group["eps"], group["d"]) == (-0.5, (1e-6, 0.01), 2.0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_chosen_by_its_name(name: str) -> None:
+    config = optimizer_class(name)()
+    assert config.name == name
+    made = optimizer_of(nn.Parameter(torch.zeros(1)), config, weight_decay=0.25)
+    assert type(made) is getattr(torch.optim, type(config).__name__)
+    assert (made.param_groups[0]["lr"], made.param_groups[0]["weight_decay"]) == (0.1, 0.25)
+
+
+def rates(config: SchedulerConfig, steps: int, **settings) -> list[float]:
     optimizer = optimizer_of(nn.Parameter(torch.zeros(1)))
-    scheduler = make_scheduler(optimizer, config, steps=steps)
+    scheduler = make_scheduler(optimizer, config, steps=steps, **settings)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     return seen
+
+
+def warmed_up(step: int, warmup_steps: int, after: float) -> float:
+    return 0.1 * (step / warmup_steps if step < warmup_steps else after)
 
 
 def test_the_constant_schedule_stays() -> None:
@@ -52,17 +147,78 @@ def test_the_linear_schedule_warms_up_and_falls_towards_zero() -> None:
     assert found == pytest.approx([0.0, 0.05, 0.1, 0.075, 0.05, 0.025])
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("constant", lambda step, warmup: 1.0),
+        ("linear", lambda step, warmup: (20 - step) / (20 - warmup)),
+        # Loshchilov and Hutter 2017, equation 5, without restarts
+        (
+            "cosine",
+            lambda step, warmup: (1 + math.cos(math.pi * (step - warmup) / (20 - warmup))) / 2,
+        ),
+        # Vaswani et al. 2017, equation 3; 10,000 is the time scale of T5 (Raffel et al. 2020)
+        (
+            "inverse_sqrt",
+            lambda step, warmup: math.sqrt(warmup / step if warmup else 1e4 / (1e4 + step)),
+        ),
+    ],
+)
+def test_a_schedule_follows_its_formula(name: str, after, warmup_steps: int) -> None:
+    found = rates(SchedulerConfig(name=name, warmup_steps=warmup_steps), 20)
+    expected = [
+        warmed_up(step, warmup_steps, after(max(step, warmup_steps), warmup_steps))
+        for step in range(20)
+    ]
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_the_time_scale_says_how_fast_the_inverse_square_root_falls(warmup_steps: int) -> None:
+    config = SchedulerConfig(name="inverse_sqrt", warmup_steps=warmup_steps, timescale=5)
+    found = rates(config, 16 + warmup_steps)
+    # 15 steps after the warm-up: 1 / sqrt(1 + 15 / 5)
+    assert found[warmup_steps + 15] == pytest.approx(0.1 / 2)
+
+
+def test_a_factor_multiplies_the_schedule_at_every_step() -> None:
+    config = SchedulerConfig(name="linear", warmup_steps=2)
+    found = rates(config, 6, factor=lambda step: 10.0 if step < 3 else 0.5)
+    assert found == pytest.approx([0.0, 0.5, 1.0, 0.0375, 0.025, 0.0125])
+
+
+def test_a_factor_holds_from_the_first_step_on() -> None:
+    assert rates(SchedulerConfig(), 2, factor=lambda step: 3.0) == pytest.approx([0.3, 0.3])
+
+
 @pytest.mark.parametrize(
     ("make", "given", "sentence"),
     [
-        (OptimizerConfig, {"name": "sgd"}, "optimizer.name must be one of adamw, got 'sgd'"),
-        (OptimizerConfig, {"beta1": 1.0}, r"optimizer.beta1 must be in \[0, 1\), got 1.0"),
-        (OptimizerConfig, {"beta2": -0.1}, r"optimizer.beta2 must be in \[0, 1\), got -0.1"),
-        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps must be positive, got 0.0"),
+        (
+            optimizer_class,
+            {"name": "lion"},
+            "optimizer.name must be one of adamw, adam, sgd, adafactor, got 'lion'",
+        ),
+        (AdamW, {"beta1": 1.0}, r"optimizer.beta1 must be in \[0, 1\), got 1.0"),
+        (Adam, {"beta2": -0.1}, r"optimizer.beta2 must be in \[0, 1\), got -0.1"),
+        (AdamW, {"eps": 0.0}, "optimizer.eps must be positive, got 0.0"),
+        (SGD, {"momentum": 1.0}, r"optimizer.momentum must be in \[0, 1\), got 1.0"),
+        (SGD, {"nesterov": True}, "optimizer.nesterov=true needs optimizer.momentum above 0"),
+        (Adafactor, {"beta2_decay": 0.8}, "optimizer.beta2_decay must not be positive, got 0.8"),
+        (Adafactor, {"eps1": -1.0}, "optimizer.eps1 must not be negative, got -1.0"),
+        (Adafactor, {"eps2": -1.0}, "optimizer.eps2 must not be negative, got -1.0"),
+        (Adafactor, {"clip_threshold": 0.5}, "optimizer.clip_threshold must be at least 1"),
         (SchedulerConfig, {"name": "x"}, "scheduler.name must be one of constant, linear"),
         (SchedulerConfig, {"warmup_steps": -1}, "scheduler.warmup_steps must not be negative"),
+        (SchedulerConfig, {"timescale": 5}, "timescale must be null for scheduler=constant"),
+        (
+            SchedulerConfig,
+            {"name": "inverse_sqrt", "timescale": 0},
+            "scheduler.timescale must be at least 1, got 0",
+        ),
     ],
 )
-def test_a_bad_setting_is_refused_by_name(make: type, given: dict, sentence: str) -> None:
+def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make(**given)

@@ -5,7 +5,7 @@ from dpft.errors import RunError
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
-from dpft.training.self_check import check_clipper, synthetic_examples
+from dpft.training.self_check import check_clipper
 from tests.training.toy import VOCABULARY, tiny_model
 
 
@@ -49,13 +49,6 @@ def test_an_embedding_that_forgets_repeated_ids_stops_the_run(monkeypatch):
     monkeypatch.setattr(RowsUse, "squares", forgetful)
     with pytest.raises(RunError, match="self-check failed"):
         check(tiny_model())
-
-
-def test_synthetic_examples_are_ragged_and_within_the_vocabulary():
-    examples = synthetic_examples(3, 12, vocab_size=5, ragged=True)
-    lengths = [len(example.input_ids) for example in examples]
-    assert lengths == sorted(set(lengths), reverse=True) and lengths[0] == 12
-    assert all(0 <= token < 5 for example in examples for token in example.input_ids)
 
 
 def test_trust_rule_3_a_model_whose_examples_mix_is_refused_though_the_loop_agrees():

@@ -5,11 +5,13 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dpft.data.collation import Layout
 from dpft.data.tokenization import TokenizedExample
+from dpft.methods.full import Full
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.training.loop import Records
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
+from dpft.training.optimizers import AdamW, SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.settings import TrainingConfig
 
@@ -35,7 +37,7 @@ def records(count: int = 12, micro_batch_size: int = 4) -> Records:
     return Records(
         examples=examples,
         micro_batch_size=micro_batch_size,
-        pad_token_id=0,
+        layout=Layout(pad_token_id=0),
         device=torch.device("cpu"),
     )
 
@@ -62,9 +64,11 @@ def session(folder: Path, model=None, **settings) -> Session:
     return Session(
         folder=folder,
         model=model or tiny_model(),
+        method=Full(name="full"),
+        phases=(),
         records=records(micro_batch_size=settings.get("micro_batch_size", 4)),
         settings=TrainingConfig(expected_batch_size=6, learning_rate=1e-2, **settings),
-        optimizer=OptimizerConfig(),
+        optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
         save_model=lambda: (folder / "model").mkdir(),
         num_examples=12,

@@ -15,6 +15,8 @@ TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""
 LIKELIHOODS = "likelihoods"
 """A model's likelihood of the references: columns ``nll_sums`` (nats) and ``token_counts``."""
+LABELS = "labels"
+"""Classes or, for regression, scores: columns ``predicted`` and ``gold``, numbers."""
 
 _INFRASTRUCTURE = {"base", "local", "ptb"}
 
@@ -26,7 +28,7 @@ class MetricSpec:
     name: str
     """Key in metrics.json, and name of the module."""
     inputs: str
-    """The kind of columns it reads, which are the parameters of ``score``: texts, likelihoods."""
+    """The kind of columns it reads, which are the parameters of ``score``: ``TEXTS``, say."""
     score: Callable[..., float]
     """The arithmetic; keyword parameters named as the columns."""
     description: str

@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from dpft.evaluation.metrics.base import LIKELIHOODS, TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, MetricSpec
 
 FEATURES = {
     TEXTS: datasets.Features(
@@ -21,6 +21,9 @@ FEATURES = {
     ),
     LIKELIHOODS: datasets.Features(
         {"nll_sums": datasets.Value("float64"), "token_counts": datasets.Value("int64")}
+    ),
+    LABELS: datasets.Features(
+        {"predicted": datasets.Value("float64"), "gold": datasets.Value("float64")}
     ),
 }
 """Kind of columns to their types."""

@@ -10,6 +10,7 @@ from dpft.evaluation.metrics.local import LocalMetric, compute
 COLUMNS = {
     "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},
     "likelihoods": {"nll_sums": [3.5, 2.25], "token_counts": [2, 1]},
+    "labels": {"predicted": [0, 1, 1, 1], "gold": [0.0, 1.0, 0.0, 1.0]},
 }
 
 

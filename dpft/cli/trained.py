@@ -1,0 +1,115 @@
+"""What ``dpft eval`` and ``dpft export`` load: a run's trained model, or any other."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.cli.parts import encoding_of, head_of
+from dpft.config import schema
+from dpft.config.keys import plain
+from dpft.config.load import load_saved
+from dpft.config.schema import TrainConfig
+from dpft.data.encoding import Encoding
+from dpft.errors import InputError
+from dpft.kinds import Head
+from dpft.methods.base import Method
+from dpft.models.checks import check_model
+from dpft.models.loading import load_config, load_model, load_tokenizer
+from dpft.models.source import ModelConfig
+from dpft.privacy.ledger import read_ledger
+from dpft.reports.run import CONFIGURATION
+from dpft.tasks.base import Task
+from dpft.training.session import LEDGER
+
+MODEL, BASE = "model", "base"
+"""A run's folder of its model; in it, the base of an adapter, where it cannot be had elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model to score or to export, and what a method has to put onto it."""
+
+    model: ModelConfig
+    method: Method | None = None
+    """Puts what the run trained onto the model; None: the model is whole."""
+    folder: Path | None = None
+    """Where that and the tokenizer are."""
+
+    def head(self, task: Task) -> Head:
+        """Returns what the model answers with."""
+        return head_of(task, self.model)
+
+    def load(self, head: Head, *, seed: int = 0) -> PreTrainedModel:
+        """Returns the model on the CPU.
+
+        Args:
+            head: What it answers with.
+            seed: Of a head that it lacks.
+
+        Raises:
+            InputError: It cannot be found or understood, or mixes examples.
+        """
+        model = load_model(self.model, seed=seed, head=head)
+        check_model(model)
+        if self.method is None or self.folder is None:
+            return model
+        return self.method.restore(model, self.folder)
+
+    def tokenizer(self, head: Head) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer, which a run saves beside its model."""
+        if self.folder is None:
+            return load_tokenizer(self.model, kind=head.kind)
+        beside = replace(self.model, path=str(self.folder))
+        return load_tokenizer(beside, kind=head.kind, architecture=load_config(self.model))
+
+    def encoding(self, task: Task, head: Head) -> Encoding:
+        """Returns how the task's records become what the model reads."""
+        return encoding_of(task, self.model, head, self.tokenizer(head))
+
+
+def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
+    """Returns the trained model of a run.
+
+    Args:
+        folder: The run's folder.
+        config: The run's configuration.
+    """
+    saved = folder / MODEL
+    if config.method.saves_whole_model:
+        return Subject(model=replace(config.model, path=str(saved), init="pretrained"))
+    base = config.model
+    if (saved / BASE).is_dir():
+        base = replace(base, path=str(saved / BASE), init="pretrained")
+    return Subject(model=base, method=config.method, folder=saved)
+
+
+def saved_run(folder: str) -> TrainConfig:
+    """Returns the configuration of a run whose training has ended.
+
+    Raises:
+        InputError: There is no such folder, or its training has not ended.
+    """
+    path = Path(folder) / CONFIGURATION
+    if not path.is_file():
+        missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"
+        raise InputError(
+            f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
+            "folder that `dpft train` named, such as outputs/DATE/TIME."
+        )
+    ledger = Path(folder) / LEDGER
+    ended = not ledger.exists() or read_ledger(ledger).closed
+    if not ended or not (Path(folder) / "model").is_dir():
+        raise InputError(
+            f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
+            "training has not; wait for it, or train anew."
+        )
+    config: TrainConfig = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
+    return config
+
+
+def saved_configuration(folder: str) -> dict[str, Any]:
+    """Returns ``saved_run`` as plain values."""
+    saved: dict[str, Any] = plain(saved_run(folder))
+    return saved

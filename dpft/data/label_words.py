@@ -1,0 +1,131 @@
+"""Records with a place for a label word: text infilling (Li et al. 2022, section 4 and Table 10).
+
+A masked language model reads the whole template, the mask in it; a causal or seq2seq model reads
+what comes before the mask and answers next. Whatever does not fit is cut from the records' own
+texts, the longest first: template and mask always survive.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from dpft.data.encoding import Encoding
+from dpft.data.tokenization import TokenizedExample, token_ids
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, MASKED
+from dpft.tasks.base import LabelledExample, Piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelWordEncoding(Encoding):
+    """Filled templates, for language models."""
+
+    pieces: Callable[[LabelledExample], Sequence[Piece]]
+    """A record's template, filled."""
+    distribution: Callable[[float], Sequence[float]]
+    """A label to the probabilities of the label words."""
+
+    def rows(self, examples: Sequence[LabelledExample]) -> list[TokenizedExample]:
+        """See ``Encoding.rows``."""
+        filled = [[p for p in self.pieces(e) if self._is_read(p)] for e in examples]
+        texts = [piece.text for pieces in filled for piece in pieces]
+        ids = iter(token_ids(texts, self.tokenizer))
+        around = special_ids(self.tokenizer)
+        return [
+            self._row(example, pieces, [next(ids) for _ in pieces], around)
+            for example, pieces in zip(examples, filled, strict=True)
+        ]
+
+    def _is_read(self, piece: Piece) -> bool:
+        return self.layout.kind == MASKED or not piece.is_mask
+
+    def _row(
+        self,
+        example: LabelledExample,
+        pieces: Sequence[Piece],
+        ids: list[list[int]],
+        around: tuple[list[int], list[int]],
+    ) -> TokenizedExample:
+        start, end = around
+        # A causal model's answer follows the text, so no token may stand between.
+        end = [] if self.layout.kind == CAUSAL else end
+        mask = self.tokenizer.mask_token_id
+        ids = [[mask] if p.is_mask else part for p, part in zip(pieces, ids, strict=True)]
+        room = self.max_length - len(start) - len(end)
+        whole = start + sum(cut_longest(pieces, ids, room), []) + end
+        answer = whole.index(mask) if self.layout.kind == MASKED else len(whole) - 1
+        labels = [float(share) for share in self.distribution(example.label)]
+        return TokenizedExample(input_ids=whole, labels=labels, answer=answer)
+
+
+def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) -> list[list[int]]:
+    """Returns the pieces' tokens cut to ``room``: the longest text loses its end first.
+
+    Args:
+        pieces: Say which of them are the record's own texts.
+        ids: Tokens of each piece.
+        room: Most tokens in all.
+
+    Raises:
+        InputError: The template alone is longer.
+    """
+    texts = [index for index, piece in enumerate(pieces) if piece.may_be_cut]
+    lengths = [len(part) for part in ids]
+    fixed = sum(lengths) - sum(lengths[index] for index in texts)
+    if fixed > room:
+        raise InputError(
+            f"task.max_length must leave room for the template's own {fixed} tokens, got {room};"
+            " raise it."
+        )
+    while sum(lengths) > room:
+        longest = max(texts, key=lambda index: lengths[index])
+        lengths[longest] -= 1
+    return [part[:length] for part, length in zip(ids, lengths, strict=True)]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Returns the tokens that the tokenizer puts before and after every text."""
+    around = list(tokenizer("")["input_ids"])
+    opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
+    start = around[: sum(token in opening for token in around[:1])]
+    return start, around[len(start) :]
+
+
+def label_word_ids(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, after_blank: bool
+) -> tuple[int, ...]:
+    """Returns the token of each label word, as it stands in the template.
+
+    Args:
+        words: The label words.
+        tokenizer: The model's.
+        after_blank: Whether a blank stands before the mask; byte-level tokenizers have tokens of
+            their own for such words.
+
+    Raises:
+        InputError: A word splits into pieces, is unknown, or shares its token with another.
+    """
+    ids: dict[int, str] = {}
+    for word in words:
+        token = _single_token(word, tokenizer, after_blank)
+        if token in ids:
+            raise InputError(
+                f"task.label_words must be different tokens, got {ids[token]!r} and {word!r}, which"
+                " share one; choose other words."
+            )
+        ids[token] = word
+    return tuple(ids)
+
+
+def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bool) -> int:
+    spellings = [f" {word}", word] if after_blank else [word]
+    pieces = token_ids(spellings, tokenizer)
+    for found in pieces:
+        if len(found) == 1 and found[0] != tokenizer.unk_token_id:
+            return found[0]
+    names = tokenizer.convert_ids_to_tokens(min(pieces, key=len))
+    raise InputError(
+        f"each of task.label_words must be one token of the model's tokenizer, got {word!r}, which"
+        f" is {' + '.join(map(repr, names)) or 'none'}; choose a shorter or commoner word."
+    )

@@ -1,0 +1,48 @@
+"""Rows of random tokens, to try a model on before any record is touched.
+
+They need no tokenizer and hold nothing of the data: only the vocabulary's size and the layout.
+"""
+
+import torch
+
+from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, Layout
+from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
+from dpft.kinds import MASKED, SEQ2SEQ
+
+
+def synthetic_rows(
+    layout: Layout, count: int, longest: int, *, vocab_size: int, ragged: bool = True
+) -> list[TokenizedExample]:
+    """Returns ``count`` random rows of ``longest`` tokens, the same ones every time.
+
+    Args:
+        layout: Says what a row's labels are.
+        count: How many.
+        longest: Tokens of the longest.
+        vocab_size: Tokens are below it.
+        ragged: Whether the others are shorter.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for number in range(count):
+        shortened = number * longest // (count + 1) if ragged else 0
+        length = max(2, longest - shortened)
+        ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+        ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
+        rows.append(_row(layout, ids, generator))
+    return rows
+
+
+def _row(layout: Layout, ids: list[int], generator: torch.Generator) -> TokenizedExample:
+    half = len(ids) // 2
+    if layout.answer in (LABEL_WORDS, CLASSES):
+        count = len(layout.words) if layout.answer == LABEL_WORDS else layout.outputs
+        labels = torch.rand(count, generator=generator).softmax(0).tolist()
+        answer = half if layout.kind == MASKED else len(ids) - 1
+        return TokenizedExample(input_ids=ids, labels=labels, answer=answer)
+    if layout.answer == SCORE:
+        labels = torch.rand(1, generator=generator).tolist()
+        return TokenizedExample(input_ids=ids, labels=labels)
+    if layout.kind == SEQ2SEQ:
+        return TokenizedExample(input_ids=ids, labels=ids[half:])
+    return TokenizedExample(input_ids=ids, labels=[IGNORED_LABEL] * half + ids[half:])

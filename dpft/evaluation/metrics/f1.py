@@ -1,0 +1,37 @@
+"""F1 of two classes, the second of them (index 1) the positive one, as GLUE has it."""
+
+from collections.abc import Sequence
+
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import LABELS, MetricSpec
+
+
+def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
+    """Returns 2PR / (P + R) for precision P and recall R of class 1, 0..1.
+
+    It is 0 where no example is of class 1 nor predicted to be.
+
+    Args:
+        predicted: Class index of each example, 0 or 1.
+        gold: The right class index of each, 0 or 1.
+
+    Raises:
+        InputError: There are other classes.
+    """
+    from sklearn.metrics import f1_score
+
+    others = sorted({*predicted, *gold} - {0, 1})
+    if others:
+        raise InputError(
+            f"task.metrics=[f1] is for two classes, 0 and 1, got class {others[0]:g}; use accuracy."
+        )
+    return float(f1_score(gold, predicted, labels=[1], average="macro", zero_division=0.0))
+
+
+METRIC = MetricSpec(
+    name="f1",
+    inputs=LABELS,
+    score=f1,
+    description="F1 of two classes, class 1 the positive one; 0..1.",
+    citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
+)

@@ -1,0 +1,34 @@
+"""Matthews correlation: how classes agree beyond what their frequencies explain; CoLA's metric."""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.accuracy import check_classes
+from dpft.evaluation.metrics.base import LABELS, MetricSpec
+
+
+def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
+    """Returns the correlation of classes, -1..1; 0 where either holds one class only.
+
+    Args:
+        predicted: Class index of each example.
+        gold: The right class index of each.
+
+    Raises:
+        InputError: They are scores, not classes.
+    """
+    from sklearn.metrics import matthews_corrcoef
+
+    check_classes("matthews_correlation", predicted, gold)
+    # of one class in all, scikit-learn warns before it answers 0
+    if len({*predicted, *gold}) < 2:
+        return 0.0
+    return float(matthews_corrcoef(gold, predicted))
+
+
+METRIC = MetricSpec(
+    name="matthews_correlation",
+    inputs=LABELS,
+    score=matthews_correlation,
+    description="Matthews correlation of predicted and right classes; -1..1.",
+    citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
+)

@@ -1,0 +1,28 @@
+"""Kinds of models, by how they answer: the words that tasks, data and models share."""
+
+from dataclasses import dataclass
+
+CAUSAL = "causal"
+"""Continues a text: GPT-2, Llama."""
+SEQ2SEQ = "seq2seq"
+"""Reads one text and writes another: T5, BART."""
+MASKED = "masked"
+"""Fills in a masked token: BERT, RoBERTa."""
+CLASSIFIER = "classifier"
+"""Has a classification head."""
+LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a model answers with."""
+
+    kind: str
+    """One of the kinds above."""
+    labels: tuple[str, ...] = ()
+    """For a classifier: names of the classes; empty: it gives one number, a score."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers a classifier gives for a record."""
+        return max(1, len(self.labels))

@@ -1,0 +1,107 @@
+"""Files of a method that adds modules to a frozen model: what it trained, and how it was added.
+
+Weights are safetensors and settings are JSON, so nothing is unpickled (DESIGN section 6.11).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.files import write_json
+
+WEIGHTS = "dpft_adapter.safetensors"
+SETTINGS = "dpft_adapter.json"
+BASE = "base"
+"""Folder of the base model, written where no other place holds it."""
+
+
+def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes every parameter that requires grad, by its name, a tied one once, and the settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    save_file(trained, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / SETTINGS, {"settings": dict(settings)})
+
+
+def load_settings(folder: Path) -> dict[str, Any]:
+    """Returns the settings that ``save_trained`` was given.
+
+    Raises:
+        InputError: They cannot be read.
+    """
+    try:
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())["settings"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{folder} must hold the {SETTINGS} that training wrote, got {error!r}; give the"
+            " model folder of a finished run."
+        ) from None
+    return settings
+
+
+@torch.no_grad()
+def load_trained(model: nn.Module, folder: Path) -> None:
+    """Puts the saved parameters into a model that has them all, by name.
+
+    Raises:
+        InputError: They cannot be read, or belong to another model.
+    """
+    own = dict(model.named_parameters())
+    for name, tensor in _read_weights(folder / WEIGHTS).items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise InputError(
+                f"{folder / WEIGHTS} must be for the base model given, got {name} of shape"
+                f" {tuple(tensor.shape)}, which it lacks; give the base the run began with."
+            )
+        own[name].copy_(tensor)
+
+
+def save_base(model: PreTrainedModel, folder: Path, wrapper: type[nn.Module]) -> None:
+    """Writes the model as it was before its layers were wrapped, where nothing else holds it.
+
+    A checkpoint has a ``name_or_path`` to load it from; a random initialization has not.
+
+    Args:
+        model: The trained model; unions of the method are in it as trained.
+        folder: ``BASE`` is made in it.
+        wrapper: Class of the wrapped layers; their ``base_layer`` is written in their place.
+    """
+    if not model.name_or_path:
+        with _unwrapped(model, wrapper):
+            model.save_pretrained(folder / BASE, safe_serialization=True)
+
+
+@contextmanager
+def _unwrapped(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[None]:
+    """Puts each wrapped layer back into its place for a while."""
+    wrapped = {n: m for n, m in model.named_modules() if isinstance(m, wrapper)}
+    for name in wrapped:
+        model.set_submodule(name, model.get_submodule(f"{name}.base_layer"))
+    try:
+        yield
+    finally:
+        for name, module in wrapped.items():
+            model.set_submodule(name, module)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} must hold the weights that training wrote, got {error}; give the model"
+            " folder of a finished run."
+        ) from None

@@ -1,0 +1,180 @@
+"""Bottleneck adapters: where they go in a model, whatever an adapter is.
+
+A block's output projections, after attention and after the feed-forward layer, are wrapped, so
+that an adapter acts before the residual is added (Houlsby et al. 2019, figure 2). The adapters
+themselves are ``adapter`` and ``compacter``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from dpft.errors import InputError
+from dpft.methods.added_files import load_settings, load_trained, save_base, save_trained
+from dpft.methods.base import Method, is_new
+from dpft.methods.parts import norm_parameters, train_only
+
+BERT = ("attention.output.dense", "output.dense")
+GPT2 = ("attn.c_proj", "mlp.c_proj")
+BART = ("self_attn.out_proj", "fc2")
+LLAMA = ("self_attn.o_proj", "mlp.down_proj")
+T5 = ("SelfAttention.o", "DenseReluDense.wo")
+PLACES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2", "electra", "longformer"), BERT
+    ),
+    "albert": ("attention.dense", "ffn_output"),
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
+    "gpt2": GPT2,
+    "gpt_neo": ("attention.out_proj", "mlp.c_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    **dict.fromkeys(("opt", "bart", "mbart"), BART),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA
+    ),
+    **dict.fromkeys(("t5", "mt5"), T5),
+}
+"""Suffixes of the projections' names, by the architecture's ``model_type``."""
+
+Projection = nn.Linear | Conv1D
+AdapterMaker = Callable[[int], nn.Module]
+"""Width of a projection's output to a new adapter, which maps (…, width) to the same shape."""
+
+
+class AdaptedProjection(nn.Module):
+    """A projection, and an adapter on its output.
+
+    The projection is called ``base_layer``, as in peft, so that a parameter's name still leads
+    to its name in the model itself (``base.original_name``).
+    """
+
+    def __init__(self, base_layer: Projection, adapter: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.adapter = adapter
+
+    @property
+    def weight(self) -> Tensor:
+        """The projection's weight: T5 asks for its dtype."""
+        weight: Tensor = self.base_layer.weight
+        return weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the adapted projection of (…, inputs), shape (…, width)."""
+        outputs: Tensor = self.adapter(self.base_layer(inputs))
+        return outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottleneckMethod(Method):
+    """Base of the methods that put adapters behind a block's output projections."""
+
+    bottleneck: int
+    """Width in the middle of an adapter."""
+    targets: tuple[str, ...] | None = None
+    """Suffixes of the names of the linear modules to adapt; None takes the architecture's own."""
+    train_norms: bool = False
+    """Train the normalization layers as well, as Houlsby et al. 2019 do."""
+
+    saves_whole_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.bottleneck < 1:
+            raise InputError(f"method.bottleneck must be at least 1, got {self.bottleneck}.")
+
+    @abstractmethod
+    def adapter_maker(self, device: torch.device) -> AdapterMaker:
+        """Returns what makes the adapters of one model, on its device."""
+
+    def check_width(self, width: int) -> None:
+        """Refuses a projection that the adapters do not fit.
+
+        Raises:
+            InputError: The bottleneck is wider than the projection's output.
+        """
+        if self.bottleneck > width:
+            raise InputError(
+                f"method.bottleneck must be at most the hidden size {width}, got"
+                f" {self.bottleneck}; lower it."
+            )
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with trainable adapters in it, all else frozen.
+
+        Raises:
+            InputError: There is nowhere to put them, or they do not fit.
+        """
+        norms = norm_parameters(model) if self.train_norms else set()
+        train_only(model, lambda name, p: p in norms and not is_new(name, new))
+        return self.insert(model)
+
+    def insert(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns the model with adapters in it.
+
+        Raises:
+            InputError: As ``adapt``.
+        """
+        projections = self._projections(model)
+        for layer in projections.values():
+            self.check_width(output_width(layer))
+        make = self.adapter_maker(next(model.parameters()).device)
+        for name, layer in projections.items():
+            adapter = make(output_width(layer)).to(layer.weight.dtype)
+            model.set_submodule(name, AdaptedProjection(layer, adapter))
+        return model
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes what was trained and the settings, and the base where no other place holds it."""
+        save_trained(model, folder, asdict(self))
+        save_base(model, folder, AdaptedProjection)
+
+    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+        """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
+        settings = load_settings(folder)
+        if settings.get("name") != self.name:
+            raise InputError(
+                f"{folder} must be of method={self.name}, got {settings.get('name')!r}; restore it"
+                " with its own method."
+            )
+        targets = settings.get("targets")
+        settings["targets"] = None if targets is None else tuple(targets)
+        type(self)(**settings).insert(model)
+        load_trained(model, folder)
+        return model
+
+    def _projections(self, model: PreTrainedModel) -> dict[str, Projection]:
+        """Returns the modules to wrap, by name; one that blocks share, once."""
+        suffixes = self.targets or PLACES.get(model.config.model_type)
+        linear = {n: m for n, m in model.named_modules() if isinstance(m, Projection)}
+        if suffixes is None:
+            raise InputError(
+                f"method.targets must be given for model type {model.config.model_type!r}, got"
+                f" none; name output projections by their endings, such as {_endings(linear)}."
+            )
+        found = {n: m for n, m in linear.items() if _ends_with(n, suffixes)}
+        if not found:
+            raise InputError(
+                f"method.targets must match a linear module, got {', '.join(suffixes)}; the"
+                f" model's are called {_endings(linear)}."
+            )
+        return found
+
+
+def output_width(layer: Projection) -> int:
+    """Returns the width of what a projection gives."""
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.nf)
+
+
+def _ends_with(name: str, suffixes: tuple[str, ...]) -> bool:
+    return any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)
+
+
+def _endings(linear: dict[str, Projection]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in linear}))

@@ -1,0 +1,34 @@
+"""Linear probing: the head trains, the body is frozen (Kornblith et al. 2019; Bu et al. 2022)."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.methods.base import Method, is_new
+from dpft.methods.parts import head_parameters, is_tied, train_only
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProbe(Method):
+    """Trains what lies outside the model's body (``base_model``), and new modules.
+
+    That is a classifier, or the head of a language model that is not tied to the embeddings.
+    """
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with its head trainable.
+
+        Raises:
+            InputError: The head is the input embeddings, so that it cannot train alone.
+        """
+        if is_tied(model):
+            raise InputError(
+                f"method=linear_probe needs a head of its own, got {type(model).__name__} whose"
+                " head is tied to its embeddings; choose method=top2 or method=bitfit."
+            )
+        head = head_parameters(model)
+        return train_only(model, lambda name, p: p in head and not is_new(name, new))
+
+
+METHOD = LinearProbe

@@ -1,0 +1,111 @@
+"""The folder of an adapter: what plain peft loads, with all that was trained beside the adapter.
+
+It stands apart from the methods because peft alone would lose two things. Original weights that
+train with the adapter (biases, embeddings) are in none of its files; they are added to
+``adapter_model.safetensors`` under their full names, where ``PeftModel.from_pretrained`` finds
+them. And a base that was never pretrained has no address; its weights go to ``base/``.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from peft import PeftConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+BASE_FOLDER = "base"
+WEIGHTS = "adapter_model.safetensors"
+PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
+"""In the names of the parameters that peft saves by itself."""
+
+
+def wrap(model: PreTrainedModel, config: PeftConfig) -> PreTrainedModel:
+    """Returns the model inside peft's; the config belongs to this model alone from now on.
+
+    peft writes the model's sizes into the config, so a config must never serve a second model.
+    """
+    with _quiet():
+        wrapped: Any = get_peft_model(model, config)
+    return cast(PreTrainedModel, wrapped)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Writes a folder from which ``PeftModel.from_pretrained`` restores the trained model.
+
+    ``adapter_config.json`` names the base: its hub name, or its absolute path. A base without
+    either (``name_or_path`` empty: initialised at random) is saved under ``base/`` and named so.
+
+    Args:
+        model: What ``wrap`` returned, trained.
+        folder: Made if need be.
+    """
+    adapted: Any = model
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    base = adapted.get_base_model()
+    if not base.name_or_path:
+        base.save_pretrained(folder / BASE_FOLDER, state_dict=_base_weights(base))
+    source = base.name_or_path or str(folder / BASE_FOLDER)
+    path = Path(source).expanduser()
+    source = str(path.resolve()) if path.is_dir() else source
+    adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
+    # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
+    adapted.save_pretrained(folder, save_embedding_layers=False)
+    _add_weights(folder / WEIGHTS, _also_trained(model))
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable.
+
+    Args:
+        model: The base as the run began with it; where there is a ``base_folder``, loaded from it.
+        folder: What ``save_adapter`` wrote.
+    """
+    with _quiet():
+        loaded: Any = PeftModel.from_pretrained(model, folder, torch_device=str(model.device))
+    return cast(PreTrainedModel, loaded.requires_grad_(False))
+
+
+def base_folder(folder: Path) -> Path | None:
+    """Returns where an adapter's folder keeps its base; None if the base is to be had elsewhere."""
+    base = folder / BASE_FOLDER
+    return base if base.is_dir() else None
+
+
+def _base_weights(base: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights of the base under the names they had before peft, the adapter's none."""
+    return {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): weight
+        for name, weight in base.state_dict().items()
+        if not any(part in name for part in PEFT_PARTS)
+    }
+
+
+def _also_trained(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the trained weights of the base itself, by their names in peft's model."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not any(part in name for part in PEFT_PARTS)
+    }
+
+
+def _add_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    if not weights:
+        return
+    partial = file.with_name(f".{file.name}.partial")
+    save_file({**load_file(file), **weights}, partial, metadata={"format": "pt"})
+    partial.replace(file)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what peft says of its own use of transformers, and of mixed layer kinds."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.* is deprecated")
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        yield

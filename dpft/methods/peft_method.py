@@ -1,0 +1,111 @@
+"""What the methods built on peft share: one adapter, trained on a frozen base and saved alone."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from peft import PeftConfig, TaskType
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
+
+from dpft.errors import InputError
+from dpft.methods.base import Method
+from dpft.methods.peft_folder import load_adapter, save_adapter, wrap
+
+TASKS: tuple[tuple[TaskType, Mapping[str, Any]], ...] = (
+    (TaskType.CAUSAL_LM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    (TaskType.SEQ_2_SEQ_LM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    (TaskType.SEQ_CLS, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+)
+"""peft's task to transformers' table of the classes for it, one or more a model type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftMethod(Method):
+    """Base of the methods that peft implements; ``save`` leaves peft's own folder."""
+
+    saves_whole_model: ClassVar[bool] = False
+    own_parts: ClassVar[str]
+    """In the names of the parameters that the method itself adds."""
+
+    @abstractmethod
+    def configure(
+        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
+    ) -> PeftConfig:
+        """Returns a config made for this model.
+
+        Args:
+            model: The fresh model.
+            task: What peft calls the model's task; None where it has no name for it.
+            new_modules: Modules that are saved whole beside the adapter (``modules_to_save``).
+
+        Raises:
+            InputError: The settings do not fit the model.
+        """
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model inside peft's, the method's own parameters alone trainable.
+
+        Raises:
+            InputError: The settings do not fit the model.
+        """
+        config = self.configure(model, task_type(model), new_modules(model, new))
+        try:
+            prepared = wrap(model, config)
+        except ValueError as error:
+            raise InputError(
+                f"method={self.name} must fit the model, got {type(model).__name__}, which peft"
+                f" refuses ({str(error).splitlines()[0].rstrip('.')}); choose another method."
+            ) from error
+        for name, parameter in prepared.named_parameters():
+            parameter.requires_grad_(self.own_parts in name)
+        return prepared
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
+        save_adapter(model, folder)
+
+    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+        """Returns the base with the saved adapter on it, in eval mode, nothing trainable.
+
+        Args:
+            model: The base the run began with; where ``base_folder(folder)`` is not None, the run
+                began with random weights and the base must be loaded from there.
+            folder: What ``save`` was given.
+        """
+        return load_adapter(model, folder)
+
+
+def task_type(model: PreTrainedModel) -> TaskType | None:
+    """Returns peft's name for the model's task; None for one without, such as masked LM."""
+    for task, classes in TASKS:
+        known = classes.get(model.config.model_type, ())
+        if type(model).__name__ in ((known,) if isinstance(known, str) else known):
+            return task
+    return None
+
+
+def new_modules(model: nn.Module, new: frozenset[str]) -> list[str]:
+    """Returns the names of the outermost modules all of whose parameters are new."""
+    whole = {
+        name
+        for name, module in model.named_modules()
+        if (own := [f"{name}.{inner}" for inner, _ in module.named_parameters()])
+        and new.issuperset(own)
+    }
+    return sorted(name for name in whole if name.rpartition(".")[0] not in whole)
+
+
+def refuse(name: str, model: PreTrainedModel, expected: str) -> InputError:
+    """Returns the error of a method that does not fit a model."""
+    return InputError(
+        f"method={name} needs {expected}, got {type(model).__name__}; choose another method, such"
+        " as method=lora."
+    )

@@ -1,0 +1,83 @@
+"""Prefix tuning: trained keys and values before every layer's own (Li & Liang 2021, 2101.00190).
+
+The prefix is the output of a small network on a trained embedding (the reparametrisation); it is
+dropped when the adapter is saved, which holds the keys and values themselves. In an encoder-decoder
+peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it; the rest is idle.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from peft import PeftConfig, PrefixTuningConfig, TaskType
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.methods.peft_method import PeftMethod, refuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix(PeftMethod):
+    """Trains a prefix and its reparametrisation (9,857,024 numbers for GPT-2 by default)."""
+
+    length: int = 10
+    """Positions of the prefix (Li & Liang's for E2E); the model's own positions follow it."""
+    hidden: int = 512
+    """Width of the reparametrisation's hidden layer (Li & Liang's for E2E)."""
+
+    own_parts: ClassVar[str] = "prompt_encoder."
+
+    def __post_init__(self) -> None:
+        for name in ("length", "hidden"):
+            if getattr(self, name) < 1:
+                raise InputError(f"method.{name} must be at least 1, got {getattr(self, name)}.")
+
+    def configure(
+        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
+    ) -> PeftConfig:
+        """Returns the config for this model.
+
+        Raises:
+            InputError: The model's layers take no keys and values from outside, or recompute.
+        """
+        self._check(model, task)
+        return PrefixTuningConfig(
+            task_type=task,
+            num_virtual_tokens=self.length,
+            prefix_projection=True,
+            encoder_hidden_size=self.hidden,
+            modules_to_save=new_modules or None,
+            **_sizes(model),
+        )
+
+    def _check(self, model: PreTrainedModel, task: TaskType | None) -> None:
+        config: Any = model.config
+        backbone = inspect.signature(model.base_model.forward).parameters
+        classifies_encoder_decoder = task == TaskType.SEQ_CLS and config.is_encoder_decoder
+        if task is None or classifies_encoder_decoder or "past_key_values" not in backbone:
+            raise refuse(
+                self.name, model, "a language model or a classifier that takes past_key_values"
+            )
+        # peft's own condition: a recomputed layer would append to the same cache again
+        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+            raise InputError(
+                f"method={self.name} needs model.gradient_checkpointing=false, got true: its"
+                " prefix is a key-value cache, which recomputed layers do without."
+            )
+
+
+def _sizes(model: PreTrainedModel) -> dict[str, Any]:
+    """Returns sizes of the keys and values where peft would read others from the config."""
+    config: Any = model.config
+    # peft counts T5's encoder layers and takes heads to fill d_model, but the prefix is the
+    # decoder's and T5's heads may be wider or narrower (Flan-T5 small: 6 heads of 64, d_model 512)
+    if "num_decoder_layers" not in config.to_dict():
+        return {}
+    return {
+        "num_layers": config.num_decoder_layers,
+        "num_attention_heads": config.num_heads,
+        "token_dim": config.num_heads * config.d_kv,
+    }
+
+
+METHOD = Prefix

@@ -1,0 +1,143 @@
+"""Prompt tuning: trained embeddings before the input (Lester et al. 2021, arXiv 2104.08691).
+
+peft gives the logits of the prompt's own positions as well, and forgets position ids, so that a
+left-padded text would stand at other positions than the same text alone. Both are mended here, on
+the prepared model: what it is called with and gives is as without a prompt.
+
+Shapes: b examples, n prompt positions, t tokens, d width, v vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any, ClassVar, cast
+
+from peft import PeftConfig, PromptTuningConfig, TaskType
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from dpft.errors import InputError
+from dpft.methods.peft_method import PeftMethod, refuse, task_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt(PeftMethod):
+    """Trains the embeddings of a prompt, drawn at random from the global generator."""
+
+    num_virtual_tokens: int = 20
+    """Positions of the prompt; Lester et al. gain little beyond 20. They are the model's own."""
+
+    own_parts: ClassVar[str] = "prompt_encoder."
+
+    def __post_init__(self) -> None:
+        if self.num_virtual_tokens < 1:
+            raise InputError(
+                f"method.num_virtual_tokens must be at least 1, got {self.num_virtual_tokens}."
+            )
+
+    def configure(
+        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
+    ) -> PeftConfig:
+        """Returns the config for this model.
+
+        Raises:
+            InputError: The model cannot take a prompt, or would read its result off the padding.
+        """
+        config: Any = model.config
+        if task is None or (task == TaskType.SEQ_CLS and not _is_encoder(model)):
+            raise refuse(self.name, model, "a language model or a classifier on an encoder")
+        return PromptTuningConfig(
+            task_type=task,
+            num_virtual_tokens=self.num_virtual_tokens,
+            token_dim=cast(Any, model.get_input_embeddings()).embedding_dim,
+            # 1: peft would double the prompt of an encoder-decoder and leave half of it unused
+            num_transformer_submodules=1,
+            num_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            modules_to_save=new_modules or None,
+        )
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with a prompt before its input, the prompt alone trainable."""
+        return _mended(super().adapt(model, new))
+
+    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+        """Returns the base with the saved prompt on it, called and read as without a prompt.
+
+        Args:
+            model: As in ``PeftMethod.restore``.
+            folder: What ``save`` was given.
+        """
+        return _mended(super().restore(model, folder))
+
+
+def _is_encoder(model: PreTrainedModel) -> bool:
+    """Returns whether a classifier reads the first position.
+
+    One on a decoder reads the last token, which it cannot find once the tokens are embeddings.
+    """
+    config: Any = model.config
+    encoders = MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return config.model_type in encoders and not config.is_encoder_decoder
+
+
+def _mended(prepared: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model, changed to be called and to answer as without a prompt."""
+    adapted: Any = prepared
+    base = adapted.get_base_model()
+    # methods bound to the model, not closures: a copy of the model gets its own
+    adapted.get_prompt = MethodType(_prompt, adapted)
+    prepared.register_forward_pre_hook(_drop_positions, with_kwargs=True)
+    if task_type(base) == TaskType.CAUSAL_LM:
+        prepared.register_forward_pre_hook(_keep_own_logits, with_kwargs=True)
+        base.register_forward_pre_hook(_derive_positions, with_kwargs=True)
+        adapted.base_model_prepare_inputs_for_generation = MethodType(_step_inputs, base)
+    return prepared
+
+
+def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> Tensor:
+    """Returns the prompt, looked up for each example, shape (b, n, d).
+
+    peft looks it up once and repeats it, which hides from a layer whose gradient is whose: the
+    clipper would take the whole model one example after another.
+    """
+    encoder = adapted.prompt_encoder[adapted.active_adapter]
+    tokens = adapted.prompt_tokens[adapted.active_adapter].to(encoder.embedding.weight.device)
+    prompt: Tensor = encoder(tokens.expand(batch_size, -1))
+    return prompt
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _drop_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Drops position ids, which peft would drop with a warning."""
+    return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
+
+
+def _keep_own_logits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Asks for the logits of the tokens alone, shape (b, t, v); labels want those of n + t."""
+    if "input_ids" in kwargs and kwargs.get("labels") is None:
+        kwargs = {"logits_to_keep": kwargs["input_ids"].shape[1], **kwargs}
+    return args, kwargs
+
+
+def _derive_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Counts positions over what the mask, shape (b, n + t), lets through, as generate does."""
+    mask = kwargs.get("attention_mask")
+    if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    embedded = kwargs.get("inputs_embeds")
+    steps = (kwargs["input_ids"] if embedded is None else embedded).shape[1]
+    positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -steps:]
+    return args, {**kwargs, "position_ids": positions}
+
+
+def _step_inputs(base: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Returns what the base prepares for a step of generation, less the position ids."""
+    inputs = type(base).prepare_inputs_for_generation(base, *args, **kwargs)
+    return {name: value for name, value in inputs.items() if name != "position_ids"}
+
+
+METHOD = Prompt

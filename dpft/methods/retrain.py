@@ -1,0 +1,19 @@
+"""Training from scratch: what pre-training is worth (Li et al. 2022, table 2: retrain)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpft.methods.full import Full
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrain(Full):
+    """Trains all parameters of a random initialization; it works with ``model.init=random`` only.
+
+    ``method=retrain`` sets that as well.
+    """
+
+    required_init: ClassVar[str | None] = "random"
+
+
+METHOD = Retrain

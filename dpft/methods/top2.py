@@ -1,0 +1,64 @@
+"""The top blocks train: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.methods.base import Method, is_new
+from dpft.methods.parts import (
+    block_list,
+    final_norm_parameters,
+    head_parameters,
+    output_embeddings,
+    train_only,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopBlocks(Method):
+    """Trains the last blocks, the norm after them and the head.
+
+    A head outside the model's body trains; a language-model head that is tied to the embeddings
+    does not, as they lie below the blocks. Of a seq2seq model the blocks are the decoder's.
+    """
+
+    blocks: int = 2
+    """How many of the last transformer blocks train."""
+    train_head: bool = False
+    """Train a head that is tied to the input embeddings as well, and with it the embeddings."""
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise InputError(
+                f"method.blocks must be at least 1, got {self.blocks}; for the head alone choose"
+                " method=linear_probe."
+            )
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with its top blocks, final norm and head trainable.
+
+        Raises:
+            InputError: It has fewer blocks, or no list of blocks.
+        """
+        blocks = block_list(model)
+        if self.blocks > len(blocks):
+            raise InputError(_too_many(self.blocks, len(blocks), model))
+        opened = {p for block in blocks[-self.blocks :] for p in block.parameters()}
+        opened |= final_norm_parameters(model) | head_parameters(model)
+        head = output_embeddings(model)
+        if self.train_head and head is not None:
+            opened |= set(head.parameters())
+        return train_only(model, lambda name, p: p in opened and not is_new(name, new))
+
+
+def _too_many(asked: int, there: int, model: PreTrainedModel) -> str:
+    layers: int = model.config.num_hidden_layers
+    shared = f" ({layers} layers share {there})" if there < layers else ""
+    return (
+        f"method.blocks must be at most the {there} block(s) of {type(model).__name__}{shared},"
+        f" got {asked}; lower it."
+    )
+
+
+METHOD = TopBlocks

@@ -1,0 +1,121 @@
+"""Two-phase training, "X+BiTFiT": full fine-tuning, then the biases alone (Bu et al. 2022, 4.4).
+
+Both phases take steps of one sampled Gaussian mechanism, so one epsilon holds over both; only what
+trains, the clipping norm and the learning rate change at the switch, which is planned, not found.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.methods.base import Method, MethodPhase
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Run:
+    """What the run that a method was planned and prepared for needs at each step."""
+
+    switch: int | None = None
+    """First step, counted from 0, of the second phase; None before ``phases``."""
+    second: frozenset[str] = frozenset()
+    """Names of the parameters that train in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoPhase(Method):
+    """Every parameter trains for ``full_epochs``, then every bias; the rest is frozen there.
+
+    In the second phase train also what ``train_new_modules`` and ``train_embeddings`` open; in
+    the first everything does. One value serves one run: it remembers what ``phases`` planned and
+    ``prepare`` found, so a resumed run asks both again.
+    """
+
+    full_epochs: float = 1.0
+    """Epochs of full fine-tuning; at most 2 suffice (Bu et al. 2022, section 4.4)."""
+    bitfit_learning_rate: float | None = None
+    """Learning rate of the second phase; null keeps train.learning_rate. Ten times that of full
+    fine-tuning is usual (Bu et al. 2022, Table 15)."""
+    bitfit_max_grad_norm: float | None = None
+    """Clipping norm of the second phase; null keeps privacy.max_grad_norm."""
+
+    def __post_init__(self) -> None:
+        if not self.full_epochs > 0:
+            raise InputError(
+                f"method.full_epochs must be positive, got {self.full_epochs:g}; method=bitfit"
+                " trains the biases from the start."
+            )
+        for name in ("bitfit_learning_rate", "bitfit_max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"method.{name} must be positive and finite, got {value:g}; null keeps that"
+                    " of the first phase."
+                )
+
+    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+        """Returns the model with every parameter trainable.
+
+        Raises:
+            InputError: It has nothing to train in the second phase.
+        """
+        second = set(replace(self, train_biases=True)._also_trained(model, new))
+        names = frozenset(name for name, p in model.named_parameters() if p in second)
+        if not names:
+            raise InputError(
+                f"method={self.name} must have a bias to train in its second phase, got none in"
+                f" {type(model).__name__}; choose another method, such as method=full."
+            )
+        self._run.second = names
+        return model.requires_grad_(True)
+
+    def phases(
+        self, steps: int, steps_of_epochs: Callable[[float], int]
+    ) -> tuple[MethodPhase, ...]:
+        """Returns ``full`` for the steps of ``full_epochs``, then ``bitfit`` for the rest."""
+        self._run.switch = switch = steps_of_epochs(self.full_epochs)
+        full = MethodPhase(method="full", steps=min(switch, steps))
+        if switch >= steps:
+            logger.warning(
+                "method=%s: the run's %d steps end before method.full_epochs=%g, %d steps; it"
+                " stays full fine-tuning",
+                self.name,
+                steps,
+                self.full_epochs,
+                switch,
+            )
+            return (full,)
+        bitfit = MethodPhase(
+            method="bitfit",
+            steps=steps - switch,
+            max_grad_norm=self.bitfit_max_grad_norm,
+            learning_rate=self.bitfit_learning_rate,
+        )
+        return (full, bitfit)
+
+    def begin_step(self, model: nn.Module, step: int) -> None:
+        """Sets what trains in the phase of ``step``, whatever trained before.
+
+        Raises:
+            RuntimeError: The run was not planned, or its model not prepared, by this value.
+        """
+        if self._run.switch is None or not self._run.second:
+            raise RuntimeError("begin_step must follow phases and prepare.")
+        full = step < self._run.switch
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(full or name in self._run.second)
+
+    @cached_property
+    def _run(self) -> _Run:
+        """Returns what this value remembers; not a field: no part of the configuration."""
+        return _Run()
+
+
+METHOD = TwoPhase

@@ -1,0 +1,117 @@
+"""What a model answers with: which class of transformers that is, and which weights are new.
+
+A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
+counted apart (DESIGN section 9).
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto import modeling_auto
+
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.models.pooling import PooledClassifier
+
+AUTO_CLASSES: dict[str, Any] = {
+    CAUSAL: AutoModelForCausalLM,
+    SEQ2SEQ: AutoModelForSeq2SeqLM,
+    MASKED: AutoModelForMaskedLM,
+    CLASSIFIER: AutoModelForSequenceClassification,
+}
+
+
+def language_kind(architecture: PretrainedConfig) -> str:
+    """Returns which kind of language model an architecture is.
+
+    Raises:
+        InputError: It is none.
+    """
+    if architecture.is_encoder_decoder:
+        return SEQ2SEQ
+    if architecture.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return MASKED
+    if architecture.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return CAUSAL
+    raise InputError(
+        f"the model must be a causal, masked or seq2seq language model, got model type"
+        f" {architecture.model_type}; choose another model."
+    )
+
+
+def describe(head: Head) -> str:
+    """Returns a head in words, for messages."""
+    return head.kind if head.kind == CLASSIFIER else f"{head.kind} language model"
+
+
+def configure(architecture: PretrainedConfig, head: Head) -> None:
+    """Writes a classifier's classes into the architecture, where config.json will carry them."""
+    if head.kind != CLASSIFIER:
+        return
+    architecture.num_labels = head.num_outputs
+    if head.labels:
+        architecture.id2label = dict(enumerate(head.labels))
+        architecture.label2id = {name: number for number, name in enumerate(head.labels)}
+
+
+def fresh_model(architecture: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
+    """Returns a model of the architecture with that head, in float32, at random weights.
+
+    Raises:
+        ValueError: transformers has no such head for the architecture.
+    """
+    model: PreTrainedModel
+    if head.kind == CLASSIFIER and pooling is not None:
+        model = PooledClassifier(architecture)
+    else:
+        model = AUTO_CLASSES[head.kind].from_config(architecture, dtype=torch.float32)
+    # Its weights have no address, though its configuration has one: an adapter would name it.
+    model.name_or_path = model.config._name_or_path = ""
+    return model
+
+
+def new_parameters(
+    architecture: PretrainedConfig, head: Head, pooling: str | None
+) -> frozenset[str]:
+    """Returns the names of what the model has and the checkpoint's own architecture lacks.
+
+    Read off config.json alone, whatever the weights are: ``architectures`` names the class that
+    the checkpoint was saved from; a config.json without it stands for the bare encoder, or for
+    the language model itself.
+    """
+    with torch.device("meta"):
+        wanted = fresh_model(architecture, head, pooling)
+        known = _checkpoint_class(architecture, head)
+        if known is None or isinstance(wanted, known):
+            return frozenset()
+        own = set(_bare_names(known(architecture)).values())
+    return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
+
+
+def _checkpoint_class(architecture: PretrainedConfig, head: Head) -> Any:
+    """Returns the class a checkpoint was saved from; None where it must be the wanted one."""
+    for name in architecture.architectures or ():
+        if name == PooledClassifier.__name__:
+            return PooledClassifier
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    if head.kind in (CAUSAL, SEQ2SEQ):
+        return None
+    return type(AutoModel.from_config(architecture))  # type: ignore[no-untyped-call]
+
+
+def _bare_names(model: PreTrainedModel) -> dict[str, str]:
+    """Returns each parameter's name, and what it is called in the bare encoder."""
+    prefix = f"{model.base_model_prefix}."
+    return {name: name.removeprefix(prefix) for name, _ in model.named_parameters()}

@@ -1,0 +1,160 @@
+"""Where a model comes from, the hub, a folder or the package, and what may be wrong there.
+
+Weights are safetensors: nothing in a checkpoint is unpickled or executed (DESIGN §5, §6.11).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from dpft.errors import InputError
+from dpft.hub import hub_is_reachable
+from dpft.models.pooling import POOLINGS
+
+EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
+INITS = ("pretrained", "random")
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, ``conf/model/<name>.yaml``; path wins over embedded, embedded over the hub."""
+
+    name: str
+    """What reports call it."""
+    hub_name: str | None = None
+    """Repository on the Hugging Face hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    path: str | None = None
+    """Local folder written by ``save_pretrained``."""
+    embedded: bool = False
+    """The small model that ships with dpft."""
+    init: str = "pretrained"
+    """pretrained, or random to train from a fresh initialisation of the same architecture."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    pooling: str | None = None
+    """How a classification head reads the text: null, as the architecture's own head does; mean,
+    the mean over its tokens."""
+    lora_targets: tuple[str, ...] | None = None
+    """Names of the modules that method=lora adapts by default; null: peft's choice."""
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise InputError(f"model.init must be one of {', '.join(INITS)}, got {self.init!r}.")
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise InputError(
+                f"model.pooling must be null or one of {', '.join(POOLINGS)}, got {self.pooling!r}."
+            )
+        if self.path is None and not self.embedded and self.hub_name is None:
+            raise InputError("model needs model.path, model.hub_name or model.embedded=true.")
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder it is read from, or None for the hub."""
+        if self.path is not None:
+            return Path(self.path).expanduser()
+        return EMBEDDED_MODEL if self.embedded else None
+
+
+def source(config: ModelConfig) -> dict[str, Any]:
+    """Returns the arguments that every ``from_pretrained`` shares."""
+    if config.folder is not None:
+        source = {"pretrained_model_name_or_path": str(config.folder), "local_files_only": True}
+    else:
+        source = {
+            "pretrained_model_name_or_path": config.hub_name,
+            "revision": config.revision or "main",
+            # what is in the cache serves without a network
+            "local_files_only": not hub_is_reachable(),
+        }
+    return {**source, "trust_remote_code": False}
+
+
+@contextmanager
+def loading_errors(config: ModelConfig, wanted: str = "causal language model") -> Iterator[None]:
+    """Turns what transformers raises for an unusable source into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(
+            f"{origin(config)} could not be loaded as a {wanted}"
+            f" ({_first_line(error)}); {_way_out(config)}."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def _way_out(config: ModelConfig) -> str:
+    if config.folder is not None:
+        return "give a folder written by save_pretrained with safetensors, or a hub model"
+    if hub_is_reachable():
+        return "correct model.hub_name and model.revision, or give a local folder with model.path"
+    return (
+        "the hub is not reachable: connect, or give local files with model.path=DIR and"
+        " task.data_dir=DIR, or run without a network on model=tiny task.source=embedded"
+    )
+
+
+def origin(config: ModelConfig) -> str:
+    """Returns the source in the user's own words, for messages."""
+    if config.path is not None:
+        return f"model.path={config.path}"
+    if config.embedded:
+        return f"The embedded model ({EMBEDDED_MODEL})"
+    return f"model.hub_name={config.hub_name}"
+
+
+def check_folder(config: ModelConfig, folder: Path) -> None:
+    """Refuses what is no folder of a model.
+
+    Raises:
+        InputError: There is no folder, or no config.json in it.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            f"{origin(config)} must be a folder with a model, and there is none;"
+            " give a folder written by save_pretrained, or model=tiny."
+        )
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{origin(config)} must hold config.json; give a folder written by save_pretrained."
+        )
+
+
+def check_weight_files(config: ModelConfig, folder: Path) -> None:
+    """Refuses a folder without safetensors.
+
+    Raises:
+        InputError: There are none.
+    """
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise InputError(
+            f"{origin(config)} holds no weights ({' or '.join(WEIGHT_FILES)}; other formats are"
+            " not read); give a folder that does, or set model.init=random to train from a fresh"
+            " initialisation."
+        )
+
+
+def check_tokenizer_files(config: ModelConfig, folder: Path) -> None:
+    """Refuses a folder without a tokenizer.
+
+    Raises:
+        InputError: There is none.
+    """
+    # transformers would build an empty vocabulary without a word
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(
+            f"{origin(config)} holds no tokenizer ({', '.join(TOKENIZER_FILES)});"
+            " copy the tokenizer's files beside the model's."
+        )

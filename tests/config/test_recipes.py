@@ -1,0 +1,82 @@
+"""The recipes of conf/experiment hold the numbers of the papers they name."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from dpft.cli.run_folders import register_resolver
+from dpft.config.location import config_directory
+
+
+def recipe(name: str) -> DictConfig:
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return compose("train", overrides=[f"experiment={name}", "privacy.eps=3"])
+
+
+@pytest.mark.parametrize(("method", "rate"), [("bu2022", 5e-3), ("bu2022_full", 5e-4)])
+@pytest.mark.parametrize(
+    ("task", "batch", "epochs"),
+    [("sst2", 1000, 3), ("qnli", 2000, 6), ("qqp", 6000, 18), ("mnli", 6000, 18)],
+)
+def test_classification_of_bu_et_al(
+    method: str, rate: float, task: str, batch: int, epochs: int
+) -> None:
+    """Bu et al. 2022 (arXiv 2210.00036), Table 9."""
+    config = recipe(f"{method}_{task}")
+    assert config.method.name == {"bu2022": "bitfit", "bu2022_full": "full"}[method]
+    assert (config.task.name, config.model.name) == (task, "roberta-base")
+    train = config.train
+    assert (train.expected_batch_size, train.epochs, train.learning_rate) == (batch, epochs, rate)
+    assert (config.privacy.clipping, config.privacy.max_grad_norm) == ("flat", 0.1)
+    assert config.task.max_length == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "rate"), [("bu2022_e2e", "bitfit", 1e-2), ("bu2022_full_e2e", "full", 2e-3)]
+)
+def test_generation_of_bu_et_al(name: str, method: str, rate: float) -> None:
+    """Bu et al. 2022 (arXiv 2210.00036), Table 10."""
+    config = recipe(name)
+    assert (config.task.name, config.model.name, config.method.name) == ("e2e", "gpt2", method)
+    train = config.train
+    assert (train.expected_batch_size, train.epochs, train.learning_rate) == (1024, 10, rate)
+    assert (config.privacy.clipping, config.scheduler.name) == ("automatic", "constant")
+    assert config.task.max_length == 100
+
+
+def test_classification_of_li_et_al_begins_with_sst2() -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Appendix H and I."""
+    config = recipe("li2022_sst2")
+    assert (config.task.name, config.model.name) == ("sst2", "roberta-base")
+    assert (config.method.name, config.task.objective) == ("full", "infilling")
+    assert (config.train.expected_batch_size, config.train.epochs) == (1024, 3)
+    assert (config.train.weight_decay, config.privacy.max_grad_norm) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize(("task", "epochs"), [("qnli", 6), ("qqp", 18), ("mnli", 18)])
+def test_the_other_tasks_of_li_et_al_keep_the_sample_rate_of_sst2(task: str, epochs: int) -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Appendix L."""
+    config, sst2 = recipe(f"li2022_{task}"), recipe("li2022_sst2")
+    assert config.task.name == task
+    assert config.train.transfer_sample_rate_from == "sst2"
+    assert config.train.expected_batch_size == sst2.train.expected_batch_size
+    assert (config.train.epochs, config.train.learning_rate) == (epochs, sst2.train.learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "epochs"),
+    [("lora", 512, 50), ("prefix", 1024, 10), ("rgp", 512, 10), ("top2", 512, 50)],
+)
+def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
+    method: str, batch: int, epochs: int
+) -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Tables 5 and 6.
+
+    With these batches and epochs, noise for an RDP epsilon of 3 gives the epsilons of Table 7 by
+    Gaussian DP and the central limit theorem: 2.68, 2.33, 2.18 and 2.68.
+    """
+    config = recipe(f"li2022_e2e_{method}")
+    assert (config.task.name, config.model.name, config.method.name) == ("e2e", "gpt2", method)
+    assert (config.train.expected_batch_size, config.train.epochs) == (batch, epochs)
+    assert config.train.weight_decay == 0 and config.privacy.max_grad_norm == 0.1

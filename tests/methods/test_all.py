@@ -1,0 +1,79 @@
+"""Every method on every kind of model: its gradients are exact, bounded, and outlive a save."""
+
+import pytest
+import torch
+
+from dpft.errors import InputError
+from dpft.methods.base import method_names
+from tests.methods.shapes import (
+    NAMES,
+    fresh,
+    logits,
+    loss_of,
+    prepared,
+    read_back,
+    recipe,
+    train,
+)
+from tests.privacy.clipping.architectures.batches import examples
+from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference
+from tests.privacy.clipping.oracle import total_norm
+
+RECIPES: dict[str, dict] = {
+    "full": {},
+    "retrain": {},
+    "bitfit": {},
+    "norms": {},
+    "top2": {},
+    "linear_probe": {},
+    "adapter": {"bottleneck": 4},
+    "compacter": {"bottleneck": 4, "n": 2},
+}
+"""Settings that fit the small models, for each method."""
+REFUSED = {
+    ("bitfit", "t5"),  # T5 has no biases
+    ("linear_probe", "gpt2"),  # the heads of these three are tied to their embeddings
+    ("linear_probe", "bert-masked-lm"),
+    ("linear_probe", "t5"),
+}
+GRID = [(method, shape) for method in RECIPES for shape in NAMES]
+FITTING = [pair for pair in GRID if pair not in REFUSED]
+over_the_grid = pytest.mark.parametrize(("name", "shape"), FITTING)
+
+
+def test_the_grid_holds_methods_that_exist() -> None:
+    assert set(RECIPES) <= set(method_names())
+
+
+@pytest.mark.parametrize(("name", "shape"), sorted(REFUSED))
+def test_a_method_that_has_nothing_to_train_is_refused(name: str, shape: str) -> None:
+    with pytest.raises(InputError, match=f"method={name} .* choose"):
+        recipe(name, **RECIPES[name]).prepare(fresh(shape))
+
+
+@over_the_grid
+def test_norms_and_sums_equal_the_loops(name: str, shape: str) -> None:
+    model, kind, batch = prepared(recipe(name, **RECIPES[name]), shape), loss_of(shape), examples()
+    expected = clipped(model, kind, batch, engine="loop")
+    assert all(float(norm) > 0 for norm in expected.norms)
+    assert difference(clipped(model, kind, batch, engine="auto"), expected) <= 1e-5
+
+
+@over_the_grid
+def test_removing_one_example_moves_the_sum_by_at_most_max_grad_norm(name: str, shape: str) -> None:
+    model, kind, batch = prepared(recipe(name, **RECIPES[name]), shape), loss_of(shape), examples()
+    everyone = clipped(model, kind, batch, engine="auto").gradients
+    rest = clipped(model, kind, batch.take([0, 2]), engine="auto").gradients
+    moved = total_norm({key: everyone[key].double() - rest[key].double() for key in everyone})
+    assert 0 < moved <= NORM * (1 + 1e-5)
+
+
+@over_the_grid
+def test_a_saved_model_computes_the_same_bits(name: str, shape: str, tmp_path) -> None:
+    method, kind = recipe(name, **RECIPES[name]), loss_of(shape)
+    model = prepared(method, shape)
+    before = logits(model, kind)
+    train(model, kind)
+    after = logits(model, kind)
+    assert not torch.equal(before, after)
+    assert torch.equal(logits(read_back(method, model, shape, tmp_path), kind), after)

@@ -1,0 +1,208 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from dpft.errors import InputError
+from dpft.methods.base import count_parameters
+from dpft.methods.lora import Lora
+from dpft.methods.peft_folder import base_folder
+from tests.methods import adapters
+from tests.methods.adapters import CLASSIFIER, fresh, off_the_loop, outputs, trainable, trained
+
+
+def lora(**settings) -> Lora:
+    return Lora(name="lora", **settings)
+
+
+def test_gpt2_small_trains_147456_parameters_without_storage() -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+    prepared = lora().prepare(model)
+    # Hu et al. 2021: 12 layers x rank 4 x (768 in + 3 * 768 out)
+    assert count_parameters(prepared).trainable == 12 * 4 * (768 + 3 * 768) == 147_456
+    assert {parameter.device.type for parameter in prepared.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", adapters.KINDS)
+def test_only_the_adapter_trains_and_it_starts_at_the_base_model(name) -> None:
+    expected = outputs(fresh(name), name)
+    prepared = lora().prepare(fresh(name)).eval()
+    assert all("lora_" in parameter for parameter in trainable(prepared))
+    assert torch.equal(outputs(prepared, name), expected)
+
+
+UNIONS = {"plain": {}, "biases": {"train_biases": True}, "embeddings": {"train_embeddings": True}}
+UNIONS["all"] = {"train_biases": True, "train_embeddings": True}
+
+
+@pytest.mark.parametrize("union", UNIONS)
+@pytest.mark.parametrize("name", adapters.KINDS)
+def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
+    new = CLASSIFIER if name == "bert-classification" else frozenset()
+    assert off_the_loop(trained(lora(**UNIONS[union]), name, new), name) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+def test_every_engine_gives_the_same_sum(engine) -> None:
+    model = trained(lora(train_biases=True, train_embeddings=True), "gpt2")
+    assert off_the_loop(model, "gpt2", engine) < 1e-5
+
+
+@pytest.mark.parametrize("union", UNIONS)
+@pytest.mark.parametrize("name", adapters.KINDS)
+def test_what_is_saved_gives_the_same_outputs_bit_for_bit(name, union, tmp_path: Path) -> None:
+    new = CLASSIFIER if name == "bert-classification" else frozenset()
+    method = lora(**UNIONS[union])
+    model = trained(method, name, new)
+    with adapters.no_warnings():
+        loaded = adapters.restored(method, model, name, tmp_path)
+    assert torch.equal(outputs(loaded, name), outputs(model, name))
+    assert not torch.equal(outputs(loaded, name), outputs(fresh(name), name))
+    assert not trainable(loaded) and not loaded.training
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_plain_peft_loads_the_folder_onto_a_pretrained_base(tmp_path: Path) -> None:
+    fresh("gpt2").save_pretrained(tmp_path / "pretrained")
+    base = GPT2LMHeadModel.from_pretrained(tmp_path / "pretrained").eval()
+    method = lora(train_biases=True, train_embeddings=True)
+    model = adapters.shaken(method.prepare(base)).eval()
+    method.save(model, tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    loaded = PeftModel.from_pretrained(again, tmp_path / "adapter")
+    assert torch.equal(outputs(loaded, "gpt2"), outputs(model, "gpt2"))
+    assert again.lm_head.weight is again.transformer.wte.weight
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "pretrained")
+    assert base_folder(tmp_path / "adapter") is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_of_a_random_base_finds_it_by_itself(tmp_path: Path) -> None:
+    model = trained(lora(), "gpt2")
+    lora().save(model, tmp_path)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(outputs(loaded, "gpt2"), outputs(model, "gpt2"))
+
+
+@pytest.mark.parametrize("name", adapters.KINDS)
+def test_a_random_base_is_saved_as_it_was(name, tmp_path: Path) -> None:
+    original = fresh(name)
+    new = CLASSIFIER if name == "bert-classification" else frozenset()
+    lora().save(trained(lora(), name, new), tmp_path)
+    folder = base_folder(tmp_path)
+    assert folder == tmp_path / "base"
+    base = type(original).from_pretrained(folder)
+    for parameter_name, parameter in original.named_parameters():
+        assert torch.equal(parameter, base.get_parameter(parameter_name))
+
+
+@pytest.mark.parametrize("name", adapters.KINDS)
+def test_a_merged_model_needs_no_peft(name, tmp_path: Path) -> None:
+    method = lora(train_biases=True, train_embeddings=True)
+    new = CLASSIFIER if name == "bert-classification" else frozenset()
+    model = trained(method, name, new)
+    merged = method.merge(adapters.restored(method, model, name, tmp_path))
+    assert type(merged) is type(fresh(name))
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = type(merged).from_pretrained(tmp_path / "merged")
+    assert torch.allclose(outputs(loaded, name), outputs(model, name), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("target", ["wte", "lm_head"])
+def test_a_change_of_a_tied_weight_is_not_merged_into_both_layers(target) -> None:
+    method = lora(targets=(target, "c_attn"))
+    model = trained(method, "gpt2")
+    assert off_the_loop(model, "gpt2") < 1e-5
+    with pytest.raises(InputError, match=f"merge=true needs .*{target}; keep the adapter"):
+        method.merge(model)
+
+
+def test_a_new_head_trains_unless_told_not_to_and_counts_as_new() -> None:
+    name = "bert-classification"
+    prepared = lora().prepare(fresh(name), CLASSIFIER)
+    assert count_parameters(prepared, CLASSIFIER).new == 16 * 3 + 3
+    assert {n for n in trainable(prepared) if "classifier" in n} == {
+        f"base_model.model.classifier.modules_to_save.default.{part}" for part in ("weight", "bias")
+    }
+    frozen = lora(train_new_modules=False).prepare(fresh(name), CLASSIFIER)
+    assert all("lora_" in parameter for parameter in trainable(frozen))
+
+
+def test_the_copy_of_a_head_that_peft_never_runs_does_not_train() -> None:
+    prepared = lora(train_biases=True).prepare(fresh("bert-classification"))
+    assert not any("original_module" in name for name in trainable(prepared))
+    assert "base_model.model.bert.pooler.dense.bias" in trainable(prepared)
+
+
+@pytest.mark.parametrize("settings", UNIONS.values(), ids=UNIONS)
+def test_gradient_checkpointing_changes_no_gradient(settings) -> None:
+    plain = trained(lora(**settings), "gpt2")
+    model = fresh("gpt2")
+    model.activation_checkpointing_enable()
+    with adapters.no_warnings():
+        prepared = lora(**settings).prepare(model)
+    prepared = adapters.without_dropout(adapters.shaken(prepared).train())
+    batch, kind = adapters.examples(), adapters.KINDS["gpt2"]
+    expected = adapters.clipped(plain, kind, batch, "loop")
+    assert adapters.difference(adapters.clipped(prepared, kind, batch, "auto"), expected) < 1e-5
+
+
+def test_a_config_serves_one_model_only() -> None:
+    method = lora()
+    first, second = method.prepare(fresh("gpt2")), method.prepare(fresh("t5"))
+    assert first.peft_config["default"] is not second.peft_config["default"]
+    assert first.peft_config["default"].target_modules == {"c_attn"}
+    assert second.peft_config["default"].target_modules == {"q", "v"}
+
+
+def test_targets_alpha_and_dropout_reach_the_layers() -> None:
+    settings = {"targets": ("c_attn", "mlp.c_proj"), "alpha": 6, "rank": 3, "dropout": 0.25}
+    with adapters.no_warnings():
+        prepared = lora(**settings).prepare(fresh("gpt2"))
+    attention = prepared.get_submodule("base_model.model.transformer.h.0.attn")
+    assert attention.c_attn.scaling == {"default": 2.0}
+    assert attention.c_attn.lora_dropout["default"].p == 0.25
+    assert not hasattr(attention.c_proj, "lora_A")
+    mlp = prepared.get_submodule("base_model.model.transformer.h.0.mlp")
+    assert mlp.c_proj.lora_A["default"].weight.shape == (3, 64)
+
+
+def test_the_scaling_is_that_published_for_gpt2_on_e2e() -> None:
+    # Hu et al. 2021, hyperparameters of GPT-2 on E2E: rank 4, alpha 32
+    assert lora().prepare(fresh("gpt2")).peft_config["default"].lora_alpha == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rank": 0}, "method.rank must be at least 1, got 0"),
+        ({"alpha": 0.0}, "method.alpha must be positive, got 0"),
+        ({"dropout": 1.0}, r"method.dropout must be in \[0, 1\), got 1"),
+        ({"dropout": -0.1}, r"method.dropout must be in \[0, 1\), got -0.1"),
+        ({"targets": ()}, "method.targets must name a layer, got none"),
+        ({"rank": 17}, "method.rank must be at most 16, .*c_attn, got 17"),
+        ({"targets": ("q",)}, "got 'q'; in GPT2LMHeadModel they are c_attn, c_fc, c_proj, lm_head"),
+        ({"targets": ("c_attn", "attn")}, "got 'attn'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_sentence(settings, sentence) -> None:
+    with pytest.raises(InputError, match=sentence):
+        lora(**settings).prepare(fresh("gpt2"))
+
+
+def test_a_head_that_is_saved_whole_is_no_target() -> None:
+    with pytest.raises(InputError, match="got 'classifier'"):
+        lora(targets=("classifier",)).prepare(fresh("bert-classification"), CLASSIFIER)
+
+
+def test_a_model_that_peft_has_no_targets_for_must_be_told_them() -> None:
+    model = fresh("gpt2")
+    model.config.model_type = "unheard"
+    with pytest.raises(InputError, match="no default for a unheard model, got null; name some of"):
+        lora().prepare(model)

@@ -1,0 +1,262 @@
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from dpft.config.keys import plain
+from dpft.errors import InputError
+from dpft.methods.base import MethodPhase, count_parameters
+from dpft.methods.two_phase import TwoPhase
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.ledger import read_ledger
+from dpft.privacy.planning import make_plan
+from dpft.training.checkpoint import Trained, restore_checkpoint, save_checkpoint
+from dpft.training.optimizers import (
+    AdamW,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
+from dpft.training.self_check import synthetic_losses
+from dpft.training.session import learning_rate_factor, train_ordinarily, train_privately
+from tests.training import toy
+
+STEPS, SWITCH = 5, 2
+
+
+def two_phase(**settings) -> TwoPhase:
+    return TwoPhase(name="two_phase", **settings)
+
+
+def prepared(model=None, **settings) -> tuple[TwoPhase, torch.nn.Module]:
+    method = two_phase(**settings)
+    method.phases(STEPS, lambda epochs: SWITCH)
+    return method, method.prepare(model or toy.tiny_model())
+
+
+def bert() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=17,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=16,
+            num_labels=3,
+        )  # fmt: skip
+    )
+
+
+def trainable(model) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def biases(model) -> set[str]:
+    return {name for name, _ in model.named_parameters() if name.endswith("bias")}
+
+
+def test_the_run_is_full_for_the_epochs_asked_for_and_bias_only_from_there():
+    method = two_phase(full_epochs=1.5, bitfit_learning_rate=0.5, bitfit_max_grad_norm=0.2)
+    assert method.phases(10, lambda epochs: int(4 * epochs)) == (
+        MethodPhase(method="full", steps=6),
+        MethodPhase(method="bitfit", steps=4, max_grad_norm=0.2, learning_rate=0.5),
+    )
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_run_that_ends_before_the_switch_stays_full_and_says_so(steps, caplog):
+    with caplog.at_level(logging.WARNING):
+        phases = two_phase().phases(steps, lambda epochs: 4)
+    assert phases == (MethodPhase(method="full", steps=steps),)
+    assert [record.message.count("\n") for record in caplog.records] == [0]
+    assert "stays full fine-tuning" in caplog.text
+
+
+def test_what_trains_follows_from_the_step_whatever_trained_before():
+    method, model = prepared()
+    everything = trainable(model)
+    assert everything == {name for name, _ in model.named_parameters()}
+    for step in (0, SWITCH - 1, SWITCH, STEPS - 1, 0, SWITCH):
+        method.begin_step(model, step)
+        assert trainable(model) == (everything if step < SWITCH else biases(model))
+
+
+def test_new_modules_and_embeddings_train_in_the_second_phase_where_they_are_asked_for():
+    new = frozenset({"classifier.weight", "classifier.bias"})
+    embedding = "bert.embeddings.word_embeddings.weight"
+    for train_new, train_embeddings in ((True, False), (False, True)):
+        model = bert()
+        method = two_phase(train_new_modules=train_new, train_embeddings=train_embeddings)
+        method.phases(STEPS, lambda epochs: SWITCH)
+        method.prepare(model, new)
+        assert trainable(model) == {name for name, _ in model.named_parameters()}
+        method.begin_step(model, SWITCH)
+        extra = set(new) if train_new else {embedding}
+        assert trainable(model) == (biases(model) - new) | extra
+
+
+def test_a_model_without_a_bias_is_refused():
+    config = T5Config(vocab_size=17, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(InputError, match="must have a bias to train in its second phase"):
+        two_phase().prepare(T5ForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"full_epochs": 0.0}, {"bitfit_learning_rate": 0.0}, {"bitfit_max_grad_norm": -1.0}],
+)
+def test_a_setting_that_is_not_positive_is_refused_by_name(wrong):
+    (name,) = wrong
+    with pytest.raises(InputError, match=f"method.{name} must be positive"):
+        two_phase(**wrong)
+
+
+def test_what_a_run_is_remembered_by_is_no_part_of_the_configuration():
+    method, _ = prepared()
+    assert set(plain(method)) == {
+        "name", "full_epochs", "bitfit_learning_rate", "bitfit_max_grad_norm",
+        "train_new_modules", "train_biases", "train_embeddings",
+    }  # fmt: skip
+    assert method == two_phase()
+
+
+def test_a_step_of_a_run_that_was_not_planned_is_refused():
+    method = two_phase()
+    model = method.prepare(toy.tiny_model())
+    with pytest.raises(RuntimeError, match="must follow phases and prepare"):
+        method.begin_step(model, 0)
+
+
+@pytest.mark.parametrize("engine", ["auto", "book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize("step", [0, SWITCH])
+def test_clipped_sums_of_both_phases_equal_the_one_at_a_time_loops(step, engine):
+    method, model = prepared()
+    method.begin_step(model.eval(), step)
+    losses = synthetic_losses(model, 3, 7, vocab_size=toy.VOCABULARY)
+    results = []
+    for name in (engine, "loop"):
+        model.zero_grad()
+        with PerExampleClipper(model, max_grad_norm=0.05, engine=name) as clipper:
+            norms = clipper.accumulate(losses)
+        results.append((norms, [p.grad for p in model.parameters() if p.requires_grad]))
+    (norms, sums), (true_norms, true_sums) = results
+    assert torch.allclose(norms, true_norms, rtol=1e-5)
+    for got, expected in zip(sums, true_sums, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
+def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
+    """Returns the weights after each of the steps, the last two of them bias-only."""
+    method, model = prepared(**settings)
+    phases = method.phases(STEPS, lambda epochs: SWITCH)
+    own = toy.session(folder, model, checkpoint_every=1, keep=STEPS + 1, weight_decay=0.1)
+    object.__setattr__(own, "method", method)
+    object.__setattr__(own, "phases", phases)
+    privacy = toy.privacy()
+    plan = make_plan(privacy, num_examples=12, expected_batch_size=6, phases=phases)
+    train_privately(own, plan, privacy, epsilon_after=lambda step: 1.0)
+    folders = sorted((folder / "private" / "checkpoints").glob("step-*"))
+    return [load_file(path / "model.safetensors") for path in folders]
+
+
+def test_weights_are_bit_identical_throughout_the_second_phase_and_biases_move(tmp_path):
+    """Under AdamW with momentum and weight decay, which moves whatever has a gradient."""
+    weights = run_privately(tmp_path, bitfit_max_grad_norm=0.02, bitfit_learning_rate=0.1)
+    model = toy.tiny_model()
+    for step in range(STEPS):
+        before, after = weights[step], weights[step + 1]
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        second = step >= SWITCH
+        assert moved == (biases(model) if second else {n for n, _ in model.named_parameters()})
+
+
+def test_the_ledger_has_each_phases_sensitivity_and_one_noise_multiplier(tmp_path):
+    run_privately(tmp_path, bitfit_max_grad_norm=0.02)
+    mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
+    assert [line["sensitivity"] for line in mechanisms] == [0.1, 0.1, 0.02, 0.02, 0.02]
+    assert {(line["noise_multiplier"], line["sample_rate"]) for line in mechanisms} == {(1.0, 0.5)}
+
+
+def test_ordinary_training_has_the_same_phases(tmp_path):
+    method, model = prepared()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    method.phases(4, lambda epochs: 1)
+    own = toy.session(tmp_path, model, checkpoint_every=1, keep=9)
+    object.__setattr__(own, "method", method)
+    train_ordinarily(own, 4)
+    first = load_file(tmp_path / "private/checkpoints/step-00000001/model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(first[name], start[name])
+        assert torch.equal(parameter, first[name]) == (name not in biases(model))
+
+
+def trained(method: TwoPhase, model: torch.nn.Module) -> Trained:
+    method.begin_step(model, 0)
+    optimizer = make_optimizer(
+        method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.1
+    )
+    phases = (
+        MethodPhase(method="full", steps=SWITCH),
+        MethodPhase(method="bitfit", steps=STEPS - SWITCH, learning_rate=0.3),
+    )
+    scheduler = make_scheduler(
+        optimizer, SchedulerConfig(name="linear"), steps=STEPS,
+        factor=learning_rate_factor(phases, 0.1),
+    )  # fmt: skip
+    return Trained(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def take_steps(method: TwoPhase, state: Trained, steps: range) -> None:
+    for step in steps:
+        method.begin_step(state.model, step)
+        generator = torch.Generator().manual_seed(step)
+        for parameter in state.model.parameters():
+            parameter.grad = None
+            if parameter.requires_grad:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        state.optimizer.step()
+        state.scheduler.step()
+
+
+@pytest.mark.parametrize("stopped_after", [SWITCH, SWITCH + 1])
+def test_going_on_in_the_second_phase_is_bit_identical_to_never_having_stopped(
+    tmp_path, stopped_after
+):
+    method, model = prepared()
+    first = trained(method, model)
+    take_steps(method, first, range(stopped_after))
+    path = save_checkpoint(tmp_path / "checkpoints", stopped_after, first)
+    take_steps(method, first, range(stopped_after, STEPS))
+    again, model = prepared(toy.tiny_model(seed=9))
+    second = trained(again, model)
+    assert restore_checkpoint(path, second) == stopped_after
+    take_steps(again, second, range(stopped_after, STEPS))
+    for (name, one), (_, other) in zip(
+        first.model.named_parameters(), second.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+    assert first.optimizer.param_groups[0]["lr"] == second.optimizer.param_groups[0]["lr"]
+
+
+def test_the_saved_model_is_whole_and_counts_are_those_of_the_first_phase(tmp_path: Path):
+    method, model = prepared()
+    counts = count_parameters(model)
+    assert counts.trainable == counts.total
+    method.begin_step(model, STEPS - 1)
+    method.save(model, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(loaded, GPT2LMHeadModel)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name))
