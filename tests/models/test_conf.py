@@ -55,6 +55,7 @@ DECODER = {**SIZES, "intermediate_size": 8, "num_key_value_heads": 1, "head_dim"
 GPT2 = GPT2Config(vocab_size=11, n_embd=8, n_layer=2, n_head=2)
 ARCHITECTURES = {
     "bert": BertConfig(**SIZES, intermediate_size=8),
+    "minilm": BertConfig(**SIZES, intermediate_size=8),
     "roberta": RobertaConfig(**SIZES, intermediate_size=8),
     "distilroberta": RobertaConfig(**SIZES, intermediate_size=8),
     "albert": AlbertConfig(**SIZES, intermediate_size=8, embedding_size=4),
