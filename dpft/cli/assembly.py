@@ -82,7 +82,8 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
     """Returns the stretches that the method makes of a run of ``steps`` steps.
 
     Raises:
-        InputError: Their learning rates do not go with ``train.learning_rate``.
+        InputError: Their learning rates do not go with ``train.learning_rate``, or one has a
+            clipping norm and nothing is clipped.
     """
 
     def steps_of_epochs(epochs: float) -> int:
@@ -94,7 +95,19 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
     phases = config.method.phases(steps, steps_of_epochs)
     learning_rate_factor(phases, config.train.learning_rate)
+    _refuse_norm_without_privacy(config.privacy, phases)
     return phases
+
+
+def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPhase, ...]) -> None:
+    if isinstance(privacy, DifferentialPrivacy):
+        return
+    for phase in phases:
+        if phase.max_grad_norm is not None:
+            raise InputError(
+                f"privacy=none clips no gradient, got {phase.max_grad_norm:g} as the clipping norm"
+                f" of the method's phase {phase.method}; drop one of the two."
+            )
 
 
 def with_transferred_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:

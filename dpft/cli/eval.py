@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from dpft.cli.assembly import quiet_transformers
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.parts import check_lengths
+from dpft.cli.parts import check_lengths, written_tokens
 from dpft.cli.scores import write_evaluations
 from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.config.keys import plain
@@ -21,18 +21,13 @@ from dpft.config.load import load
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.evaluation.evaluate import (
-    Evaluation,
-    eval_split_is_public,
-    evaluate_model,
-    inputs_of,
-    score_predictions,
-)
+from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_spec
 from dpft.evaluation.predictions import read_predictions
+from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
+from dpft.models.loading import new_names
 from dpft.reports.run import CONFIGURATION, PRIVACY, mark, metric_rows, write_report
-from dpft.tasks.base import LabelTask
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
@@ -97,26 +92,28 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
         return [score_file(config, config.predictions, parts)]
     subject = subject_of(config)
     head = subject.head(config.task)
-    writes = not isinstance(config.task, LabelTask)
-    max_new_tokens = config.decode.max_new_tokens if writes else None
-    check_lengths(config.task, subject.model, max_new_tokens=max_new_tokens)
+    check_lengths(
+        config.task,
+        subject.model,
+        max_new_tokens=written_tokens(config.task, config.decode),
+        extra_positions=subject.extra_positions,
+    )
     encoding = subject.encoding(config.task, head)
+    if subject.method is None and new_names(subject.model, head):
+        logger.warning("the checkpoint has no trained classification head: a random one is scored")
     held_out = {part: load_examples(config.task, part) for part in parts}
     device = config.train.prepare()
     model = subject.load(head)
     model.to(device)  # type: ignore[arg-type]
-    return [
-        evaluate_model(
-            model,
-            encoding,
-            config.task,
-            examples,
-            config=config.eval,
-            decode=config.decode,
-            split=part,
-        )
-        for part, examples in held_out.items()
-    ]
+    return evaluate_parts(
+        model,
+        encoding,
+        config.task,
+        held_out,
+        config=config.eval,
+        decode=config.decode,
+        extra_positions=subject.extra_positions,
+    )
 
 
 def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:

@@ -5,6 +5,8 @@ Merging is arithmetic on the trained weights, post-processing, so epsilon is the
 
 import logging
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpft.cli.assembly import quiet_transformers
@@ -25,31 +27,78 @@ def run(config: ExportConfig) -> None:
     quiet_transformers()
     folder = Path(config.run)
     saved = saved_run(config.run)
-    target = folder / "export" if config.to is None else Path(config.to).expanduser()
-    if target.exists():
-        raise InputError(f"to must be a new folder, got {target}, which exists; choose another.")
+    target = new_folder(folder, config.to)
     with hold_lock(private_folder(folder) / "lock"):
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        if config.merge:
-            write_merged(folder, saved, partial)
-        else:
-            shutil.copytree(folder / MODEL, partial)
-        if (folder / PRIVACY).exists():
-            shutil.copy(folder / PRIVACY, partial / PRIVACY)
-        partial.rename(target)
+        whole = saved.method.saves_whole_model
+        write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
+        with whole_or_absent(target) as partial:
+            write(partial, target)
+            if (folder / PRIVACY).exists():
+                shutil.copy(folder / PRIVACY, partial / PRIVACY)
+            else:
+                logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
     logger.info("model: %s", target)
 
 
-def write_merged(folder: Path, saved: TrainConfig, target: Path) -> None:
-    """Writes a run's model as one that needs no base.
+def new_folder(folder: Path, to: str | None) -> Path:
+    """Returns the folder to write.
+
+    Raises:
+        InputError: It is there, or cannot be made, or is a part of the model to export.
+    """
+    target = folder / "export" if to is None else Path(to).expanduser()
+    if target.exists() or target.is_symlink():
+        raise InputError(f"to must be a new folder, got {target}, which exists; choose another.")
+    above = next(parent for parent in target.parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"to must be a new folder, got {target}, but {above} is a file.")
+    if target.resolve().is_relative_to((folder / MODEL).resolve()):
+        raise InputError(
+            f"to must be outside the model that is exported, got {target}; choose another."
+        )
+    return target
+
+
+@contextmanager
+def whole_or_absent(target: Path) -> Iterator[Path]:
+    """Gives a folder to write that becomes ``target`` if all goes well, and else is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+Write = Callable[[Path, Path], None]
+"""Writes the model into the first folder, which will be called the second."""
+
+
+def copied(folder: Path, saved: TrainConfig) -> Write:
+    """Returns what writes the model as the run saved it."""
+
+    def write(partial: Path, target: Path) -> None:
+        shutil.copytree(folder / MODEL, partial)
+        saved.method.relocate(partial, target)
+
+    return write
+
+
+def merged(folder: Path, saved: TrainConfig) -> Write:
+    """Returns what writes the model as one that needs no base; merges before anything is written.
 
     Raises:
         InputError: The method's weights cannot be merged.
     """
     subject = subject_of_run(folder, saved)
     head = subject.head(saved.task)
-    merged = saved.method.merge(subject.load(head))
-    target.mkdir(parents=True)
-    merged.save_pretrained(target, safe_serialization=True)
-    subject.tokenizer(head).save_pretrained(target)
+    model, tokenizer = saved.method.merge(subject.load(head)), subject.tokenizer(head)
+
+    def write(partial: Path, target: Path) -> None:
+        partial.mkdir()
+        model.save_pretrained(partial, safe_serialization=True)
+        tokenizer.save_pretrained(partial)
+
+    return write

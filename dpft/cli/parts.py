@@ -11,13 +11,14 @@ from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
+from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.checks import check_model
-from dpft.models.heads import language_kind
+from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import load_config, load_model, meta_model, new_names, seeded
-from dpft.models.positions import max_positions, takes_position_ids
+from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.source import ModelConfig
-from dpft.tasks.base import Task
+from dpft.tasks.base import LabelledExample, LabelTask, Task
 from dpft.tasks.glue import CLS, GlueTask
 
 
@@ -57,13 +58,13 @@ def layout_of(task: Task, model: ModelConfig, head: Head, *, words: tuple[int, .
     architecture = load_config(model)
     # T5's own configurations leave it out where it is the padding token.
     start = getattr(architecture, "decoder_start_token_id", None)
-    pad = architecture.pad_token_id
     return Layout(
         kind=head.kind,
         answer=_answer(task, head),
-        pad_token_id=(architecture.eos_token_id or 0) if pad is None else pad,
+        pad_token_id=padding_id(architecture),
         takes_position_ids=takes_position_ids(meta_model(model, head)),
-        decoder_start_token_id=(pad or 0) if start is None else start,
+        takes_token_types=takes_token_types(architecture),
+        decoder_start_token_id=(architecture.pad_token_id or 0) if start is None else start,
         words=words,
         outputs=head.num_outputs,
     )
@@ -75,24 +76,31 @@ def encoding_of(
     """Returns how the task's records become what that model reads.
 
     Raises:
-        InputError: A label word is not one token of the tokenizer, or there is no such model.
+        InputError: A label word is not one token of the tokenizer, ``max_length`` leaves no room
+            for a record, or there is no such model.
     """
     causal = head.kind != MASKED
-    if not isinstance(task, GlueTask) or head.kind == CLASSIFIER:
-        layout = replace(
-            layout_of(task, model, head, words=()), pad_token_id=tokenizer.pad_token_id
+    if head.kind == CLASSIFIER:
+        # Padded with the model's own id, by which it finds a row's end.
+        layout = layout_of(task, model, head, words=())
+        return _fitting(
+            task,
+            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length),
         )
-        made = SentenceEncoding if isinstance(task, GlueTask) else TextEncoding
-        return made(tokenizer=tokenizer, layout=layout, max_length=task.max_length)
+    if not isinstance(task, GlueTask):
+        layout = layout_of(task, model, head, words=())
+        layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
+        return TextEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length)
     words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
     layout = layout_of(task, model, head, words=words)
-    return LabelWordEncoding(
+    made = LabelWordEncoding(
         tokenizer=tokenizer,
         layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
         max_length=task.max_length,
         pieces=partial(task.pieces, causal=causal),
         distribution=task.distribution,
     )
+    return _fitting(task, made)
 
 
 def prepare_model(config: TrainConfig, head: Head) -> tuple[PreTrainedModel, frozenset[str]]:
@@ -110,13 +118,38 @@ def prepare_model(config: TrainConfig, head: Head) -> tuple[PreTrainedModel, fro
         return config.method.prepare(model, new), new
 
 
-def check_lengths(task: Task, model: ModelConfig, *, max_new_tokens: int | None) -> None:
-    """Refuses texts longer than the model's positions.
+def training_head(config: TrainConfig) -> Head:
+    """Returns what the model of a run answers with, once the run is known to fit it.
+
+    Raises:
+        InputError: As ``head_of``, ``new_names`` and ``check_lengths``.
+    """
+    head = head_of(config.task, config.model)
+    new_names(config.model, head)
+    check_lengths(
+        config.task,
+        config.model,
+        max_new_tokens=written_tokens(config.task, config.decode) if config.eval.enabled else None,
+        extra_positions=config.method.extra_positions,
+    )
+    return head
+
+
+def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
+    """Returns the most tokens that evaluation writes after a prompt; None for labels."""
+    return None if isinstance(task, LabelTask) else decode.max_new_tokens
+
+
+def check_lengths(
+    task: Task, model: ModelConfig, *, max_new_tokens: int | None, extra_positions: int = 0
+) -> None:
+    """Refuses texts longer than the positions that the model has for them.
 
     Args:
         task: Says how long its records may be.
         model: The model.
         max_new_tokens: Tokens it may write; None where it writes none.
+        extra_positions: Positions that the method takes before a text's own.
 
     Raises:
         InputError: Records, or an input with its prediction, may not fit.
@@ -124,16 +157,40 @@ def check_lengths(task: Task, model: ModelConfig, *, max_new_tokens: int | None)
     positions = max_positions(load_config(model))
     if positions is None:
         return
-    if task.max_length > positions:
+    room = _room(positions, extra_positions)
+    there = f"the model's {positions} positions"
+    if extra_positions:
+        there = f"{room}, {there} less {extra_positions} that the method takes"
+    if task.max_length > room:
         raise InputError(
-            f"task.max_length must be at most the model's {positions} positions, got "
-            f"{task.max_length}; lower it, or choose a model with more."
+            f"task.max_length must be at most {there}, got {task.max_length}; lower it, or choose"
+            " a model with more."
         )
-    if max_new_tokens is not None and max_new_tokens >= positions:
+    if max_new_tokens is not None and max_new_tokens >= room:
         raise InputError(
-            f"decode.max_new_tokens must be below the model's {positions} positions, got "
-            f"{max_new_tokens}; lower it, or choose a model with more."
+            f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
+            " choose a model with more."
         )
+
+
+def _fitting(task: Task, encoding: Encoding) -> Encoding:
+    """Returns the encoding of a task's labels once it has made a row of an empty record.
+
+    What must not be cut is the same in every record, so no record need be read to refuse it.
+    """
+    texts = len(task.text_columns) if isinstance(task, GlueTask) else 1
+    encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
+    return encoding
+
+
+def _room(positions: int, extra_positions: int) -> int:
+    """Returns the positions left for a text, at least one."""
+    if extra_positions >= positions:
+        raise InputError(
+            f"method must take fewer than the model's {positions} positions for its prompt or"
+            f" prefix, got {extra_positions}; shorten it, or choose a model with more."
+        )
+    return positions - extra_positions
 
 
 def _answer(task: Task, head: Head) -> str:

@@ -16,10 +16,10 @@ from dpft.cli.assembly import (
     warn_of_delta,
     with_transferred_batch_size,
 )
-from dpft.cli.parts import check_lengths, head_of, layout_of, prepare_model
+from dpft.cli.parts import layout_of, prepare_model, training_head
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.data.sources import load_examples
-from dpft.kinds import Head
+from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
 from dpft.models.loading import meta_model, new_names
 from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -27,7 +27,7 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
-from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.base import Task
 from dpft.tasks.glue import GlueTask
 from dpft.training.measure import Measurement, measure_step
 
@@ -41,10 +41,7 @@ def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
     quiet_transformers()
     config = allow_large_delta(config)
-    head = head_of(config.task, config.model)
-    writes = config.eval.enabled and not isinstance(config.task, LabelTask)
-    max_new_tokens = config.decode.max_new_tokens if writes else None
-    check_lengths(config.task, config.model, max_new_tokens=max_new_tokens)
+    head = training_head(config)
     config = with_transferred_batch_size(config, lambda: count_rows(config.task))
     plan = plan_run(config, lambda: count_rows(config.task))
     accounting = account_for_plan(config, plan)
@@ -107,7 +104,8 @@ def measure(config: PlanConfig, plan: RunPlan, head: Head) -> Measurement:
     device = config.train.prepare()
     fresh = dataclasses.replace(config.model, init="random")
     model, _ = prepare_model(dataclasses.replace(config, model=fresh), head)
-    words = tuple(range(len(config.task.words))) if isinstance(config.task, GlueTask) else ()
+    labels = config.task.labels if isinstance(config.task, GlueTask) else ()
+    words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
     model.to(device)  # type: ignore[arg-type]
     privacy = config.privacy
     private = privacy if isinstance(privacy, DifferentialPrivacy) else None

@@ -5,7 +5,6 @@ used before the plan stands and the clipper has been proved on synthetic data.
 """
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +21,18 @@ from dpft.cli.assembly import (
     warn_of_delta,
     with_transferred_batch_size,
 )
+from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.parts import check_lengths, encoding_of, head_of, prepare_model
-from dpft.cli.scores import ALL_PREDICTIONS, write_evaluations
+from dpft.cli.parts import encoding_of, prepare_model, training_head
+from dpft.cli.scores import write_evaluations
 from dpft.config.load import dump
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples
-from dpft.errors import InputError
-from dpft.evaluation.evaluate import Evaluation, eval_split_is_public, evaluate_model
+from dpft.evaluation.evaluate import Evaluation, evaluate_parts
 from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import hold_lock, private_folder, write_json
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
@@ -46,8 +46,7 @@ from dpft.reports.privacy import (
     parameter_record,
     privacy_record,
 )
-from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT, write_report
-from dpft.tasks.base import LabelTask
+from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT, write_report
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow
 from dpft.training.self_check import check_clipper
@@ -69,10 +68,7 @@ def run(config: TrainConfig) -> None:
         metric_spec(name)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
-    head = head_of(config.task, config.model)
-    writes = config.eval.enabled and not isinstance(config.task, LabelTask)
-    max_new_tokens = config.decode.max_new_tokens if writes else None
-    check_lengths(config.task, config.model, max_new_tokens=max_new_tokens)
+    head = training_head(config)
     tokenizer = load_tokenizer(config.model, kind=head.kind)
     encoding = encoding_of(config.task, config.model, head, tokenizer)
     examples = load_examples(config.task, "train")
@@ -109,37 +105,6 @@ def load_held_out(config: TrainConfig) -> dict[str, list[Any]]:
         return {}
     parts = config.task.parts(config.eval.split)
     return {part: load_examples(config.task, part) for part in parts}
-
-
-def refuse_used_folder(folder: Path) -> None:
-    """Refuses a folder whose ledger says that privacy was spent there.
-
-    Raises:
-        InputError: There is a ledger.
-    """
-    if (folder / LEDGER).exists():
-        raise InputError(
-            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
-            "choose another folder with hydra.run.dir=DIR."
-        )
-
-
-def start_anew(folder: Path) -> None:
-    """Removes what an earlier run of dpft left that took no noisy step here.
-
-    Its checkpoints would count as newer than this run's first one, and its model would lie beside
-    this run's ledger if this run broke off.
-    """
-    if not (folder / CONFIGURATION).exists():
-        return
-    private = private_folder(folder)
-    for name in (REPORT, METRICS, PRIVACY):
-        (folder / name).unlink(missing_ok=True)
-    for stale in (*folder.glob(ALL_PREDICTIONS), *private.glob(ALL_PREDICTIONS)):
-        stale.unlink()
-    (private / "diagnostics.jsonl").unlink(missing_ok=True)
-    for tree in (folder / "model", private / "checkpoints"):
-        shutil.rmtree(tree, ignore_errors=True)
 
 
 def warn(config: TrainConfig, plan: RunPlan) -> None:
@@ -234,19 +199,16 @@ def evaluate(
     if held_out:
         logger.info("evaluating %s fine-tuning", stage)
     with torch.random.fork_rng():
-        return [
-            evaluate_model(
-                model,
-                encoding,
-                config.task,
-                examples,
-                config=config.eval,
-                decode=config.decode,
-                split=part,
-                stage=stage,
-            )
-            for part, examples in held_out.items()
-        ]
+        return evaluate_parts(
+            model,
+            encoding,
+            config.task,
+            held_out,
+            config=config.eval,
+            decode=config.decode,
+            stage=stage,
+            extra_positions=config.method.extra_positions,
+        )
 
 
 def report(
@@ -277,6 +239,7 @@ def report(
             reproducible=config.privacy.noise_seed is not None,
             size_source=plan.size.source,
             secure_noise=config.privacy.secure_noise,
+            self_check=config.privacy.self_check,
         )
     write_json(folder / PRIVACY, privacy)
     write_report(folder)

@@ -15,6 +15,7 @@ from dpft.data.encoding import Encoding
 from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.methods.base import Method
+from dpft.methods.base_folder import base_folder
 from dpft.models.checks import check_model
 from dpft.models.loading import load_config, load_model, load_tokenizer
 from dpft.models.source import ModelConfig
@@ -23,8 +24,8 @@ from dpft.reports.run import CONFIGURATION
 from dpft.tasks.base import Task
 from dpft.training.session import LEDGER
 
-MODEL, BASE = "model", "base"
-"""A run's folder of its model; in it, the base of an adapter, where it cannot be had elsewhere."""
+MODEL = "model"
+"""A run's folder of its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,11 @@ class Subject:
     """Puts what the run trained onto the model; None: the model is whole."""
     folder: Path | None = None
     """Where that and the tokenizer are."""
+
+    @property
+    def extra_positions(self) -> int:
+        """Positions of the model that stand before a text's own."""
+        return 0 if self.method is None else self.method.extra_positions
 
     def head(self, task: Task) -> Head:
         """Returns what the model answers with."""
@@ -79,10 +85,10 @@ def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
     saved = folder / MODEL
     if config.method.saves_whole_model:
         return Subject(model=replace(config.model, path=str(saved), init="pretrained"))
-    base = config.model
-    if (saved / BASE).is_dir():
-        base = replace(base, path=str(saved / BASE), init="pretrained")
-    return Subject(model=base, method=config.method, folder=saved)
+    base, model = base_folder(saved), config.model
+    if base is not None:
+        model = replace(model, path=str(base), init="pretrained")
+    return Subject(model=model, method=config.method, folder=saved)
 
 
 def saved_run(folder: str) -> TrainConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dpft.config.account import check_output
 from dpft.errors import InputError
-from dpft.evaluation.evaluate import EvalConfig
+from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig

@@ -63,6 +63,8 @@ class Layout:
     """Written into padding; attention never sees it."""
     takes_position_ids: bool = True
     """Whether the model is given position ids; some count them by themselves, row by row."""
+    takes_token_types: bool = True
+    """Whether the model is told which sentence a token is of, where the rows say so."""
     decoder_start_token_id: int = 0
     """For seq2seq models: what their answer begins with."""
     words: tuple[int, ...] = ()
@@ -98,7 +100,7 @@ class Layout:
         if self.takes_position_ids:
             inputs["position_ids"] = torch.arange(longest).repeat(len(rows), 1)
         types = [row.token_type_ids for row in rows if row.token_type_ids is not None]
-        if types:
+        if types and self.takes_token_types:
             inputs["token_type_ids"] = _padded(types, longest, 0)
         return inputs
 

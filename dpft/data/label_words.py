@@ -16,6 +16,9 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED
 from dpft.tasks.base import LabelledExample, Piece
 
+SENTENCEPIECE_BLANK = "\u2581"
+"""What SentencePiece writes for the blank before a word, as part of the word's token."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelWordEncoding(Encoding):
@@ -53,8 +56,12 @@ class LabelWordEncoding(Encoding):
         mask = self.tokenizer.mask_token_id
         ids = [[mask] if p.is_mask else part for p, part in zip(pieces, ids, strict=True)]
         room = self.max_length - len(start) - len(end)
-        whole = start + sum(cut_longest(pieces, ids, room), []) + end
-        answer = whole.index(mask) if self.layout.kind == MASKED else len(whole) - 1
+        cut = cut_longest(pieces, ids, room)
+        whole = start + sum(cut, []) + end or [self.layout.pad_token_id]
+        answer = len(whole) - 1
+        if self.layout.kind == MASKED:
+            before = next(index for index, piece in enumerate(pieces) if piece.is_mask)
+            answer = len(start) + sum(map(len, cut[:before]))
         labels = [float(share) for share in self.distribution(example.label)]
         return TokenizedExample(input_ids=whole, labels=labels, answer=answer)
 
@@ -119,12 +126,14 @@ def label_word_ids(
 
 
 def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bool) -> int:
-    spellings = [f" {word}", word] if after_blank else [word]
-    pieces = token_ids(spellings, tokenizer)
-    for found in pieces:
-        if len(found) == 1 and found[0] != tokenizer.unk_token_id:
-            return found[0]
-    names = tokenizer.convert_ids_to_tokens(min(pieces, key=len))
+    spelled, bare = token_ids([f" {word}" if after_blank else word, word], tokenizer)
+    if len(spelled) == 1 and spelled[0] != tokenizer.unk_token_id:
+        return spelled[0]
+    names = tokenizer.convert_ids_to_tokens(bare)
+    # SentencePiece puts a blank before every text, and a second one would stand by itself.
+    if len(bare) == 1 and names[0].startswith(SENTENCEPIECE_BLANK):
+        return bare[0]
+    names = tokenizer.convert_ids_to_tokens(spelled)
     raise InputError(
         f"each of task.label_words must be one token of the model's tokenizer, got {word!r}, which"
         f" is {' + '.join(map(repr, names)) or 'none'}; choose a shorter or commoner word."

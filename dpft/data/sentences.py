@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dpft.data.collation import SCORE
 from dpft.data.encoding import Encoding
 from dpft.data.tokenization import TokenizedExample
+from dpft.errors import InputError
 from dpft.tasks.base import LabelledExample
 
 
@@ -17,8 +18,10 @@ class SentenceEncoding(Encoding):
         """See ``Encoding.rows``; cuts the end of the longer sentence."""
         if not examples:
             return []
+        columns = self._columns(examples)
+        self._check_room(len(columns))
         encoded = self.tokenizer(
-            *self._columns(examples),
+            *columns,
             truncation="longest_first",
             max_length=self.max_length,
             padding=False,
@@ -27,9 +30,23 @@ class SentenceEncoding(Encoding):
         )
         types = encoded.get("token_type_ids", [None] * len(examples))
         return [
-            TokenizedExample(input_ids=ids, labels=self._labels(example.label), token_type_ids=kind)
+            TokenizedExample(
+                # an empty text of a tokenizer without marks: a row needs a token to be read at
+                input_ids=ids or [self.layout.pad_token_id],
+                labels=self._labels(example.label),
+                token_type_ids=kind,
+            )
             for example, ids, kind in zip(examples, encoded["input_ids"], types, strict=True)
         ]
+
+    def _check_room(self, texts: int) -> None:
+        """Refuses a length at which the tokenizer would cut nothing at all."""
+        least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
+        if self.max_length < least:
+            raise InputError(
+                f"task.max_length must be at least {least}, a token of each text and the"
+                f" tokenizer's marks around them, got {self.max_length}; raise it."
+            )
 
     def _columns(self, examples: Sequence[LabelledExample]) -> list[list[str]]:
         """Returns the first sentences and, where there are two, the second ones.

@@ -3,11 +3,13 @@
 They need no tokenizer and hold nothing of the data: only the vocabulary's size and the layout.
 """
 
+from dataclasses import replace
+
 import torch
 
 from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, Layout
 from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
-from dpft.kinds import MASKED, SEQ2SEQ
+from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
 
 
 def synthetic_rows(
@@ -29,8 +31,16 @@ def synthetic_rows(
         length = max(2, longest - shortened)
         ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
         ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
-        rows.append(_row(layout, ids, generator))
+        rows.append(_with_token_types(layout, _row(layout, ids, generator)))
     return rows
+
+
+def _with_token_types(layout: Layout, row: TokenizedExample) -> TokenizedExample:
+    """Returns a row of two sentences, where the model is told them apart."""
+    if layout.kind != CLASSIFIER or not layout.takes_token_types:
+        return row
+    first = len(row.input_ids) // 2
+    return replace(row, token_type_ids=[0] * first + [1] * (len(row.input_ids) - first))
 
 
 def _row(layout: Layout, ids: list[int], generator: torch.Generator) -> TokenizedExample:

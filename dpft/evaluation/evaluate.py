@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
+from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_spec
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
+from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import SPLITS, Example, LabelledExample, LabelTask, Task
+from dpft.tasks.base import Example, LabelTask, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,30 +29,6 @@ STAGES = ("before", "after")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """What is scored, ``conf/eval/default.yaml``."""
-
-    enabled: bool = True
-    """Whether training ends with an evaluation."""
-    split: str = "test"
-    """train, validation or test; train is always private."""
-    limit: int | None = None
-    """Distinct inputs to score, the split's first ones; None for all."""
-    batch_size: int = 32
-    """Inputs at once; memory and speed only."""
-    split_is_public: bool | None = None
-    """Whether the split may be shown; None: see ``eval_split_is_public``."""
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise InputError(f"eval.split must be one of {', '.join(SPLITS)}, got {self.split!r}.")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"eval.limit must be at least 1, or null for all, got {self.limit}.")
-        if self.batch_size < 1:
-            raise InputError(f"eval.batch_size must be at least 1, got {self.batch_size}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +60,6 @@ class Evaluation:
         }
 
 
-def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
-    """Returns whether predictions and scores on the split may be shown (DESIGN §6.8).
-
-    A training split never is. Else the user's word counts, if given; else a published task's split
-    is public when it was read from where it is published, and local files are not.
-
-    Args:
-        task: The task, with its source.
-        config: ``split`` and ``split_is_public``.
-    """
-    if config.split == "train":
-        return False
-    if config.split_is_public is not None:
-        return config.split_is_public
-    return task.is_published(config.split)
-
-
 def evaluate_model(
     model: "PreTrainedModel",
     encoding: "Encoding",
@@ -109,6 +70,7 @@ def evaluate_model(
     decode: DecodeConfig,
     split: str | None = None,
     stage: str = "after",
+    extra_positions: int = 0,
     on_progress: Progress | None = None,
 ) -> Evaluation:
     """Returns the model's scores on the split, and its predictions.
@@ -122,6 +84,7 @@ def evaluate_model(
         decode: How texts are written.
         split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
+        extra_positions: Positions of the model that a prompt or prefix takes.
         on_progress: Called after each batch.
 
     Raises:
@@ -131,12 +94,19 @@ def evaluate_model(
     from dpft.evaluation.outputs import ModelOutputs
 
     name = split or config.split
-    outputs = ModelOutputs(model=model, encoding=encoding, batch_size=config.batch_size)
+    outputs = ModelOutputs(
+        model=model,
+        encoding=encoding,
+        batch_size=config.batch_size,
+        extra_positions=extra_positions,
+    )
     if isinstance(task, LabelTask):
         chosen = _chosen(task, examples, config, name)
         count = _counter("predictions", len(chosen), on_progress)
         labels = [task.predicted(answer) for answer in outputs.answers(chosen, count)]
-        return _label_evaluation(task, name, stage, chosen, labels)
+        paired = label_predictions(task, chosen, labels)
+        read = {LABELS: label_columns(chosen, labels)}
+        return _evaluation(task, name, stage, len(chosen), paired, read)
     groups = _groups(task, examples, config, name)
     kinds = {metric_spec(metric).inputs for metric in task.metrics}
     columns: dict[str, Columns] = {}
@@ -152,6 +122,34 @@ def evaluate_model(
     return _evaluation(task, name, stage, len(groups), predictions, columns)
 
 
+def evaluate_parts(
+    model: "PreTrainedModel",
+    encoding: "Encoding",
+    task: Task,
+    parts: Mapping[str, Sequence[Any]],
+    *,
+    config: EvalConfig,
+    decode: DecodeConfig,
+    stage: str = "after",
+    extra_positions: int = 0,
+) -> list[Evaluation]:
+    """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``."""
+    return [
+        evaluate_model(
+            model,
+            encoding,
+            task,
+            examples,
+            config=config,
+            decode=decode,
+            split=part,
+            stage=stage,
+            extra_positions=extra_positions,
+        )
+        for part, examples in parts.items()
+    ]
+
+
 def inputs_of(task: Task, examples: Sequence[Any]) -> list[str]:
     """Returns what predictions of a split are made from, as a file of predictions names it.
 
@@ -160,7 +158,7 @@ def inputs_of(task: Task, examples: Sequence[Any]) -> list[str]:
         examples: A split, or a part of one.
     """
     if isinstance(task, LabelTask):
-        return [_label_input(number, example) for number, example in enumerate(examples)]
+        return [label_input(number, example) for number, example in enumerate(examples)]
     return [group.input for group in group_examples(examples)]
 
 
@@ -193,8 +191,10 @@ def score_predictions(
     if isinstance(task, LabelTask):
         chosen = _chosen(task, examples, config, name)
         _check_count(predictions, len(chosen), name)
-        labels = [task.label(prediction.strip()) for prediction in predictions]
-        return _label_evaluation(task, name, stage, chosen, labels)
+        labels = read_labels(task, predictions)
+        paired = label_predictions(task, chosen, labels)
+        read = {LABELS: label_columns(chosen, labels)}
+        return _evaluation(task, name, stage, len(chosen), paired, read)
     groups = _groups(task, examples, config, name)
     _check_count(predictions, len(groups), name)
     paired = _predictions(groups, predictions)
@@ -223,31 +223,6 @@ def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
             f"predictions must be one for each of the {count} distinct inputs of the {split}"
             f" split, got {len(predictions)}."
         )
-
-
-def _label_evaluation(
-    task: LabelTask,
-    split: str,
-    stage: str,
-    examples: Sequence[LabelledExample],
-    labels: Sequence[float],
-) -> Evaluation:
-    """Returns the scores of a label for each record."""
-    predictions = tuple(
-        Prediction(
-            input=_label_input(number, example),
-            prediction=task.label_text(label),
-            references=(task.label_text(example.label),),
-        )
-        for number, (example, label) in enumerate(zip(examples, labels, strict=True))
-    )
-    columns = {LABELS: {"predicted": list(labels), "gold": [example.label for example in examples]}}
-    return _evaluation(task, split, stage, len(examples), predictions, columns)
-
-
-def _label_input(number: int, example: LabelledExample) -> str:
-    """Returns a record in words; its number tells it from others of the same text."""
-    return f"{number}: {' | '.join(example.texts)}"
 
 
 def _predictions(groups: Sequence[Group], texts: Sequence[str]) -> tuple[Prediction, ...]:

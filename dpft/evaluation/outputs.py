@@ -16,6 +16,7 @@ from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.generation.inference import evaluation_mode
+from dpft.kinds import SEQ2SEQ
 from dpft.models.losses import answer_logits, token_nll
 from dpft.models.positions import max_positions
 from dpft.tasks.base import Example, LabelledExample, Record
@@ -40,6 +41,8 @@ class ModelOutputs:
     """How records become what it reads."""
     batch_size: int
     """Inputs at once; memory and speed only."""
+    extra_positions: int = 0
+    """Positions of the model that a prompt or prefix takes before the text's own."""
 
     def texts(
         self, groups: Sequence[Group], decode: DecodeConfig, on_batch: Callable[[int], None]
@@ -60,10 +63,13 @@ class ModelOutputs:
         encoding = self.encoding
         if not isinstance(encoding, TextEncoding):
             raise InputError("texts need a task whose answers are texts.")
-        room = encoding.max_length + decode.max_new_tokens
+        # A seq2seq model writes its answer elsewhere than it reads its prompt.
+        written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
+        room = encoding.max_length + written
+        positions = max_positions(self.model.config)
         prompts = encoding.prompts(
             [group.examples[0] for group in groups],
-            max_length=min(max_positions(self.model.config) or room, room),
+            max_length=room if positions is None else min(positions - self.extra_positions, room),
             max_new_tokens=decode.max_new_tokens,
         )
         return generate_texts(

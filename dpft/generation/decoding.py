@@ -72,7 +72,7 @@ def generate_texts(
     """Returns the text the model writes after each prompt, up to its end-of-text token.
 
     Args:
-        model: A causal language model, on the device it shall run on.
+        model: A causal or seq2seq language model, on the device it shall run on.
         tokenizer: Has an end-of-text token; that token also pads.
         prompts: Token ids, or text to tokenise without special tokens. Each leaves room for
             ``max_new_tokens`` in the model's positions.

@@ -4,8 +4,7 @@ Weights are safetensors and settings are JSON, so nothing is unpickled (DESIGN s
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from dpft.errors import InputError
 from dpft.files import write_json
 
 WEIGHTS = "dpft_adapter.safetensors"
 SETTINGS = "dpft_adapter.json"
-BASE = "base"
-"""Folder of the base model, written where no other place holds it."""
 
 
 def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -67,34 +63,6 @@ def load_trained(model: nn.Module, folder: Path) -> None:
                 f" {tuple(tensor.shape)}, which it lacks; give the base the run began with."
             )
         own[name].copy_(tensor)
-
-
-def save_base(model: PreTrainedModel, folder: Path, wrapper: type[nn.Module]) -> None:
-    """Writes the model as it was before its layers were wrapped, where nothing else holds it.
-
-    A checkpoint has a ``name_or_path`` to load it from; a random initialization has not.
-
-    Args:
-        model: The trained model; unions of the method are in it as trained.
-        folder: ``BASE`` is made in it.
-        wrapper: Class of the wrapped layers; their ``base_layer`` is written in their place.
-    """
-    if not model.name_or_path:
-        with _unwrapped(model, wrapper):
-            model.save_pretrained(folder / BASE, safe_serialization=True)
-
-
-@contextmanager
-def _unwrapped(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[None]:
-    """Puts each wrapped layer back into its place for a while."""
-    wrapped = {n: m for n, m in model.named_modules() if isinstance(m, wrapper)}
-    for name in wrapped:
-        model.set_submodule(name, model.get_submodule(f"{name}.base_layer"))
-    try:
-        yield
-    finally:
-        for name, module in wrapped.items():
-            model.set_submodule(name, module)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

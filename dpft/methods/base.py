@@ -22,7 +22,7 @@ from dpft.errors import InputError
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
 """What peft puts into the name of a parameter of the model it wraps."""
 INFRASTRUCTURE = frozenset(
-    {"base", "parts", "bottleneck", "added_files", "peft_folder", "peft_method"}
+    {"base", "parts", "bottleneck", "added_files", "base_folder", "peft_folder", "peft_method"}
 )
 """Modules of this package that are no methods."""
 
@@ -123,6 +123,11 @@ class Method(ABC):
         """Returns what the optimizer moves, asked after ``begin_step(model, 0)``."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    @property
+    def extra_positions(self) -> int:
+        """Positions of the model that stand before a text's own: those of a prompt or a prefix."""
+        return 0
+
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """Writes the trained model, whole where ``saves_whole_model``."""
         model.save_pretrained(folder, safe_serialization=True)
@@ -137,6 +142,15 @@ class Method(ABC):
             folder: What ``save`` was given.
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
+
+    def relocate(self, folder: Path, to: Path) -> None:
+        """Makes a copy of what ``save`` wrote right for another place.
+
+        Args:
+            folder: The copy, where it lies now.
+            to: Where it will lie.
+        """
+        return
 
     def merge(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the trained model as one that needs no base; LoRA adds its change to the weights.

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
-from dpft.methods.added_files import load_settings, load_trained, save_base, save_trained
+from dpft.methods.added_files import load_settings, load_trained, save_trained
 from dpft.methods.base import Method, is_new
+from dpft.methods.base_folder import save_base
 from dpft.methods.parts import norm_parameters, train_only
 
 BERT = ("attention.output.dense", "output.dense")
@@ -76,7 +77,7 @@ class AdaptedProjection(nn.Module):
 class BottleneckMethod(Method):
     """Base of the methods that put adapters behind a block's output projections."""
 
-    bottleneck: int
+    bottleneck: int | None
     """Width in the middle of an adapter."""
     targets: tuple[str, ...] | None = None
     """Suffixes of the names of the linear modules to adapt; None takes the architecture's own."""
@@ -86,8 +87,10 @@ class BottleneckMethod(Method):
     saves_whole_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.bottleneck < 1:
+        if self.bottleneck is not None and self.bottleneck < 1:
             raise InputError(f"method.bottleneck must be at least 1, got {self.bottleneck}.")
+        if self.targets is not None and not self.targets:
+            raise InputError("method.targets must name a layer, got none; null takes the default.")
 
     @abstractmethod
     def adapter_maker(self, device: torch.device) -> AdapterMaker:
@@ -99,7 +102,7 @@ class BottleneckMethod(Method):
         Raises:
             InputError: The bottleneck is wider than the projection's output.
         """
-        if self.bottleneck > width:
+        if self.bottleneck is not None and self.bottleneck > width:
             raise InputError(
                 f"method.bottleneck must be at most the hidden size {width}, got"
                 f" {self.bottleneck}; lower it."
@@ -133,7 +136,7 @@ class BottleneckMethod(Method):
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """Writes what was trained and the settings, and the base where no other place holds it."""
         save_trained(model, folder, asdict(self))
-        save_base(model, folder, AdaptedProjection)
+        save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""

@@ -79,21 +79,28 @@ class CompactBottleneck(nn.Module):
         return adapted
 
 
+BOTTLENECK_SHARE = 0.24
+"""Of the hidden size, where no bottleneck is given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compacter(BottleneckMethod):
     """Trains two compact adapters in every block."""
 
-    bottleneck: int = 184
-    """Width in the middle of an adapter."""
+    bottleneck: int | None = None
+    """Width in the middle of an adapter; null takes 24 % of the hidden size, 184 for 768, which
+    makes the share of RoBERTa-base that Bu et al. 2022, Table 4, state."""
     n: int = 4
     """How many Kronecker products a weight is the sum of."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n < 1 or self.bottleneck % self.n:
+        if self.n < 1:
+            raise InputError(f"method.n must be at least 1, got {self.n}; try 4.")
+        if self.bottleneck is not None and self.bottleneck % self.n:
             raise InputError(
-                f"method.n must be at least 1 and divide method.bottleneck ({self.bottleneck}),"
-                f" got {self.n}."
+                f"method.bottleneck must be a multiple of method.n={self.n}, got"
+                f" {self.bottleneck}; null takes one that is."
             )
 
     def check_width(self, width: int) -> None:
@@ -114,7 +121,13 @@ class Compacter(BottleneckMethod):
         for layer in layers:
             nn.init.normal_(layer.weight, std=self.n**-0.5)
         mixers = nn.ModuleList(layers)
-        return lambda width: CompactBottleneck(width, self.bottleneck, mixers)
+        return lambda width: CompactBottleneck(width, self._bottleneck(width), mixers)
+
+    def _bottleneck(self, width: int) -> int:
+        """Returns the width in the middle, a multiple of ``n``."""
+        if self.bottleneck is not None:
+            return self.bottleneck
+        return max(1, round(BOTTLENECK_SHARE * width) // self.n) * self.n
 
 
 METHOD = Compacter

@@ -6,6 +6,7 @@ train with the adapter (biases, embeddings) are in none of its files; they are a
 them. And a base that was never pretrained has no address; its weights go to ``base/``.
 """
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-BASE_FOLDER = "base"
-WEIGHTS = "adapter_model.safetensors"
+from dpft.files import write_text
+from dpft.methods.base_folder import BASE, base_folder, save_base
+
+WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
 """In the names of the parameters that peft saves by itself."""
 
@@ -36,8 +39,10 @@ def wrap(model: PreTrainedModel, config: PeftConfig) -> PreTrainedModel:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Writes a folder from which ``PeftModel.from_pretrained`` restores the trained model.
 
-    ``adapter_config.json`` names the base: its hub name, or its absolute path. A base without
-    either (``name_or_path`` empty: initialised at random) is saved under ``base/`` and named so.
+    ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
+    its folder. A base without either (``name_or_path`` empty: initialised at random) is saved
+    under ``base/``, and named by that folder as ``address`` does. peft's README.md is a form to
+    fill in; it stays where its ``base_model`` is a name on the hub, as its readers take it to be.
 
     Args:
         model: What ``wrap`` returned, trained.
@@ -47,22 +52,22 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     base = adapted.get_base_model()
-    if not base.name_or_path:
-        base.save_pretrained(folder / BASE_FOLDER, state_dict=_base_weights(base))
-    source = base.name_or_path or str(folder / BASE_FOLDER)
-    path = Path(source).expanduser()
-    source = str(path.resolve()) if path.is_dir() else source
+    save_base(base, folder, is_added=_is_pefts)
+    source = base.name_or_path or address(folder / BASE)
     adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
     # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
     adapted.save_pretrained(folder, save_embedding_layers=False)
     _add_weights(folder / WEIGHTS, _also_trained(model))
+    if Path(source).is_dir():
+        (folder / CARD).unlink()
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Returns a base model with a saved adapter on it, in eval mode, nothing trainable.
 
     Args:
-        model: The base as the run began with it; where there is a ``base_folder``, loaded from it.
+        model: The base as the run began with it; loaded from ``base_folder(folder)`` if there is
+            one.
         folder: What ``save_adapter`` wrote.
     """
     with _quiet():
@@ -70,19 +75,27 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return cast(PreTrainedModel, loaded.requires_grad_(False))
 
 
-def base_folder(folder: Path) -> Path | None:
-    """Returns where an adapter's folder keeps its base; None if the base is to be had elsewhere."""
-    base = folder / BASE_FOLDER
-    return base if base.is_dir() else None
+def relocate_adapter(folder: Path, to: Path) -> None:
+    """Makes a copied adapter's config name the base in it, if it has one, by its new place.
+
+    Args:
+        folder: The copy, where it lies now.
+        to: Where it will lie.
+    """
+    if base_folder(folder) is None:
+        return
+    config = json.loads((folder / CONFIG).read_text())
+    config["base_model_name_or_path"] = address(to / BASE)
+    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True))
 
 
-def _base_weights(base: nn.Module) -> dict[str, Tensor]:
-    """Returns the weights of the base under the names they had before peft, the adapter's none."""
-    return {
-        name.replace(".base_layer.", ".").replace(".original_module.", "."): weight
-        for name, weight in base.state_dict().items()
-        if not any(part in name for part in PEFT_PARTS)
-    }
+def address(folder: Path) -> str:
+    """Returns a folder's path, relative where it lies in the working directory.
+
+    A released file shall not tell how the machine's folders are called.
+    """
+    path, here = folder.resolve(), Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _also_trained(model: nn.Module) -> dict[str, Tensor]:
@@ -90,8 +103,12 @@ def _also_trained(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: parameter.detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not any(part in name for part in PEFT_PARTS)
+        if parameter.requires_grad and not _is_pefts(name)
     }
+
+
+def _is_pefts(name: str) -> bool:
+    return any(part in name for part in PEFT_PARTS)
 
 
 def _add_weights(file: Path, weights: dict[str, Tensor]) -> None:

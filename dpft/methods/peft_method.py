@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 from dpft.errors import InputError
 from dpft.methods.base import Method
-from dpft.methods.peft_folder import load_adapter, save_adapter, wrap
+from dpft.methods.peft_folder import load_adapter, relocate_adapter, save_adapter, wrap
 
 TASKS: tuple[tuple[TaskType, Mapping[str, Any]], ...] = (
     (TaskType.CAUSAL_LM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
@@ -81,6 +81,10 @@ class PeftMethod(Method):
             folder: What ``save`` was given.
         """
         return load_adapter(model, folder)
+
+    def relocate(self, folder: Path, to: Path) -> None:
+        """Makes a copied adapter name the base in it, if it has one, by its new place."""
+        relocate_adapter(folder, to)
 
 
 def task_type(model: PreTrainedModel) -> TaskType | None:

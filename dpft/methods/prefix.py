@@ -32,6 +32,11 @@ class Prefix(PeftMethod):
             if getattr(self, name) < 1:
                 raise InputError(f"method.{name} must be at least 1, got {getattr(self, name)}.")
 
+    @property
+    def extra_positions(self) -> int:
+        """Positions of the prefix."""
+        return self.length
+
     def configure(
         self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
     ) -> PeftConfig:

@@ -36,6 +36,11 @@ class Prompt(PeftMethod):
                 f"method.num_virtual_tokens must be at least 1, got {self.num_virtual_tokens}."
             )
 
+    @property
+    def extra_positions(self) -> int:
+        """Positions of the prompt."""
+        return self.num_virtual_tokens
+
     def configure(
         self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
     ) -> PeftConfig:

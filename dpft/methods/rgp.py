@@ -37,6 +37,9 @@ class ReparametrizedLinear(nn.Module):
 
     initial_weight: Tensor
     """The layer's weight before training; part of a checkpoint."""
+    right_constant: Tensor
+    left_constant: Tensor
+    """The carriers' values, which follow them from choice to choice and take no gradient."""
 
     def __init__(self, layer: nn.Linear | Conv1D, rank: int) -> None:
         """Wraps ``layer`` and freezes it; carriers of ``rank`` are still to be chosen."""
@@ -49,6 +52,9 @@ class ReparametrizedLinear(nn.Module):
         self.in_features, self.out_features = inputs, outputs
         self.right = _bare_linear(inputs, rank, like=weight)
         self.left = _bare_linear(rank, outputs, like=weight)
+        # Copies, not the weights themselves: clipping would see those used behind their layers.
+        for name, layer_of in (("right_constant", self.right), ("left_constant", self.left)):
+            self.register_buffer(name, layer_of.weight.detach().clone(), persistent=False)
 
     @property
     def weight(self) -> Tensor:
@@ -65,7 +71,7 @@ class ReparametrizedLinear(nn.Module):
         outputs: Tensor = self.base_layer(inputs)
         if not torch.is_grad_enabled():
             return outputs
-        constant = F.linear(F.linear(inputs, self.right.weight.detach()), self.left.weight.detach())
+        constant = F.linear(F.linear(inputs, self.right_constant), self.left_constant)
         difference: Tensor = self.left(self.right(inputs)) - constant
         return outputs + difference
 
@@ -89,6 +95,8 @@ class ReparametrizedLinear(nn.Module):
             right = left.t() @ update
         self.left.weight.copy_(left)
         self.right.weight.copy_(torch.linalg.qr(right.t()).Q.t())
+        self.left_constant.copy_(self.left.weight)
+        self.right_constant.copy_(self.right.weight)
 
     @torch.no_grad()
     def project_gradient(self) -> None:

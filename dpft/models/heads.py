@@ -59,9 +59,20 @@ def configure(architecture: PretrainedConfig, head: Head) -> None:
     if head.kind != CLASSIFIER:
         return
     architecture.num_labels = head.num_outputs
+    # A causal classifier answers at a row's last token, which it tells from padding by this id.
+    architecture.pad_token_id = padding_id(architecture)
     if head.labels:
         architecture.id2label = dict(enumerate(head.labels))
         architecture.label2id = {name: number for number, name in enumerate(head.labels)}
+
+
+def padding_id(architecture: PretrainedConfig) -> int:
+    """Returns the token that fills rows up: padding, end-of-text without it, 0 without both."""
+    pad = architecture.pad_token_id
+    if pad is not None and pad >= 0:
+        return int(pad)
+    end = architecture.eos_token_id
+    return int((end[0] if isinstance(end, list) else end) or 0)
 
 
 def fresh_model(architecture: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:

@@ -182,6 +182,9 @@ def _pretrained(
             f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
         )
     model: PreTrainedModel = loaded[0]
+    if config.path is None and config.embedded:
+        # a place inside this installation is no address for anybody else
+        model.name_or_path = model.config._name_or_path = ""
     if pooled and not isinstance(model, PooledClassifier):
         return PooledClassifier(architecture, model)
     return model

@@ -6,6 +6,7 @@ of their last layer, and have no trained pooler. The classes of transformers rea
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -30,7 +31,9 @@ class PooledClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
         """
         super().__init__(config)
         made: Any = AutoModel
-        self.backbone: nn.Module = made.from_config(config) if encoder is None else encoder
+        self.backbone: nn.Module = (
+            made.from_config(config, dtype=torch.float32) if encoder is None else encoder
+        )
         if "pooler" in self.backbone._modules:
             self.backbone.pooler = None
         self.dropout = nn.Dropout(float(getattr(config, "hidden_dropout_prob", 0.0)))

@@ -1,4 +1,4 @@
-"""How a model counts the positions of a text."""
+"""How a model counts the positions of a text, and whether it tells two texts apart."""
 
 import inspect
 
@@ -23,6 +23,14 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
         for name, module in encoder.named_modules()
         if name.endswith("position_embeddings")
     )
+
+
+def takes_token_types(architecture: PretrainedConfig) -> bool:
+    """Returns whether the model learned to tell two sentences apart by ids of their own (BERT).
+
+    Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
+    """
+    return (getattr(architecture, "type_vocab_size", None) or 0) > 1
 
 
 def max_positions(architecture: PretrainedConfig) -> int | None:

@@ -78,7 +78,7 @@ def source(config: ModelConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def loading_errors(config: ModelConfig, wanted: str = "causal language model") -> Iterator[None]:
+def loading_errors(config: ModelConfig, wanted: str = "language model") -> Iterator[None]:
     """Turns what transformers raises for an unusable source into one sentence."""
     try:
         yield

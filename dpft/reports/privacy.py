@@ -18,6 +18,10 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.secure_noise import SECURE_NOISE_SOURCE
 from dpft.reports.accounting import accounting_record, delta_warnings
 
+NOT_CHECKED = (
+    "privacy.self_check=false: whether clipping is exact and examples are independent of each other"
+    " and of padding was not checked on synthetic records before training"
+)
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
@@ -66,6 +70,7 @@ def privacy_record(
     reproducible: bool,
     size_source: str,
     secure_noise: bool = False,
+    self_check: bool = True,
 ) -> dict[str, Any]:
     """Returns the content of privacy.json of a private run.
 
@@ -77,6 +82,7 @@ def privacy_record(
         reproducible: A test seed made the randomness predictable, so nothing is protected.
         size_source: Who says how many examples there are.
         secure_noise: Whether noise came from a cryptographic stream.
+        self_check: Whether the clipper was checked before training.
     """
     record = plan_record(plan, accounting)
     record |= {
@@ -87,6 +93,8 @@ def privacy_record(
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         **parameter_record(counts),
     }
+    if not self_check:
+        record["warnings"] = [*record["warnings"], NOT_CHECKED]
     if reproducible:
         record["reproducible"] = True
         record["warnings"] = [NOT_PRIVATE_SEED, *record["warnings"]]

@@ -186,6 +186,14 @@ class LabelTask(Task):
         """
 
     @abstractmethod
+    def prediction(self, text: str) -> float:
+        """Returns the label that a file of predictions spells, as ``label_text`` or ``label`` do.
+
+        Raises:
+            InputError: It is none; the message does not quote it.
+        """
+
+    @abstractmethod
     def label_text(self, value: float) -> str:
         """Returns a label as predictions spell it."""
 

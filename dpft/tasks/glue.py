@@ -5,6 +5,7 @@ Text infilling (Li et al. 2022, section 4 and Table 10; templates of Gao et al. 
 language model for a label word in place of a mask, so no new parameter has to be learned.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -87,26 +88,35 @@ class GlueTask(LabelTask):
         Raises:
             InputError: It is hidden (-1) or not one of the task's; the message does not quote it.
         """
-        if isinstance(value, str) and value in self.labels:
-            value = self.labels.index(value)
-        number = _number(value)
-        if number == HIDDEN_LABEL:
+        if _number(value) == HIDDEN_LABEL:
             raise InputError(
                 "label -1 stands for a hidden label, which can neither be learned nor scored;"
                 " choose a split with labels, such as eval.split=validation."
             )
-        if self.max_score is not None:
-            if number is None or not 0 <= number <= self.max_score:
-                raise InputError(f"label must be a number from 0 to {self.max_score:g}.")
-        elif number not in range(len(self.labels)):
-            known = ", ".join(f"{index} ({name})" for index, name in enumerate(self.labels))
-            raise InputError(f"label must be one of {known}.")
-        return float(number or 0)
+        if self.max_score is None:
+            return self._class_number(value, "label")
+        number = _number(value)
+        if number is None or not 0 <= number <= self.max_score:
+            raise InputError(f"label must be a number from 0 to {self.max_score:g}.")
+        return number
+
+    def prediction(self, text: str) -> float:
+        """Returns the class's number, or any number where labels are scores.
+
+        Raises:
+            InputError: It is no class, or no number; the message does not quote it.
+        """
+        if self.max_score is None:
+            return self._class_number(text, "a prediction")
+        number = _number(text)
+        if number is None or not math.isfinite(number):
+            raise InputError("a prediction must be a number.")
+        return number
 
     def label_text(self, value: float) -> str:
         """Returns a label as predictions spell it: the class's name, or the score."""
         if self.max_score is not None:
-            return f"{value:.3f}"
+            return f"{value:.6g}"
         return self.labels[int(value)]
 
     def predicted(self, outputs: Sequence[float]) -> float:
@@ -147,6 +157,13 @@ class GlueTask(LabelTask):
             share = label / self.max_score
             return (1 - share, share)
         return tuple(float(index == label) for index in range(len(self.labels)))
+
+    def _class_number(self, value: Any, what: str) -> float:
+        number = float(self.labels.index(value)) if value in self.labels else _number(value)
+        if number is None or number not in range(len(self.labels)):
+            known = ", ".join(f"{index} ({name})" for index, name in enumerate(self.labels))
+            raise InputError(f"{what} must be one of {known}.")
+        return number
 
     def _parsed(self, *, causal: bool) -> Template:
         text = self.causal_template if causal else self.template
@@ -197,7 +214,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if number == number else None
 

@@ -1,5 +1,6 @@
 """A subcommand of the tests' own, ``dpft fake``, with configurations of its own."""
 
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from dpft.cli import hydra_app, main
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
+from dpft.privacy.accounting import rdp
+from dpft.privacy.accounting.summary import account
 
 PRIMARY = """
 defaults:
@@ -98,6 +101,17 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return module
+
+
+@pytest.fixture(scope="module")
+def shared_accounting() -> Iterator[None]:
+    """Lets runs of one mechanism share its accounting, which takes longer than the runs."""
+    remembered = functools.cache(account)
+    with pytest.MonkeyPatch.context() as patch:
+        for user in ("dpft.reports.privacy", "dpft.cli.plan"):
+            patch.setattr(f"{user}.account", remembered)
+        patch.setattr("dpft.privacy.accounting.rdp.epsilon", functools.cache(rdp.epsilon))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.cli.assembly import checked_overrides, public_size
+from dpft.cli.assembly import checked_overrides, public_size, with_transferred_batch_size
 from dpft.errors import InputError
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy
 from dpft.tasks.e2e import E2ETask
+from tests.config.test_conf import loaded
 
 TASK = E2ETask(name="e2e", source="url", num_train_examples=42061, embedded_num_train_examples=80)
 DP = DifferentialPrivacy(name="dp", eps=3.0)
@@ -51,3 +52,22 @@ def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
         checked_overrides(["privacy=none", "privacy.eps=3"])
     words = ["privacy=none", "privacy.num_examples=3"]
     assert checked_overrides(words) == words
+
+
+def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplog) -> None:
+    """Li et al. 2022, Appendix L: QNLI at the sample rate of SST-2 in batches of 1024."""
+    config = loaded("train", ["experiment=li2022_qnli", "privacy.eps=3"])
+    with caplog.at_level("INFO"):
+        transferred = with_transferred_batch_size(config, never)
+    assert transferred.train.expected_batch_size == round(1024 / 67349 * 104743) == 1593
+    assert "train.expected_batch_size=1593: the sample rate of sst2" in caplog.text
+    # Written to config.yaml so, it is not transferred a second time.
+    assert transferred.train.transfer_sample_rate_from is None
+    assert with_transferred_batch_size(transferred, never) is transferred
+
+
+def test_a_batch_larger_than_the_other_tasks_data_is_refused() -> None:
+    words = ["task=qqp", "model=roberta-base", "privacy.eps=3", "train.expected_batch_size=9000"]
+    config = loaded("train", [*words, "train.transfer_sample_rate_from=cola"])
+    with pytest.raises(InputError, match="at most the 8551 examples of cola.*got 9000"):
+        with_transferred_batch_size(config, never)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.cli.train import start_anew
 from dpft.files import private_folder
 from tests.cli.tiny import (
     EVALUATION,
@@ -176,30 +175,6 @@ def test_a_folder_another_process_trains_in_is_refused(workspace: Workspace) -> 
     os.close(descriptor)
     assert (outcome.code, outcome.out, outcome.new) == (2, "", frozenset())
     assert "in use by another dpft process" in outcome.err
-
-
-def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
-    """An older checkpoint would count as newer than this run's first, an older model as its own."""
-    for folder in ("model", "private/checkpoints/step-00000005"):
-        (tmp_path / folder).mkdir(parents=True)
-    files = ["config.yaml", "metrics.json", "report.md", "notes.txt"]
-    for name in (*files, "private/diagnostics.jsonl", "private/predictions.jsonl"):
-        (tmp_path / name).write_text("old")
-    start_anew(tmp_path)
-    left = sorted(path.name for path in tmp_path.rglob("*"))
-    assert left == ["config.yaml", "notes.txt", "private"]
-
-
-def test_a_folder_that_is_no_runs_keeps_everything(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    start_anew(tmp_path)
-    assert (tmp_path / "model").exists()
-
-
-def test_a_folder_that_was_no_run_keeps_its_files(tmp_path: Path) -> None:
-    (tmp_path / "report.md").write_text("mine")
-    start_anew(tmp_path)
-    assert (tmp_path / "report.md").exists()
 
 
 def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Workspace) -> None:

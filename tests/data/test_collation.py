@@ -1,7 +1,8 @@
 import torch
 
-from dpft.data.collation import collate
+from dpft.data.collation import LABEL_WORDS, SCORE, Layout, collate
 from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
 
 SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
 LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])
@@ -30,3 +31,62 @@ def test_every_tensor_is_int64_and_moves_with_the_batch():
 
 def test_the_length_of_a_batch_is_its_number_of_examples():
     assert len(collate([SHORT, LONG, LONG], pad_token_id=0)) == 3
+
+
+WORDED = [
+    TokenizedExample(input_ids=[5, 4, 6], labels=[0.25, 0.75], answer=1),
+    TokenizedExample(input_ids=[7, 8], labels=[1.0, 0.0], answer=1),
+]
+
+
+def test_a_label_word_has_its_place_its_rivals_and_its_probabilities():
+    batch = Layout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED)
+    assert batch.positions.tolist() == [1, 1]
+    assert batch.words.tolist() == [3, 9]
+    assert batch.labels.tolist() == [[0.25, 0.75], [1.0, 0.0]]
+    assert (batch.labels.dtype, batch.words.dtype) == (torch.float32, torch.int64)
+    assert set(batch.inputs) == {"input_ids", "attention_mask", "position_ids"}
+
+
+def test_a_seq2seq_model_answers_a_label_word_first():
+    batch = Layout(
+        kind=SEQ2SEQ, answer=LABEL_WORDS, words=(3, 9), decoder_start_token_id=2,
+        takes_position_ids=False,
+    ).collate(WORDED)  # fmt: skip
+    assert batch.inputs["decoder_input_ids"].tolist() == [[2], [2]]
+    assert batch.positions.tolist() == [0, 0]
+    assert "position_ids" not in batch.inputs
+
+
+def test_a_decoder_reads_its_labels_one_step_late():
+    rows = [
+        TokenizedExample(input_ids=[5], labels=[7, 8, 1]),
+        TokenizedExample(input_ids=[5, 6], labels=[1]),
+    ]
+    batch = Layout(kind=SEQ2SEQ, pad_token_id=0, decoder_start_token_id=3).collate(rows)
+    assert batch.inputs["input_ids"].tolist() == [[5, 0], [5, 6]]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 8], [3, 0, 0]]
+    assert batch.labels.tolist() == [[7, 8, 1], [1, -100, -100]]
+
+
+def test_classes_and_scores_have_no_place_and_types_are_padded():
+    rows = [
+        TokenizedExample(input_ids=[5, 6], labels=[3.5], token_type_ids=[0, 1]),
+        TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0]),
+    ]
+    batch = Layout(kind=CLASSIFIER, answer=SCORE).collate(rows)
+    assert (batch.positions, batch.words) == (None, None)
+    assert batch.inputs["token_type_ids"].tolist() == [[0, 1], [0, 0]]
+    assert batch.labels.tolist() == [[3.5], [1.0]]
+
+
+def test_what_goes_with_the_batch_moves_with_it():
+    batch = Layout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED).to("meta")
+    assert {t.device.type for t in (batch.positions, batch.words, batch.labels)} == {"meta"}
+    assert (batch.kind, batch.answer, len(batch)) == (MASKED, LABEL_WORDS, 2)
+
+
+def test_a_model_without_token_types_is_given_none():
+    row = TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0])
+    layout = Layout(kind=CLASSIFIER, answer=SCORE, takes_token_types=False)
+    assert "token_type_ids" not in layout.collate([row]).inputs

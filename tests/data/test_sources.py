@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from dpft.data import sources
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
+from dpft.tasks.base import LabelledExample
 from dpft.tasks.e2e import E2ETask
+from dpft.tasks.glue import GlueTask
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
 REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'
@@ -217,6 +219,55 @@ def test_the_embedded_sample_has_every_split_and_its_public_number_of_rows():
     yaml = OmegaConf.load(Path(sources.__file__).parents[2] / "conf/task/e2e.yaml")
     assert rows["train"] == yaml.embedded_num_train_examples
     assert min(rows.values()) > 0
+
+
+def glue(folder: Path, **settings: object) -> GlueTask:
+    return GlueTask(
+        name="sst2", data_dir=str(folder), labels=("negative", "positive"), objective="cls",
+        split_parts={"validation": ("validation_a", "validation_b")}, **settings,
+    )  # fmt: skip
+
+
+def test_labels_are_read_as_numbers_digits_or_names(tmp_path):
+    labels = (1, "1", "positive", 1.0)
+    lines = [json_line(sentence="fine", label=label, idx=0) for label in labels]
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    assert load_examples(glue(tmp_path), "train") == [
+        LabelledExample(texts=("fine",), label=1.0)
+    ] * len(labels)
+
+
+def test_labels_are_read_from_csv(tmp_path):
+    (tmp_path / "train.csv").write_text("sentence,label\nfine,0\n")
+    assert [example.label for example in load_examples(glue(tmp_path), "train")] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("bad_line", "reason"),
+    [
+        (json_line(sentence=SECRET, label=2), "label must be one of 0 (negative), 1 (positive)"),
+        (json_line(sentence=SECRET, label=SECRET), "label must be one of"),
+        (json_line(sentence=SECRET, label=None), "label must be one of"),
+        (json_line(sentence=SECRET, label=10**400), "label must be one of"),
+        (json_line(sentence=SECRET, label=-1), "hidden label"),
+        (json_line(sentence=SECRET), "lacks the column label"),
+        (json_line(sentence=[SECRET], label=1), "sentence must hold text"),
+    ],
+)
+def test_a_bad_label_is_named_by_file_and_line_and_never_quoted(tmp_path, bad_line, reason):
+    good = json_line(sentence="fine", label=1)
+    (tmp_path / "train.jsonl").write_text(good + bad_line, encoding="utf-8")
+    text = message(glue(tmp_path))
+    assert f"{tmp_path / 'train.jsonl'}, line 2: " in text
+    assert reason in text
+    assert SECRET not in text
+
+
+def test_a_split_is_read_by_its_parts(tmp_path):
+    (tmp_path / "validation_b.jsonl").write_text(json_line(sentence="fine", label=1))
+    assert len(load_examples(glue(tmp_path), "validation_b")) == 1
+    assert "task.data_dir" in message(glue(tmp_path), "validation_a")
+    assert "train, validation_a, validation_b, test" in message(glue(tmp_path), "validation")
 
 
 REAL_E2E = Path(os.environ.get("DPFT_E2E_DIR", Path(__file__).parents[3] / "shared/data/e2e"))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dpft.evaluation.evaluate import EvalConfig, score_predictions
+from dpft.evaluation.evaluate import score_predictions
 from dpft.evaluation.groups import group_examples
 from dpft.evaluation.metrics.bleu import bleu
 from dpft.evaluation.metrics.rouge_l import rouge_l
 from dpft.evaluation.predictions import read_predictions
+from dpft.evaluation.settings import EvalConfig
 from dpft.tasks.e2e import E2ETask
 
 DATA = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "e2e"

@@ -1,13 +1,9 @@
 import dataclasses
 import json
 import math
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -16,36 +12,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from dpft.data.collation import Layout
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
-from dpft.evaluation.evaluate import (
-    EvalConfig,
-    eval_split_is_public,
-    evaluate_model,
-    score_predictions,
-)
+from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
+from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import Example, Task
+from dpft.tasks.base import LabelledExample
+from dpft.tasks.glue import GlueTask
+from tests.evaluation.letters import LetterTask, example
 
 WORDS = [*"abcdefgh", ":", "<end>"]
 END = WORDS.index("<end>")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LetterTask(Task):
-    published_hub_name: ClassVar[str | None] = "alphabet/letters"
-    published_urls: ClassVar[dict[str, str]] = {
-        split: f"https://letters.example/{split}.csv" for split in ("validation", "test")
-    }
-
-    @property
-    def columns(self):
-        return ("group", "target")
-
-    def example(self, row):
-        return example(row["group"], row["target"])
-
-
-def example(group, target):
-    return Example(prompt=f"{group} :", target=target, group=group, separator=" :")
 
 
 TASK = LetterTask(name="letters", max_length=12, metrics=("bleu", "rouge_l", "perplexity"))
@@ -198,56 +173,51 @@ def test_an_unknown_stage_is_refused():
         score_predictions(TASK, EXAMPLES, ["x"] * 3, config=EvalConfig(), stage="during")
 
 
-@pytest.mark.parametrize(
-    ("source", "data_dir", "split", "declared", "public"),
-    [
-        ("hub", None, "test", None, True),
-        ("url", None, "validation", None, True),
-        ("embedded", None, "test", None, True),
-        ("hub", None, "test", False, False),
-        ("hub", "somewhere", "test", None, False),
-        ("hub", "somewhere", "test", True, True),
-        ("local", None, "test", None, False),
-        ("hub", None, "train", None, False),
-        ("hub", None, "train", True, False),
-    ],
+SENTIMENT = GlueTask(
+    name="sst2", labels=("negative", "positive"), objective="cls", metrics=("accuracy",)
 )
-def test_trust_rule_8_which_splits_are_public(source, data_dir, split, declared, public):
-    task = LetterTask(
-        name="letters", source=source, data_dir=data_dir,
-        hub_name=LetterTask.published_hub_name, urls=dict(LetterTask.published_urls),
-    )  # fmt: skip
-    config = EvalConfig(split=split, split_is_public=declared)
-    assert eval_split_is_public(task, config) is public
+ALIKENESS = GlueTask(
+    name="stsb", labels=("different", "same"), max_score=5.0, objective="cls", metrics=("pearson",)
+)
+
+
+def labelled(*labels):
+    return [LabelledExample(texts=("the same", "text"), label=float(label)) for label in labels]
 
 
 @pytest.mark.parametrize(
-    "own",
-    [
-        {"source": "hub", "hub_name": "mycorp/letters"},
-        {"source": "url", "urls": {"test": "https://intranet.example/test.csv"}},
-    ],
+    "texts", [["positive", "negative", "positive"], ["1", "0", "1.0"], [" 1 ", "negative", "1"]]
 )
-def test_trust_rule_8_a_users_own_hub_data_or_address_is_not_public(own):
-    assert not eval_split_is_public(LetterTask(name="letters", **own), EvalConfig())
+def test_a_file_of_labels_is_scored_by_number_or_name(texts):
+    evaluation = score_predictions(SENTIMENT, labelled(1, 0, 0), texts, config=EvalConfig())
+    assert evaluation.metrics == {"accuracy": pytest.approx(2 / 3)}
+    assert [p.prediction for p in evaluation.predictions] == ["positive", "negative", "positive"]
+    assert [p.references for p in evaluation.predictions] == [("positive",)] + [("negative",)] * 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"split": "dev"}, "eval.split must be one of train, validation, test, got 'dev'"),
-        ({"limit": 0}, "eval.limit must be at least 1, or null for all, got 0"),
-        ({"batch_size": 0}, "eval.batch_size must be at least 1, got 0"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(setting, message):
-    with pytest.raises(InputError, match=message):
-        EvalConfig(**setting)
+def test_records_of_equal_text_are_scored_one_by_one():
+    names = inputs_of(SENTIMENT, labelled(1, 0, 0))
+    assert names == [f"{number}: the same | text" for number in range(3)]
 
 
-def test_the_yaml_holds_every_field_at_its_default():
-    path = Path(__file__).parents[2] / "conf" / "eval" / "default.yaml"
-    values = yaml.safe_load(path.read_text())
-    assert set(values) == {field.name for field in fields(EvalConfig)}
-    assert values.pop("split") == "${task.eval_split}"
-    assert EvalConfig(**values) == EvalConfig()
+def test_predicted_scores_may_leave_the_scale_that_labels_keep():
+    texts = ["-1", "2.5", "6"]
+    evaluation = score_predictions(ALIKENESS, labelled(0, 2.5, 5), texts, config=EvalConfig())
+    # by hand: deviations -3.5, 0, 3.5 about 2.5 against -2.5, 0, 2.5
+    assert evaluation.metrics == {"pearson": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize("bad", ["maybe", "2", "-1", "", "nan"])
+def test_a_prediction_that_is_no_label_is_named_by_its_record_and_not_quoted(bad):
+    with pytest.raises(InputError) as caught:
+        score_predictions(SENTIMENT, labelled(1, 0), ["1", bad], config=EvalConfig())
+    assert str(caught.value) == (
+        "predictions, record 2: a prediction must be one of 0 (negative), 1 (positive)."
+    )
+
+
+def test_labels_must_be_as_many_as_the_records_to_score():
+    config = EvalConfig(limit=2)
+    assert score_predictions(SENTIMENT, labelled(1, 0, 0), ["1", "0"], config=config).examples == 2
+    with pytest.raises(InputError, match="each of the 2 .* got 3"):
+        score_predictions(SENTIMENT, labelled(1, 0, 0), ["1"] * 3, config=config)

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig, generate_texts
+from tests.models import small
 
 WORDS = [*"abcdefgh", "<end>"]
 END = WORDS.index("<end>")
@@ -105,6 +106,7 @@ class Echo(nn.Module):
     """Writes each prompt's last token, the end-of-text token, then ``a``."""
 
     device = torch.device("cpu")
+    config = GPT2Config()
 
     def generate(self, ids, *, attention_mask, generation_config):
         self.ids, self.attention_mask = ids, attention_mask
@@ -156,3 +158,87 @@ def test_the_yaml_holds_every_field_at_its_default():
     values = yaml.safe_load(path.read_text())
     assert set(values) == {field.name for field in fields(DecodeConfig)}
     assert DecodeConfig(**values) == DecodeConfig()
+
+
+SOURCES = [[5, 9, 7, 8, 4, 1], [6, 1], [30, 1], [12, 11, 1], [20, 21, 22, 1], [40, 1]]
+
+
+@pytest.fixture
+def seq2seq():
+    """A float64 T5 whose next-token distributions are far from uniform, dropout on."""
+    model = small.language_model("t5").double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    return model.train()
+
+
+def seq2seq_texts(model, sources, *, batch_size=1, **settings):
+    return generate_texts(
+        model, small.blank_words(closes=True), sources,
+        config=DecodeConfig(**settings), batch_size=batch_size,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_seq2seq_models_texts_do_not_depend_on_their_batches(seq2seq, num_beams):
+    settings = {"num_beams": num_beams, "max_new_tokens": 7}
+    alone = seq2seq_texts(seq2seq, SOURCES, **settings)
+    assert len(set(alone)) > 2
+    assert any(alone)
+    for batch_size in (2, 4, 6):
+        assert seq2seq_texts(seq2seq, SOURCES, batch_size=batch_size, **settings) == alone
+
+
+def test_a_seq2seq_model_writes_the_likeliest_token_after_its_start(seq2seq):
+    seq2seq.eval()
+    tokenizer = small.blank_words(closes=True)
+    expected = []
+    for source in SOURCES:
+        written = [0]
+        while len(written) < 6 and 1 not in written:
+            with torch.no_grad():
+                logits = seq2seq(
+                    input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([written])
+                ).logits
+            written.append(int(logits[0, -1].argmax()))
+        expected.append(tokenizer.decode(written[1:], skip_special_tokens=True).strip())
+    texts = seq2seq_texts(seq2seq, SOURCES, batch_size=3, num_beams=1, max_new_tokens=5)
+    assert texts == expected
+
+
+def test_a_seq2seq_beam_that_holds_every_text_finds_the_likeliest_per_token(seq2seq):
+    # 48 + 48 * 48 texts of at most two tokens, of which the beams keep all that can lead
+    seq2seq.eval()
+    tokenizer, source = small.blank_words(closes=True), torch.tensor([SOURCES[0]])
+
+    def gains(written):
+        with torch.no_grad():
+            logits = seq2seq(input_ids=source, decoder_input_ids=torch.tensor([written])).logits
+        return logits[0, -1].log_softmax(-1)
+
+    first = gains([0])
+    scores = {(1,): float(first[1])}
+    for token in range(48):
+        if token != 1:
+            second = gains([0, token])
+            scores |= {(token, s): float(first[token] + second[s]) / 2 for s in range(48)}
+    best = max(scores, key=scores.get)
+    (text,) = seq2seq_texts(seq2seq, SOURCES[:1], num_beams=48, max_new_tokens=2)
+    assert text == tokenizer.decode(best, skip_special_tokens=True).strip()
+
+
+def test_sources_of_a_seq2seq_model_are_padded_on_the_right_with_its_padding(seq2seq):
+    seen = {}
+
+    def generate(ids, *, attention_mask, generation_config):
+        seen.update(ids=ids.tolist(), mask=attention_mask.tolist(), settings=generation_config)
+        return torch.tensor([[0, 5, 1]] * len(ids))
+
+    seq2seq.generate = generate
+    texts = seq2seq_texts(seq2seq, [[7, 8, 1], [6, 1]], batch_size=2)
+    assert seen["ids"] == [[7, 8, 1], [6, 1, 0]]
+    assert seen["mask"] == [[1, 1, 1], [1, 1, 0]]
+    settings = seen["settings"]
+    assert (settings.decoder_start_token_id, settings.pad_token_id) == (0, 0)
+    assert texts == ["this", "this"]

@@ -8,6 +8,7 @@ from dpft.methods.added_files import SETTINGS, WEIGHTS
 from dpft.methods.base import original_name
 from dpft.methods.bottleneck import AdaptedProjection
 from dpft.models.loading import ModelConfig, load_model
+from dpft.models.source import EMBEDDED_MODEL
 from tests.methods.shapes import auto_class, fresh, logits, loss_of, prepared, recipe, train
 
 
@@ -129,7 +130,7 @@ def test_a_random_base_is_saved_beside_under_its_own_names(shape: str, tmp_path:
 def test_the_base_is_saved_where_no_checkpoint_holds_it(
     init: str, held_elsewhere: bool, tmp_path: Path
 ) -> None:
-    model = load_model(ModelConfig(name="tiny", embedded=True, init=init), seed=0)
+    model = load_model(ModelConfig(name="tiny", path=str(EMBEDDED_MODEL), init=init), seed=0)
     method = recipe("adapter", targets=("mlp.c_proj",))
     method.save(method.prepare(model), tmp_path)
     assert (tmp_path / "base" / "model.safetensors").is_file() is not held_elsewhere

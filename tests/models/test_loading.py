@@ -6,17 +6,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models import source
 from dpft.models.loading import (
+    language_head,
     load_config,
     load_model,
     load_tokenizer,
     meta_model,
+    new_names,
 )
+from dpft.models.pooling import MEAN, PooledClassifier
 from dpft.models.source import ModelConfig
+from tests.models import small
 
 VOCABULARY = 11
 
@@ -167,16 +172,73 @@ def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(load, monkeypatch)
     assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [({"hub_name": "a/b", "init": "zero"}, "model.init"), ({}, "model.path")],
-)
-def test_a_bad_setting_is_refused_by_its_key(settings, key):
-    assert key in refusal(ModelConfig, name="x", **settings)
+CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes"))
 
 
-def test_the_local_folder_wins_over_the_embedded_model_and_the_hub():
-    config = ModelConfig(name="x", path="here", embedded=True, hub_name="a/b")
-    assert config.folder == Path("here")
-    assert ModelConfig(name="x", embedded=True, hub_name="a/b").folder == source.EMBEDDED_MODEL
-    assert ModelConfig(name="x", hub_name="a/b").folder is None
+@pytest.mark.parametrize(("name", "kind"), [("bert", MASKED), ("gpt2", CAUSAL), ("t5", SEQ2SEQ)])
+def test_every_kind_of_language_model_is_loaded_whole(tmp_path, name, kind):
+    config = local(small.save(name, tmp_path))
+    assert language_head(config) == Head(kind=kind)
+    assert new_names(config, Head(kind=kind)) == frozenset()
+    model = load_model(config, seed=0, head=Head(kind=kind))
+    assert equal(model, small.language_model(name))
+
+
+@pytest.mark.parametrize("pooling", [None, MEAN])
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_new_head_follows_the_seed_and_the_rest_is_the_checkpoints(tmp_path, name, pooling):
+    config = local(small.save(name, tmp_path), pooling=pooling)
+    new = new_names(config, CLASSES)
+    one, same, other = (load_model(config, seed=seed, head=CLASSES) for seed in (1, 1, 2))
+    assert equal(one, same)
+    moved = {
+        parameter
+        for (parameter, a), b in zip(one.named_parameters(), weights(other), strict=True)
+        if not torch.equal(a, b)
+    }
+    assert moved == {parameter for parameter in new if not parameter.endswith("bias")}
+    base = load_file(tmp_path / "model.safetensors")
+    kept = {name: weight for name, weight in one.named_parameters() if name not in new}
+    assert kept
+    for name, weight in kept.items():
+        bare = name.removeprefix("backbone.")
+        (found,) = [v for n, v in base.items() if bare in (n, n.partition(".")[2])]
+        assert torch.equal(weight, found), name
+
+
+@pytest.mark.parametrize("pooling", [None, MEAN])
+def test_a_saved_classifier_has_no_new_parameters(tmp_path, pooling):
+    first = local(small.save("bert", tmp_path / "base"), pooling=pooling)
+    model = load_model(first, seed=1, head=CLASSES)
+    model.save_pretrained(tmp_path / "saved")
+    again = local(tmp_path / "saved")
+    assert new_names(again, CLASSES) == frozenset()
+    loaded = load_model(again, seed=2, head=CLASSES)
+    assert isinstance(loaded, PooledClassifier) == (pooling == MEAN)
+    assert equal(loaded, model)
+
+
+def test_an_encoder_without_language_head_is_refused_for_label_words_and_serves_classes(tmp_path):
+    BertModel(small.bert_config()).save_pretrained(tmp_path)
+    text = refusal(load_model, local(tmp_path), seed=0, head=Head(kind=MASKED))
+    assert "no trained head of a masked language model" in text and "task.objective=cls" in text
+    assert load_model(local(tmp_path), seed=0, head=CLASSES).config.num_labels == 2
+    fresh = load_model(local(tmp_path, init="random"), seed=0, head=Head(kind=MASKED))
+    assert fresh.config.vocab_size == 48
+
+
+def test_a_classifier_of_other_classes_is_refused(tmp_path):
+    head = Head(kind=CLASSIFIER, labels=("a", "b", "c"))
+    load_model(local(small.save("bert", tmp_path)), seed=0, head=head).save_pretrained(tmp_path)
+    assert f"model.path={tmp_path}" in refusal(load_model, local(tmp_path), seed=0, head=CLASSES)
+
+
+def test_a_tokenizer_of_a_masked_model_needs_a_mask_and_no_end(tmp_path):
+    small.save("bert", tmp_path)
+    assert load_tokenizer(local(tmp_path), kind=MASKED).mask_token == "[MASK]"
+    small.blank_words(closes=True).save_pretrained(tmp_path)
+    assert "has no mask token" in refusal(load_tokenizer, local(tmp_path), kind=MASKED)
+
+
+def test_the_embedded_model_has_no_address_outside_this_installation() -> None:
+    assert load_model(ModelConfig(name="tiny", embedded=True), seed=0).name_or_path == ""

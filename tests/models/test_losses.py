@@ -1,11 +1,25 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
 
-from dpft.data.collation import Batch
-from dpft.models.losses import per_example_losses, token_nll
+from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT, Batch, Layout
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.models.losses import answer_logits, per_example_losses, token_nll
+from dpft.models.pooling import PooledClassifier
+from dpft.privacy.clipping import PerExampleClipper
+from tests.models import small
 
 VOCABULARY = 11
 ROWS = [([1, 2, 3, 4, 5], 2), ([6, 7, 8], 1), ([9, 10], 0)]
@@ -84,3 +98,155 @@ def test_an_example_without_target_tokens_has_loss_zero_and_gradient_zero(model)
 )
 def test_losses_are_float32_or_float64(model, dtype, expected):
     assert per_example_losses(model.to(dtype), batch(ROWS)).dtype == expected
+
+
+WORDS = (9, 4, 30)
+LENGTHS = (7, 3, 11, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how its rows lie, and four rows of ragged lengths."""
+
+    model: PreTrainedModel
+    layout: Layout
+    rows: Sequence[TokenizedExample]
+
+    def losses(self, *rows: int) -> Tensor:
+        chosen = [self.rows[row] for row in rows or range(len(self.rows))]
+        return per_example_losses(self.model, self.layout.collate(chosen))
+
+
+def row_of(length: int, layout: Layout, generator: torch.Generator) -> TokenizedExample:
+    ids = torch.randint(5, 40, (length,), generator=generator).tolist()
+    if layout.answer == TEXT:
+        written = torch.randint(5, 40, (12 - length,), generator=generator).tolist()
+        return TokenizedExample(input_ids=ids, labels=[*written, 1])
+    if layout.answer == SCORE:
+        return TokenizedExample(input_ids=ids, labels=[length / 3])
+    count = len(layout.words) or layout.outputs
+    labels = torch.rand(count, generator=generator).softmax(0).tolist()
+    types = [0] * (length - 1) + [1] if layout.kind == CLASSIFIER else None
+    answer = length // 2 if layout.kind == MASKED else length - 1
+    return TokenizedExample(input_ids=ids, labels=labels, token_type_ids=types, answer=answer)
+
+
+def classifier(made, config, outputs: int = 3) -> PreTrainedModel:
+    config.num_labels = outputs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return small.shaken(made(config))
+
+
+words_of = {"answer": LABEL_WORDS, "words": WORDS}
+seq2seq = {"kind": SEQ2SEQ, "takes_position_ids": False, "decoder_start_token_id": 0}
+classes = {"kind": CLASSIFIER, "answer": CLASSES, "outputs": 3}
+MAKERS = {
+    "bert-words": (lambda: small.language_model("bert"), Layout(kind=MASKED, **words_of)),
+    "roberta-words": (
+        lambda: small.language_model("roberta"),
+        Layout(kind=MASKED, pad_token_id=1, takes_position_ids=False, **words_of),
+    ),
+    "gpt2-words": (lambda: small.language_model("gpt2"), Layout(kind=CAUSAL, **words_of)),
+    "t5-words": (lambda: small.language_model("t5"), Layout(**seq2seq, **words_of)),
+    "t5-text": (lambda: small.language_model("t5"), Layout(**seq2seq)),
+    "bert-classes": (
+        lambda: classifier(BertForSequenceClassification, small.bert_config()),
+        Layout(**classes),
+    ),
+    "bert-mean-classes": (
+        lambda: classifier(PooledClassifier, small.bert_config()),
+        Layout(**classes),
+    ),
+    "bert-score": (
+        lambda: classifier(BertForSequenceClassification, small.bert_config(), 1),
+        Layout(kind=CLASSIFIER, answer=SCORE),
+    ),
+    "gpt2-classes": (
+        lambda: classifier(GPT2ForSequenceClassification, small.gpt2_config(pad_token_id=1)),
+        Layout(**classes, pad_token_id=1, takes_token_types=False),
+    ),
+}
+
+
+WORD_CASES = [name for name, (_, layout) in MAKERS.items() if layout.answer == LABEL_WORDS]
+
+
+@pytest.fixture(params=MAKERS)
+def case(request) -> Case:
+    make, layout = MAKERS[request.param]
+    generator = torch.Generator().manual_seed(2)
+    return Case(make(), layout, [row_of(length, layout, generator) for length in LENGTHS])
+
+
+def expected_loss(case: Case, row: TokenizedExample) -> Tensor:
+    """The definition, for one row without padding."""
+    inputs = {"input_ids": torch.tensor([row.input_ids])}
+    if row.token_type_ids is not None and case.model.config.model_type == "bert":
+        inputs["token_type_ids"] = torch.tensor([row.token_type_ids])
+    if case.layout.kind == SEQ2SEQ and case.layout.answer == TEXT:
+        return case.model(**inputs, labels=torch.tensor([row.labels])).loss
+    if case.layout.kind == SEQ2SEQ:
+        inputs["decoder_input_ids"] = torch.tensor([[0]])
+    if case.model.__class__ is PooledClassifier:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    logits = case.model(**inputs).logits[0]
+    if case.layout.answer == SCORE:
+        return (logits[0] - row.labels[0]) ** 2
+    if case.layout.answer == LABEL_WORDS:
+        place = 0 if case.layout.kind == SEQ2SEQ else row.answer
+        logits = torch.stack([logits[place][word] for word in WORDS])
+    return -sum(p * q for p, q in zip(row.labels, torch.log(logits.softmax(0)), strict=True))
+
+
+def test_every_kinds_loss_equals_its_definition_on_single_unpadded_rows(case):
+    # a text's: the loss that transformers computes of one row's labels
+    expected = torch.stack([expected_loss(case, row) for row in case.rows])
+    assert torch.allclose(case.losses(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_kinds_loss_and_gradient_depend_on_their_own_row_only(case):
+    parameters = list(case.model.parameters())
+
+    def gradient(loss: Tensor) -> Tensor:
+        found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        return torch.cat([each.flatten() for each in found])
+
+    for row in range(len(case.rows)):
+        others = [other for other in range(len(case.rows)) if other != row]
+        alone, among = case.losses(row)[0], case.losses(row, *others)[0]
+        assert torch.allclose(among, alone, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(gradient(among), gradient(alone), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_every_kinds_gradients_are_clipped_as_one_at_a_time(case, training):
+    case.model.train(training)
+
+    def clipped(engine: str) -> tuple[Tensor, Tensor]:
+        case.model.zero_grad()
+        torch.manual_seed(3)
+        with PerExampleClipper(case.model, max_grad_norm=0.5, engine=engine) as clipper:
+            norms = clipper.accumulate(case.losses)
+        used = [p.grad for p in case.model.parameters() if p.grad is not None]
+        return norms, torch.cat([gradient.flatten() for gradient in used])
+
+    (norms, total), (expected, sums) = clipped("auto"), clipped("loop")
+    assert torch.allclose(norms, expected, rtol=1e-5)
+    assert float((total - sums).norm() / sums.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("case", WORD_CASES, indirect=True)
+def test_the_loss_of_label_words_ignores_every_other_token(case):
+    logits = answer_logits(case.model, case.layout.collate(case.rows))
+    assert logits.shape == (len(case.rows), len(WORDS))
+    labels = torch.tensor([row.labels for row in case.rows])
+    expected = functional.cross_entropy(logits, labels, reduction="none")
+    assert torch.allclose(case.losses(), expected, atol=1e-6)
+
+
+def test_a_model_without_a_language_head_writes_no_texts():
+    make, layout = MAKERS["bert-classes"]
+    rows = [TokenizedExample(input_ids=[5, 6], labels=[5, 6])]
+    with pytest.raises(ValueError, match="classifier model writes no texts"):
+        per_example_losses(make(), Layout(kind=layout.kind).collate(rows))

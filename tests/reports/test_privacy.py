@@ -166,3 +166,17 @@ def test_a_delta_from_one_over_the_examples_on_is_warned_of(
     assert len(warnings) == (relation is not None)
     assert all(f"is {relation} 1/num_examples" in warning for warning in warnings)
     assert record(delta=delta)["warnings"] == warnings
+
+
+def test_a_run_whose_clipper_was_not_checked_says_so() -> None:
+    unchecked = privacy_record(
+        plan(),
+        accounting(),
+        LEDGER,
+        COUNTS,
+        reproducible=False,
+        size_source="privacy.num_examples",
+        self_check=False,
+    )
+    assert unchecked["warnings"][-1].startswith("privacy.self_check=false: ")
+    assert not any("self_check" in warning for warning in record()["warnings"])

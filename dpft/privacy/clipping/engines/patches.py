@@ -121,7 +121,9 @@ class Patches:
                 mixed = mixed_output(self._model, self._own_forward, (args, kwargs))
                 flow = learn_flow(self._model, self._own_forward, (args, kwargs), self._names)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-                logger.info("clipping: the model would not run on fewer rows: %s", error)
+                # Its message may tell the records' lengths.
+                reason = type(error).__name__
+                logger.info("clipping: the model would not run on fewer rows (%s)", reason)
                 return None
         if mixed is not None:
             raise RunError(

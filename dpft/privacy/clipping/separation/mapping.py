@@ -79,8 +79,8 @@ class MappedForward:
                 return outputs
             except (RuntimeError, NotImplementedError) as error:
                 self._loops = True
-                reason = str(error).partition(". ")[0]
-                log_once(f"{kind} cannot be mapped over its examples: {reason}")
+                # Not its message, which may tell the records' lengths.
+                log_once(f"{kind} cannot be mapped over its examples ({type(error).__name__})")
         log_once(f"{kind} runs one example after another: slow", logging.WARNING)
         return self._looped(arguments)
 

@@ -1,0 +1,41 @@
+"""The folder of a run that begins: one in which no privacy was spent, with nothing stale in it."""
+
+import shutil
+from pathlib import Path
+
+from dpft.cli.scores import ALL_PREDICTIONS
+from dpft.errors import InputError
+from dpft.files import private_folder
+from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.training.session import LEDGER
+
+
+def refuse_used_folder(folder: Path) -> None:
+    """Refuses a folder whose ledger says that privacy was spent there.
+
+    Raises:
+        InputError: There is a ledger.
+    """
+    if (folder / LEDGER).exists():
+        raise InputError(
+            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
+            "choose another folder with hydra.run.dir=DIR."
+        )
+
+
+def start_anew(folder: Path) -> None:
+    """Removes what an earlier run of dpft left that took no noisy step here.
+
+    Its checkpoints would count as newer than this run's first one, and its model would lie beside
+    this run's ledger if this run broke off.
+    """
+    if not (folder / CONFIGURATION).exists():
+        return
+    private = private_folder(folder)
+    for name in (REPORT, METRICS, PRIVACY):
+        (folder / name).unlink(missing_ok=True)
+    for stale in (*folder.glob(ALL_PREDICTIONS), *private.glob(ALL_PREDICTIONS)):
+        stale.unlink()
+    (private / "diagnostics.jsonl").unlink(missing_ok=True)
+    for tree in (folder / "model", private / "checkpoints"):
+        shutil.rmtree(tree, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""What is scored, and whether what is scored may be shown."""
+
+from dataclasses import dataclass
+
+from dpft.errors import InputError
+from dpft.tasks.base import SPLITS, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What is scored, ``conf/eval/default.yaml``."""
+
+    enabled: bool = True
+    """Whether training ends with an evaluation."""
+    split: str = "test"
+    """train, validation or test; train is always private."""
+    limit: int | None = None
+    """Distinct inputs to score, the split's first ones; None for all."""
+    batch_size: int = 32
+    """Inputs at once; memory and speed only."""
+    split_is_public: bool | None = None
+    """Whether the split may be shown; None: see ``eval_split_is_public``."""
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise InputError(f"eval.split must be one of {', '.join(SPLITS)}, got {self.split!r}.")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"eval.limit must be at least 1, or null for all, got {self.limit}.")
+        if self.batch_size < 1:
+            raise InputError(f"eval.batch_size must be at least 1, got {self.batch_size}.")
+
+
+def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
+    """Returns whether predictions and scores on the split may be shown (DESIGN §6.8).
+
+    A training split never is, nor one with a part of it. Else the user's word counts, if given;
+    else a published task's split is public when all its parts were read from where they are
+    published, and local files are not.
+
+    Args:
+        task: The task, with its source.
+        config: ``split`` and ``split_is_public``.
+    """
+    parts = task.parts(config.split)
+    training = {"train", *task.parts("train")}
+    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train.
+    if config.split == "train" or any(name in part for part in parts for name in training):
+        return False
+    if config.split_is_public is not None:
+        return config.split_is_public
+    return all(task.is_published(part) for part in parts)

@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from dpft.cli.fresh_folder import refuse_used_folder, start_anew
+from dpft.errors import InputError
+
+
+def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
+    refuse_used_folder(tmp_path)
+    (tmp_path / "ledger.jsonl").write_text("")
+    with pytest.raises(InputError, match="has taken noisy steps; choose another folder"):
+        refuse_used_folder(tmp_path)
+
+
+def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
+    """An older checkpoint would count as newer than this run's first, an older model as its own."""
+    for folder in ("model", "private/checkpoints/step-00000005"):
+        (tmp_path / folder).mkdir(parents=True)
+    files = ["config.yaml", "metrics.json", "report.md", "notes.txt"]
+    for name in (*files, "private/diagnostics.jsonl", "private/predictions.jsonl"):
+        (tmp_path / name).write_text("old")
+    start_anew(tmp_path)
+    left = sorted(path.name for path in tmp_path.rglob("*"))
+    assert left == ["config.yaml", "notes.txt", "private"]
+
+
+def test_a_folder_that_is_no_runs_keeps_everything(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    start_anew(tmp_path)
+    assert (tmp_path / "model").exists()
+
+
+def test_a_folder_that_was_no_run_keeps_its_files(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("mine")
+    start_anew(tmp_path)
+    assert (tmp_path / "report.md").exists()

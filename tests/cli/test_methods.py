@@ -1,0 +1,273 @@
+"""Every method from the command line, and what a user may get wrong about one."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from dpft.methods.base import method_names
+from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+
+MAX_LENGTH = 24
+QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}", "privacy.self_check=false")
+PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "adapter": ("method.bottleneck=4",),
+    "linear_probe": ("model.path=untied",),
+    "prefix": ("method.length=3", "method.hidden=4"),
+    "top2": ("method.blocks=1",),
+    # of five steps an epoch: one step, then one of the biases
+    "two_phase": ("method.full_epochs=0.2", "method.bitfit_learning_rate=0.2"),
+}
+"""What a method needs to fit the tiny model, where its defaults do not."""
+EVALUATED = ("adapter", "compacter", "lora", "prefix", "prompt", "rgp", "two_phase")
+"""Methods whose folder is not simply the model that was trained; the others spare the time."""
+
+Train = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+    """The tiny model, one whose head is not tied to its embeddings, and one without biases."""
+    workspace = make_workspace(tmp_path_factory.mktemp("methods"))
+    untied = GPT2Config.from_pretrained(workspace.root / "model", tie_word_embeddings=False)
+    save_beside(workspace, "untied", GPT2LMHeadModel(untied))
+    llama = LlamaConfig(
+        vocab_size=untied.vocab_size, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=128, eos_token_id=untied.eos_token_id,
+        bos_token_id=untied.eos_token_id,
+    )  # fmt: skip
+    save_beside(workspace, "llama", LlamaForCausalLM(llama))
+    return workspace
+
+
+def save_beside(workspace: Workspace, name: str, model: GPT2LMHeadModel | LlamaForCausalLM) -> None:
+    """Saves a model with the tiny model's tokenizer."""
+    model.save_pretrained(workspace.root / name)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (workspace.root / name / file).write_bytes((workspace.root / "model" / file).read_bytes())
+
+
+@pytest.fixture(scope="module")
+def trained(workspace: Workspace) -> Train:
+    """Returns a function from a method to the folder of its finished run, one run a method."""
+
+    @functools.cache
+    def train(name: str) -> Path:
+        outcome = workspace.run("train", *arguments_of(name), f"hydra.run.dir={name}")
+        assert outcome.code == 0, outcome.err
+        assert outcome.out == ""
+        return workspace.root / name
+
+    return train
+
+
+def arguments_of(name: str) -> tuple[str, ...]:
+    evaluation = EVALUATION if name in EVALUATED else ("eval.enabled=false",)
+    return (*PRIVATE, *evaluation, f"method={name}", *SETTINGS.get(name, ()))
+
+
+def scores_after(folder: Path) -> dict:
+    """Returns the metrics of a run's metrics.json after fine-tuning."""
+    entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    (metrics,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
+    return metrics
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
+    workspace: Workspace, trained: Train, name: str
+) -> None:
+    record = json.loads((trained(name) / "privacy.json").read_text())
+    trainable, total = record["trainable_parameters"], record["total_parameters"]
+    assert 0 < trainable <= total
+    assert record["new_parameters"] == 0
+    assert record["steps_taken"] == 2
+    report = (trained(name) / "report.md").read_text()
+    assert f"| trainable parameters | {trainable:,} of {total:,} |" in report
+    assert "| new parameters among them | 0 |" in report
+    planned = workspace.run("plan", *arguments_of(name), "output=json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    for key in ("trainable_parameters", "new_parameters", "total_parameters", "phases", "epsilon"):
+        assert plan[key] == record[key], key
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_a_run_read_back_scores_as_it_did_when_training_ended(
+    workspace: Workspace, trained: Train, name: str
+) -> None:
+    expected = scores_after(trained(name))
+    outcome = workspace.run("eval", f"run={name}", "output=json")
+    assert outcome.code == 0, outcome.err
+    (entry,) = json.loads(outcome.out)["evaluations"]
+    assert entry["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert scores_after(trained(name)) == entry["metrics"]
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_runs_model_names_no_path_that_the_user_did_not_give(
+    workspace: Workspace, trained: Train, name: str
+) -> None:
+    files = [path for path in (trained(name) / "model").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert str(workspace.root).encode() not in path.read_bytes(), path
+
+
+def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Workspace) -> None:
+    sweep = ("--multirun", "method=bitfit,lora", "hydra.sweep.dir=sweep")
+    outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *sweep)
+    assert outcome.code == 0, outcome.err
+    records = sorted((workspace.root / "sweep").glob("*/privacy.json"))
+    phases = [json.loads(path.read_text())["phases"][0]["method"] for path in records]
+    assert sorted(phases) == ["bitfit", "lora"]
+
+
+@pytest.mark.parametrize("name", ["lora", "two_phase"])
+def test_a_method_trains_without_privacy(workspace: Workspace, name: str) -> None:
+    plain = (*TRAINING[:-1], *QUICK[:-1], "privacy=none", "eval.enabled=false")
+    arguments = (*plain, f"method={name}", *SETTINGS.get(name, ()))
+    outcome = workspace.run("train", *arguments, f"hydra.run.dir=plain-{name}")
+    assert outcome.code == 0, outcome.err
+    folder = workspace.root / f"plain-{name}"
+    record = json.loads((folder / "privacy.json").read_text())
+    assert record["private"] is False and record["trainable_parameters"] > 0
+    assert (folder / "report.md").read_text().startswith("**NOT PRIVATE")
+    assert not (folder / "ledger.jsonl").exists()
+
+
+POSITIONS = 128
+FITTING = POSITIONS - MAX_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("prompt", [f"method.num_virtual_tokens={FITTING}"]),
+        ("prefix", [f"method.length={FITTING}", "method.hidden=2"]),
+    ],
+)
+def test_the_longest_prompt_that_is_not_refused_fits(
+    workspace: Workspace, name: str, settings: list[str]
+) -> None:
+    """Synthetic records of ``task.max_length`` and texts cut to what is left for them."""
+    one = ("train.steps=1", "privacy.self_check=true", f"hydra.run.dir=longest-{name}")
+    decode = ("eval.limit=2", "decode.num_beams=1", f"decode.max_new_tokens={MAX_LENGTH - 1}")
+    outcome = workspace.run("train", *PRIVATE, f"method={name}", *settings, *one, *decode)
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["method=prompt", f"method.num_virtual_tokens={FITTING + 1}"],
+         ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
+        (["method=prefix", f"method.length={FITTING + 1}"],
+         ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
+        (["method=prompt", "method.num_virtual_tokens=128"],
+         ["fewer than the model's 128 positions", "got 128", "shorten it"]),
+        (["method=prefix", "eval.enabled=true", "decode.max_new_tokens=118"],
+         ["decode.max_new_tokens must be below 118", "128 positions less 10", "got 118"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_prompt_that_leaves_too_few_positions_is_refused(
+    workspace: Workspace, command: str, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal(command, *PRIVATE, "eval.enabled=false", *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_scoring_a_prefix_run_with_too_long_an_answer_is_refused(
+    workspace: Workspace, trained: Train
+) -> None:
+    trained("prefix")
+    sentence = workspace.refusal("eval", "run=prefix", "decode.max_new_tokens=125")
+    assert "decode.max_new_tokens must be below 125" in sentence
+
+
+NONE_POSITIVE = ["must be at least 1, got 0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["method=bitfit", "model.path=llama"],
+         ["method=bitfit must leave a parameter to train", "LlamaForCausalLM", "method=full"]),
+        (["method=two_phase", "model.path=llama", "method.full_epochs=0.2"],
+         ["method=two_phase must have a bias to train", "LlamaForCausalLM", "method=full"]),
+        (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
+        (["method=lora", "method.rank=17"],
+         ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
+        (["method=rgp", "method.rank=17"],
+         ["method.rank must be at most", "16 in transformer.h.0", "got 17; lower it"]),
+        (["method=lora", "method.targets=[nosuch]"],
+         ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
+        (["method=lora", "method.targets=[]"], ["method.targets must name a layer", "null"]),
+        (["method=lora", "method.targets=c_attn"], ["method.targets must be a list", "'c_attn'"]),
+        (["method=lora", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
+        (["method=rgp", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
+        (["method=rgp", "method.power_iterations=0"], ["method.power_iterations", *NONE_POSITIVE]),
+        (["method=lora", "method.dropout=1"], ["method.dropout must be in [0, 1), got 1.0"]),
+        (["method=lora", "method.alpha=0"], ["method.alpha must be positive, got 0.0", "null"]),
+        (["method=prefix", "method.length=0"], ["method.length", *NONE_POSITIVE]),
+        (["method=prefix", "method.hidden=0"], ["method.hidden", *NONE_POSITIVE]),
+        (["method=prefix", "model.gradient_checkpointing=true"],
+         ["method=prefix needs model.gradient_checkpointing=false"]),
+        (["method=prompt", "method.num_virtual_tokens=0"],
+         ["method.num_virtual_tokens", *NONE_POSITIVE]),
+        (["method=top2"], ["method.blocks must be at most the 1 block(s)", "got 2; lower it"]),
+        (["method=top2", "method.blocks=0"], ["method.blocks", *NONE_POSITIVE]),
+        (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),
+        (["method=adapter", "method.bottleneck=0"], ["method.bottleneck", *NONE_POSITIVE]),
+        (["method=adapter", "method.targets=[nosuch]"],
+         ["method.targets", "got nosuch", "c_attn, c_fc, c_proj, lm_head"]),
+        (["method=adapter", "method.targets=[]"], ["method.targets must name a layer", "null"]),
+        (["method=compacter", "method.n=0"], ["method.n", *NONE_POSITIVE]),
+        (["method=compacter", "method.n=3"], ["method.n must divide the hidden size 16, got 3"]),
+        (["method=compacter", "method.bottleneck=6"],
+         ["method.bottleneck must be a multiple of method.n=4, got 6"]),
+        (["method=two_phase", "method.full_epochs=0"],
+         ["method.full_epochs must be positive, got 0", "method=bitfit"]),
+        (["method=two_phase", "method.full_epochs=-1"],
+         ["method.full_epochs must be positive, got -1"]),
+        (["method=two_phase", "method.bitfit_max_grad_norm=0"],
+         ["method.bitfit_max_grad_norm must be positive", "got 0", "null"]),
+        (["method=retrain", "model.init=pretrained"],
+         ["method=retrain needs model.init=random, got pretrained"]),
+        (["method=lorra"], ["no such method", "did you mean method=lora?"]),
+        (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
+        (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
+        (["method=bitfit", "method.rank=4"],
+         ["unknown configuration key method.rank", "method.train_biases"]),
+        (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
+        (["optimizer=sgd", "optimizer.beta1=0.9"],
+         ["unknown configuration key optimizer.beta1", "optimizer.momentum"]),
+        (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, sgd"]),
+        (["optimizer=adamw", "optimizer.beta1=1"], ["optimizer.beta1 must be in [0, 1), got 1.0"]),
+        (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),
+        (["scheduler=linear", "scheduler.timescale=10"],
+         ["scheduler.timescale must be null for scheduler=linear, got 10", "inverse_sqrt"]),
+        (["scheduler=linear", "scheduler.warmup_steps=-1"], ["scheduler.warmup_steps", "got -1"]),
+        (["scheduler=linear", "scheduler.decay=1"], ["unknown configuration key scheduler.decay"]),
+        (["train.transfer_sample_rate_from=nosuch"],
+         ["train.transfer_sample_rate_from must name a task", "'nosuch'", "cola, e2e"]),
+        (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("train", *PRIVATE, "eval.enabled=false", *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_a_clipping_norm_of_a_phase_without_privacy_is_refused(workspace: Workspace) -> None:
+    plain = (*TRAINING[:-1], *QUICK[:-1], "privacy=none", "method=two_phase")
+    norm = ("method.full_epochs=0.2", "method.bitfit_max_grad_norm=0.05")
+    sentence = workspace.refusal("train", *plain, *norm)
+    assert sentence.startswith("privacy=none clips no gradient, got 0.05"), sentence

@@ -1,0 +1,144 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from transformers import BertModel
+
+from dpft.cli.parts import check_lengths, encoding_of, head_of, layout_of
+from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT
+from dpft.data.encoding import TextEncoding
+from dpft.data.label_words import LabelWordEncoding
+from dpft.data.sentences import SentenceEncoding
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.models.loading import load_tokenizer
+from dpft.models.source import ModelConfig
+from dpft.tasks.base import LabelledExample, Task, task_class
+from tests.models import small
+
+CONF = Path(__file__).parents[2] / "conf" / "task"
+CLS = {"objective": "cls"}
+
+
+def task(name: str, **settings: object) -> Task:
+    values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
+    return task_class(name)(**{**values, "max_length": 24, **settings})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, ModelConfig]:
+    root = tmp_path_factory.mktemp("parts")
+    return {
+        name: ModelConfig(name=name, path=str(small.save(name, root / name)))
+        for name in ("bert", "gpt2", "t5")
+    }
+
+
+def encoding(chosen: Task, model: ModelConfig):
+    head = head_of(chosen, model)
+    return encoding_of(chosen, model, head, load_tokenizer(model, kind=head.kind))
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bert", MASKED), ("gpt2", CAUSAL), ("t5", SEQ2SEQ)])
+def test_infilling_asks_the_models_own_language_head(models, name, kind):
+    assert head_of(task("sst2"), models[name]) == Head(kind=kind)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_classification_head_has_the_tasks_classes_or_one_number(models, name):
+    labels = ("entailment", "neutral", "contradiction")
+    assert head_of(task("mnli", **CLS), models[name]).num_outputs == len(labels)
+    assert tuple(head_of(task("mnli", **CLS), models[name]).labels) == labels
+    assert head_of(task("stsb", **CLS), models[name]) == Head(kind=CLASSIFIER)
+
+
+def test_heads_that_do_not_fit_are_refused_with_the_way_out(models):
+    sentence = refusal(head_of, task("sst2", **CLS), models["t5"])
+    assert "task.objective=cls" in sentence and "task.objective=infilling" in sentence
+    assert "task=e2e needs a model that writes" in refusal(head_of, task("e2e"), models["bert"])
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "made", "answer"),
+    [
+        ("bert", task("sst2"), LabelWordEncoding, LABEL_WORDS),
+        ("gpt2", task("stsb"), LabelWordEncoding, LABEL_WORDS),
+        ("t5", task("mnli"), LabelWordEncoding, LABEL_WORDS),
+        ("bert", task("qqp", **CLS), SentenceEncoding, CLASSES),
+        ("gpt2", task("stsb", **CLS), SentenceEncoding, SCORE),
+        ("gpt2", task("e2e"), TextEncoding, TEXT),
+        ("t5", task("e2e"), TextEncoding, TEXT),
+    ],
+)
+def test_task_and_model_choose_the_encoding_and_its_layout(models, name, chosen, made, answer):
+    found = encoding(chosen, models[name])
+    assert type(found) is made
+    layout = found.layout
+    assert (layout.answer, found.max_length) == (answer, 24)
+    assert layout.takes_position_ids is (name != "t5")
+    assert layout.takes_token_types is (name == "bert")
+    assert layout.pad_token_id == {"bert": 0, "gpt2": 1, "t5": 0}[name]
+    assert bool(layout.words) is (answer == LABEL_WORDS)
+
+
+def test_label_words_are_in_the_order_of_the_labels(models):
+    found = encoding(task("mnli"), models["t5"])
+    names = found.tokenizer.convert_ids_to_tokens(list(found.layout.words))
+    assert names == ["\u2581Yes", "\u2581Maybe", "\u2581No"]
+
+
+def test_a_masked_model_gets_the_template_and_a_causal_one_its_own(models):
+    pair = LabelledExample(texts=("a film", "a song"), label=0.0)
+    for name, expected in (
+        ("bert", "[CLS] a film ? [MASK], a song [SEP]"),
+        ("gpt2", "a film ? a song ?"),
+        ("t5", "a film ? a song ?</s>"),
+    ):
+        found = encoding(task("mnli"), models[name])
+        (row,) = found.rows([pair])
+        decoded = found.tokenizer.decode(row.input_ids)
+        assert decoded.replace(" ", "") == expected.replace(" ", ""), name
+
+
+def test_words_that_are_no_tokens_are_refused(models):
+    words = {"negative": "unlikely", "positive": "great"}
+    sentence = refusal(encoding, task("sst2", label_words=words), models["bert"])
+    assert "'un' + '##likely'" in sentence
+    words = {"negative": "Great", "positive": "great"}
+    assert "share one" in refusal(encoding, task("sst2", label_words=words), models["bert"])
+
+
+def test_a_layout_needs_no_more_than_config_json(models, tmp_path):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(
+        (Path(str(models["gpt2"].path)) / "config.json").read_bytes()
+    )
+    bare = dataclasses.replace(models["gpt2"], path=str(folder))
+    chosen = task("sst2", **CLS)
+    layout = layout_of(chosen, bare, head_of(chosen, bare), words=())
+    assert (layout.kind, layout.outputs, layout.pad_token_id) == (CLASSIFIER, 2, 1)
+
+
+def test_texts_longer_than_the_models_positions_are_refused(models):
+    for name in ("bert", "gpt2"):
+        check_lengths(task("sst2", max_length=64), models[name], max_new_tokens=None)
+        long = task("sst2", max_length=65)
+        assert "64 positions" in refusal(check_lengths, long, models[name], max_new_tokens=None)
+    check_lengths(task("sst2", max_length=500), models["t5"], max_new_tokens=500)
+    sentence = refusal(check_lengths, task("e2e"), models["gpt2"], max_new_tokens=64)
+    assert "decode.max_new_tokens" in sentence
+
+
+def test_a_bare_encoder_has_a_masked_kind_until_its_weights_are_asked(tmp_path):
+    BertModel(small.bert_config()).save_pretrained(tmp_path)
+    model = ModelConfig(name="bare", path=str(tmp_path))
+    assert head_of(task("sst2"), model) == Head(kind=MASKED)
+    assert head_of(task("sst2", **CLS), model).kind == CLASSIFIER

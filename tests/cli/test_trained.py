@@ -1,0 +1,92 @@
+"""A run's folder gives back the trained model: whole, or an adapter on its base."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dpft.cli.parts import head_of, prepare_model
+from dpft.cli.trained import Subject, subject_of_run
+from dpft.config.schema import TrainConfig
+from dpft.evaluation.settings import EvalConfig
+from dpft.generation.decoding import DecodeConfig
+from dpft.generation.inference import evaluation_mode
+from dpft.methods.base import Method, method_class
+from dpft.models.loading import load_tokenizer
+from dpft.models.losses import answer_logits
+from dpft.models.source import ModelConfig
+from dpft.privacy.settings import NoPrivacy
+from dpft.tasks.base import LabelledExample, Task, task_class
+from dpft.training.optimizers import SchedulerConfig, optimizer_class
+from dpft.training.settings import TrainingConfig
+from tests.cli.glue import FILMS
+from tests.models import small
+
+CONF = Path(__file__).parents[2] / "conf"
+RECORDS = [LabelledExample(texts=(text, "a song"), label=0.0) for text in FILMS]
+
+
+def part(group: str, name: str, **settings: object) -> dict[str, object]:
+    return {**OmegaConf.to_object(OmegaConf.load(CONF / group / f"{name}.yaml")), **settings}
+
+
+def configuration(task: Task, model: ModelConfig, method: Method) -> TrainConfig:
+    return TrainConfig(
+        task=task, model=model, method=method, privacy=NoPrivacy(name="none"),
+        train=TrainingConfig(expected_batch_size=2, steps=1, seed=5),
+        optimizer=optimizer_class("adamw")(name="adamw"),
+        scheduler=SchedulerConfig(name="constant"),
+        eval=EvalConfig(), decode=DecodeConfig(),
+    )  # fmt: skip
+
+
+def logits(subject: Subject, task: Task, model=None) -> torch.Tensor:
+    head = subject.head(task)
+    encoding = subject.encoding(task, head)
+    model = subject.load(head) if model is None else model
+    batch = encoding.layout.collate(encoding.rows(RECORDS))
+    with torch.no_grad(), evaluation_mode(model):
+        return answer_logits(model, batch)
+
+
+CASES = [
+    ("bert", {}, {}),
+    ("bert", {"objective": "cls"}, {}),
+    ("bert", {"objective": "cls"}, {"pooling": "mean"}),
+    ("bert", {"objective": "cls"}, {"init": "random"}),
+    ("gpt2", {}, {}),
+    ("gpt2", {"objective": "cls"}, {}),
+    ("t5", {}, {}),
+]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("name", "settings", "change"), CASES)
+def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, settings, change):
+    base = small.save(name, tmp_path / "base")
+    model = ModelConfig(name=name, path=str(base), **change)
+    task = task_class("mnli")(**part("task", "mnli", max_length=24, **settings))
+    chosen = method_of(method, name)
+    config = configuration(task, model, chosen)
+    head = head_of(task, model)
+    trained, _ = prepare_model(config, head)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    chosen.save(trained, tmp_path / "run" / "model")
+    load_tokenizer(model, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
+    subject = subject_of_run(tmp_path / "run", config)
+    expected = logits(subject, task, trained)
+    assert torch.allclose(logits(subject, task), expected, atol=1e-6)
+    untrained = logits(Subject(model=model), task)
+    assert not torch.allclose(untrained, expected, atol=1e-2)
+
+
+def method_of(name: str, model: str) -> Method:
+    if name == "full":
+        return method_class(name)(name=name)
+    targets = {"bert": ("query", "value"), "gpt2": ("c_attn",), "t5": ("q", "v")}
+    return method_class(name)(name=name, targets=targets[model])

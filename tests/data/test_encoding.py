@@ -1,0 +1,56 @@
+import pytest
+
+from dpft.data.collation import Layout
+from dpft.data.encoding import TextEncoding
+from dpft.data.tokenization import tokenize
+from dpft.kinds import SEQ2SEQ
+from dpft.tasks.base import Example
+from tests.models.small import blank_words
+
+RECORD = Example(prompt="the long film :", target="a great film", group="1", separator=" :")
+END = 1
+
+
+def text(kind: str, *, max_length: int = 16) -> TextEncoding:
+    tokenizer = blank_words(closes=kind == SEQ2SEQ)
+    return TextEncoding(tokenizer=tokenizer, layout=Layout(kind=kind), max_length=max_length)
+
+
+def words(made: TextEncoding, ids: list[int]) -> str:
+    return made.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+def test_a_causal_model_reads_prompt_and_target_in_one_row():
+    made = text("causal")
+    assert made.rows([RECORD]) == tokenize([RECORD], made.tokenizer, max_length=16)
+
+
+def test_a_seq2seq_model_reads_the_prompt_and_learns_the_target_both_closed():
+    made = text(SEQ2SEQ)
+    (row,) = made.rows([RECORD])
+    assert (words(made, row.input_ids), row.input_ids[-1]) == ("the long film :", END)
+    assert (words(made, row.labels), row.labels[-1]) == ("a great film", END)
+    assert min(row.labels) >= 0
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_prompt_and_target_of_a_seq2seq_model_are_cut_apart_and_stay_closed(length):
+    made = text(SEQ2SEQ, max_length=length)
+    long = Example(prompt="film " * 9 + ":", target="song " * 9, group="1", separator=" :")
+    (row,) = made.rows([long])
+    assert len(row.input_ids) == len(row.labels) == length
+    assert row.input_ids[-1] == row.labels[-1] == END
+    assert words(made, row.input_ids).endswith(":")
+
+
+@pytest.mark.parametrize("kind", ["causal", SEQ2SEQ])
+def test_the_prompt_before_writing_is_the_one_of_training(kind):
+    made = text(kind)
+    (row,) = made.rows([RECORD])
+    (prompt,) = made.prompts([RECORD], max_length=20, max_new_tokens=4)
+    assert row.input_ids[: len(prompt)] == prompt
+
+
+def test_an_empty_prompt_of_a_seq2seq_model_is_its_end():
+    (row,) = text(SEQ2SEQ).rows([Example(prompt="", target="", group="")])
+    assert (row.input_ids, row.labels) == ([END], [END])

@@ -1,0 +1,26 @@
+"""A task whose records are letters, published where nobody else publishes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpft.tasks.base import Example, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterTask(Task):
+    published_hub_name: ClassVar[str | None] = "alphabet/letters"
+    published_urls: ClassVar[dict[str, str]] = {
+        split: f"https://letters.example/{split}.csv" for split in ("validation", "test")
+    }
+
+    @property
+    def columns(self):
+        return ("group", "target")
+
+    def example(self, row):
+        return example(row["group"], row["target"])
+
+
+def example(group, target):
+    """Returns a record: its group with a separator, and the letters to learn."""
+    return Example(prompt=f"{group} :", target=target, group=group, separator=" :")

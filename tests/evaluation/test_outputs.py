@@ -1,0 +1,185 @@
+"""What a model says to labelled records, and what a seq2seq model writes."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, Layout
+from dpft.data.encoding import TextEncoding
+from dpft.data.label_words import LabelWordEncoding, label_word_ids
+from dpft.data.sentences import SentenceEncoding
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import evaluate_model
+from dpft.evaluation.groups import group_examples
+from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.settings import EvalConfig
+from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.tasks.base import Example, LabelledExample
+from dpft.tasks.glue import GlueTask
+from tests.models import small
+
+TASK = GlueTask(
+    name="sst2",
+    labels=("negative", "positive"),
+    template="<S1> It was [MASK] .",
+    causal_template="<S1> It was [MASK]",
+    label_words={"negative": "terrible", "positive": "great"},
+    metrics=("accuracy",),
+)
+TEXTS = ("a great film", "the dull play was long", "song", "a film", "the film")
+RECORDS = [LabelledExample(texts=(text,), label=float(i % 2)) for i, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return small.wordpiece(tmp_path_factory.mktemp("wordpiece"))
+
+
+def masked(tokenizer) -> LabelWordEncoding:
+    words = label_word_ids(TASK.words, tokenizer, after_blank=True)
+    return LabelWordEncoding(
+        tokenizer=tokenizer,
+        layout=Layout(kind=MASKED, answer=LABEL_WORDS, words=words),
+        max_length=32,
+        pieces=lambda example: TASK.pieces(example, causal=False),
+        distribution=TASK.distribution,
+    )
+
+
+def evaluate(tokenizer, task=TASK, records=RECORDS, **config):
+    return evaluate_model(
+        small.language_model("bert").train(),
+        masked(tokenizer),
+        task,
+        records,
+        config=EvalConfig(**{"batch_size": 2, "split": "validation", **config}),
+        decode=DecodeConfig(),
+        split="validation_matched",
+    )
+
+
+def zero_shot(tokenizer, text: str) -> list[float]:
+    """The probabilities of the two words by the plain model and the plain tokenizer."""
+    encoded = tokenizer(f"{text} It was [MASK] .", return_tensors="pt")
+    with torch.no_grad():
+        logits = small.language_model("bert")(**encoded).logits[0]
+    place = encoded["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    pair = logits[place, tokenizer.convert_tokens_to_ids(["terrible", "great"])]
+    return pair.softmax(0).tolist()
+
+
+def test_label_words_are_scored_as_by_hand_in_the_order_of_the_records(bert):
+    outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=2)
+    counts: list[int] = []
+    answers = outputs.answers(RECORDS, counts.append)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        assert answer == pytest.approx(zero_shot(bert, text), rel=1e-5)
+    assert counts == [2, 2, 1]
+
+
+def test_the_likeliest_word_is_the_prediction_and_accuracy_counts_them(bert):
+    evaluation = evaluate(bert)
+    expected = [int(zero_shot(bert, text)[1] > 0.5) for text in TEXTS]
+    found = [prediction.prediction for prediction in evaluation.predictions]
+    assert found == [TASK.labels[label] for label in expected]
+    hits = sum(label == record.label for label, record in zip(expected, RECORDS, strict=True))
+    assert evaluation.metrics == {"accuracy": pytest.approx(hits / len(RECORDS))}
+    assert (evaluation.split, evaluation.examples) == ("validation_matched", 5)
+
+
+def test_the_limit_takes_the_first_records(bert):
+    evaluation = evaluate(bert, limit=2)
+    assert evaluation.predictions == evaluate(bert).predictions[:2]
+
+
+def test_labels_of_the_records_are_not_read(bert):
+    turned = [dataclasses.replace(record, label=1 - record.label) for record in RECORDS]
+    one, other = evaluate(bert), evaluate(bert, records=turned)
+    assert [p.prediction for p in one.predictions] == [p.prediction for p in other.predictions]
+    accuracies = one.metrics["accuracy"] + other.metrics["accuracy"]
+    assert accuracies == pytest.approx(1)
+
+
+def test_an_empty_part_is_refused_by_its_name(bert):
+    with pytest.raises(InputError, match="the validation_matched split of task sst2"):
+        evaluate(bert, records=[])
+
+
+@pytest.mark.parametrize("answer", [CLASSES, SCORE])
+def test_a_head_gives_probabilities_or_its_number(bert, answer):
+    from transformers import BertForSequenceClassification
+
+    outputs = 3 if answer == CLASSES else 1
+    model = small.shaken(BertForSequenceClassification(small.bert_config(num_labels=outputs)))
+    layout = Layout(kind=CLASSIFIER, answer=answer, outputs=outputs)
+    encoding = SentenceEncoding(tokenizer=bert, layout=layout, max_length=32)
+    reader = ModelOutputs(model=model, encoding=encoding, batch_size=4)
+    for text, found in zip(TEXTS, reader.answers(RECORDS, lambda _: None), strict=True):
+        with torch.no_grad():
+            logits = model(**bert(text, return_tensors="pt")).logits[0]
+        expected = logits.softmax(0) if answer == CLASSES else logits
+        assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
+
+
+PAIRS = [("name the film", "a great film"), ("name", "song"), ("name the film", "the film")]
+EXAMPLES = [Example(prompt=prompt, target=target, group=prompt) for prompt, target in PAIRS]
+
+
+def writer(max_length: int = 8) -> ModelOutputs:
+    layout = Layout(kind=SEQ2SEQ, takes_position_ids=False)
+    tokenizer = small.blank_words(closes=True)
+    encoding = TextEncoding(tokenizer=tokenizer, layout=layout, max_length=max_length)
+    return ModelOutputs(model=small.language_model("t5"), encoding=encoding, batch_size=2)
+
+
+def test_a_seq2seq_model_writes_after_its_whole_closed_prompt():
+    outputs = writer()
+    decode = DecodeConfig(num_beams=2, max_new_tokens=5)
+    texts = outputs.texts(group_examples(EXAMPLES), decode, lambda _: None)
+    tokenizer = outputs.encoding.tokenizer
+    prompts = [tokenizer("name the film")["input_ids"], tokenizer("name")["input_ids"]]
+    expected = generate_texts(outputs.model, tokenizer, prompts, config=decode, batch_size=1)
+    assert texts == expected
+
+
+def test_a_seq2seq_prompt_is_cut_before_writing_as_it_was_in_training(monkeypatch):
+    outputs = writer(max_length=4)
+    seen = []
+    original = outputs.model.generate
+
+    def generate(ids, **settings):
+        seen.extend(ids.tolist())
+        return original(ids, **settings)
+
+    outputs.model.generate = generate
+    long = [Example(prompt="name the long dull film", target="a", group="1")]
+    outputs.texts(group_examples(long), DecodeConfig(max_new_tokens=6), lambda _: None)
+    assert seen == [row.input_ids for row in outputs.encoding.rows(long)]
+    assert len(seen[0]) == 4
+
+
+def test_a_seq2seq_models_likelihoods_are_those_of_transformers_loss():
+    outputs = writer()
+    found = outputs.likelihoods(EXAMPLES, lambda _: None)
+    tokenizer, total = outputs.encoding.tokenizer, 0.0
+    for prompt, target in PAIRS:
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            loss = outputs.model(**_inputs(tokenizer, prompt), labels=labels).loss
+        total += float(loss) * labels.numel()
+    assert sum(found.nll_sums) == pytest.approx(total, rel=1e-5)
+    assert sum(found.token_counts) == 4 + 2 + 3
+    assert math.isfinite(total)
+
+
+def _inputs(tokenizer, prompt):
+    return {"input_ids": tokenizer(prompt, return_tensors="pt")["input_ids"]}
+
+
+def test_texts_are_not_asked_of_labels(bert):
+    outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=2)
+    with pytest.raises(InputError, match="whose answers are texts"):
+        outputs.texts([], DecodeConfig(), lambda _: None)

@@ -1,0 +1,82 @@
+import dataclasses
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpft.errors import InputError
+from dpft.evaluation.settings import EvalConfig, eval_split_is_public
+from tests.evaluation.letters import LetterTask
+
+
+@pytest.mark.parametrize(
+    ("source", "data_dir", "split", "declared", "public"),
+    [
+        ("hub", None, "test", None, True),
+        ("url", None, "validation", None, True),
+        ("embedded", None, "test", None, True),
+        ("hub", None, "test", False, False),
+        ("hub", "somewhere", "test", None, False),
+        ("hub", "somewhere", "test", True, True),
+        ("local", None, "test", None, False),
+        ("hub", None, "train", None, False),
+        ("hub", None, "train", True, False),
+    ],
+)
+def test_trust_rule_8_which_splits_are_public(source, data_dir, split, declared, public):
+    task = LetterTask(
+        name="letters", source=source, data_dir=data_dir,
+        hub_name=LetterTask.published_hub_name, urls=dict(LetterTask.published_urls),
+    )  # fmt: skip
+    config = EvalConfig(split=split, split_is_public=declared)
+    assert eval_split_is_public(task, config) is public
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"source": "hub", "hub_name": "mycorp/letters"},
+        {"source": "url", "urls": {"test": "https://intranet.example/test.csv"}},
+    ],
+)
+def test_trust_rule_8_a_users_own_hub_data_or_address_is_not_public(own):
+    assert not eval_split_is_public(LetterTask(name="letters", **own), EvalConfig())
+
+
+@pytest.mark.parametrize("part", ["train", "train[:100]", "validation+train"])
+def test_trust_rule_8_a_split_with_a_part_of_the_training_split_is_never_public(part):
+    task = LetterTask(name="letters", split_parts={"validation": ("validation", part)})
+    config = EvalConfig(split="validation", split_is_public=True)
+    assert not eval_split_is_public(task, config)
+
+
+def test_trust_rule_8_every_part_of_a_public_split_is_published():
+    urls = {**LetterTask.published_urls, "mine": "https://intranet.example/mine.csv"}
+    task = LetterTask(
+        name="letters", source="url", urls=urls, split_parts={"validation": ("validation", "mine")}
+    )
+    assert not eval_split_is_public(task, EvalConfig(split="validation"))
+    published = dataclasses.replace(task, split_parts={})
+    assert eval_split_is_public(published, EvalConfig(split="validation"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"split": "dev"}, "eval.split must be one of train, validation, test, got 'dev'"),
+        ({"limit": 0}, "eval.limit must be at least 1, or null for all, got 0"),
+        ({"batch_size": 0}, "eval.batch_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(setting, message):
+    with pytest.raises(InputError, match=message):
+        EvalConfig(**setting)
+
+
+def test_the_yaml_holds_every_field_at_its_default():
+    path = Path(__file__).parents[2] / "conf" / "eval" / "default.yaml"
+    values = yaml.safe_load(path.read_text())
+    assert set(values) == {field.name for field in fields(EvalConfig)}
+    assert values.pop("split") == "${task.eval_split}"
+    assert EvalConfig(**values) == EvalConfig()

@@ -1,0 +1,167 @@
+"""Twin batches for every method on every kind of model, in each phase, with dpft's own losses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from dpft.data.collation import CLASSES, LABEL_WORDS, TEXT, Layout
+from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.methods.base import Method, method_class, method_names
+from dpft.models.losses import per_example_losses
+from dpft.models.pooling import PooledClassifier
+from dpft.privacy.clipping import PerExampleClipper
+from tests.privacy.clipping.oracle import total_norm
+
+VOCABULARY, WORDS = 40, (5, 6, 7)
+NORM, SECOND_NORM = 0.01, 0.0025
+IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GPT2 = IDS | {"n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+BERT = IDS | {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 12, "max_position_embeddings": 32, "num_labels": len(WORDS)}
+T5 = IDS | {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2}
+T5 |= {"decoder_start_token_id": 0}
+HEAD = frozenset({"classifier.weight", "classifier.bias"})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of model, as a task uses it."""
+
+    build: Callable[[], PreTrainedModel]
+    layout: Layout
+    new: frozenset[str] = frozenset()
+
+
+CLASSIFICATION = Layout(kind=CLASSIFIER, answer=CLASSES, outputs=len(WORDS))
+SEQ2SEQ_TEXT = Layout(kind=SEQ2SEQ, takes_position_ids=False)
+SHAPES = {
+    "gpt2": Shape(lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), Layout(kind=CAUSAL)),
+    "bert-words": Shape(
+        lambda: BertForMaskedLM(BertConfig(**BERT)),
+        Layout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
+    ),
+    "bert-cls": Shape(
+        lambda: BertForSequenceClassification(BertConfig(**BERT)), CLASSIFICATION, HEAD
+    ),
+    "bert-mean": Shape(lambda: PooledClassifier(BertConfig(**BERT)), CLASSIFICATION, HEAD),
+    "t5-text": Shape(lambda: T5ForConditionalGeneration(T5Config(**T5)), SEQ2SEQ_TEXT),
+    "t5-words": Shape(
+        lambda: T5ForConditionalGeneration(T5Config(**T5)),
+        replace(SEQ2SEQ_TEXT, answer=LABEL_WORDS, words=WORDS),
+    ),
+}
+RECIPES: dict[str, dict] = {
+    "adapter": {"bottleneck": 4, "train_norms": True},
+    "bitfit": {},
+    "compacter": {"bottleneck": 4, "n": 2},
+    "full": {},
+    "linear_probe": {},
+    "lora": {"rank": 2, "train_biases": True},
+    "norms": {},
+    "prefix": {"length": 3, "hidden": 4},
+    "prompt": {"num_virtual_tokens": 3},
+    "retrain": {},
+    "rgp": {"rank": 2, "train_embeddings": True},
+    "top2": {"blocks": 1},
+    "two_phase": {"bitfit_max_grad_norm": SECOND_NORM},
+}
+"""Settings that fit the small models; a method without any has not been tried, and fails."""
+REFUSED = {
+    "bitfit": {"t5-text", "t5-words"},  # T5 has no biases
+    "two_phase": {"t5-text", "t5-words"},
+    "linear_probe": {"gpt2", "bert-words", "t5-text", "t5-words"},  # tied heads
+    "prefix": {"bert-words", "bert-mean"},  # peft has no such task
+    "prompt": {"bert-words", "bert-mean"},
+}
+GRID = [
+    (name, shape)
+    for name in method_names()
+    for shape in SHAPES
+    if shape not in REFUSED.get(name, ())
+]
+
+
+def prepared(name: str, shape: str) -> tuple[Method, PreTrainedModel]:
+    """A prepared model far from where training starts, without dropout."""
+    assert name in RECIPES, f"method={name} needs a recipe here, so that its sensitivity is tested"
+    method = method_class(name)(name=name, **RECIPES[name])
+    torch.manual_seed(0)
+    model = method.prepare(SHAPES[shape].build().eval(), SHAPES[shape].new).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return method, model
+
+
+def rows(layout: Layout) -> list[TokenizedExample]:
+    """Four ragged rows, the last one the longest: without it the others have less padding."""
+    generator = torch.Generator().manual_seed(5)
+    return [row(layout, number, length, generator) for number, length in enumerate((5, 7, 3, 11))]
+
+
+def row(layout: Layout, number: int, length: int, generator: torch.Generator) -> TokenizedExample:
+    ids = torch.randint(8, VOCABULARY, (length,), generator=generator).tolist()
+    half = length // 2
+    if layout.answer != TEXT:
+        labels = [float(index == number % len(WORDS)) for index in range(len(WORDS))]
+        types = [0] * half + [1] * (length - half) if layout.kind == CLASSIFIER else None
+        return TokenizedExample(input_ids=ids, labels=labels, token_type_ids=types, answer=half)
+    unread = 0 if layout.kind == SEQ2SEQ else half
+    return TokenizedExample(input_ids=ids, labels=[IGNORED_LABEL] * unread + ids[half:])
+
+
+def clipped_sum(
+    clipper: PerExampleClipper,
+    model: PreTrainedModel,
+    layout: Layout,
+    examples: list[TokenizedExample],
+) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    batch = layout.collate(examples)
+    clipper.accumulate(lambda: per_example_losses(model, batch))
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@pytest.mark.parametrize(("name", "shape"), GRID)
+def test_trust_rule_2_one_example_moves_the_sum_by_at_most_the_sensitivity(
+    name: str, shape: str
+) -> None:
+    """Every gradient is longer than the norm, so that one example moves the sum by just it."""
+    method, model = prepared(name, shape)
+    layout = SHAPES[shape].layout
+    examples = rows(layout)
+    for step, phase in enumerate(method.phases(2, lambda epochs: 1)):
+        method.begin_step(model, step)
+        sensitivity = phase.max_grad_norm or NORM
+        with PerExampleClipper(model, sensitivity) as clipper:
+            assert clipper.sensitivity == sensitivity
+            everyone = clipped_sum(clipper, model, layout, examples)
+            rest = clipped_sum(clipper, model, layout, examples[:-1])
+        moved = total_norm({key: everyone[key].double() - rest[key] for key in everyone})
+        assert sensitivity * 0.999 < moved <= sensitivity * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), sorted((name, shape) for name in REFUSED for shape in REFUSED[name])
+)
+def test_what_is_left_out_of_the_grid_is_refused(name: str, shape: str) -> None:
+    with pytest.raises(InputError, match=f"method={name}"):
+        prepared(name, shape)

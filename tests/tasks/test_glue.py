@@ -1,0 +1,148 @@
+import math
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpft.errors import InputError
+from dpft.tasks.base import LabelledExample
+from dpft.tasks.glue import NAMES, GlueTask
+
+CONF = Path(__file__).parents[2] / "conf" / "task"
+# Li et al. 2022 (arXiv 2110.05679), Table 10; the others after Gao et al. 2020 (arXiv 2012.15723),
+# Table 1. Classes in the order of the numbers of nyu-mll/glue.
+TEMPLATES = {
+    "sst2": ("<S1> It was [MASK] .", ("terrible", "great")),
+    "mnli": ("<S1> ? [MASK] , <S2>", ("Yes", "Maybe", "No")),
+    "qnli": ("<S1> ? [MASK] , <S2>", ("Yes", "No")),
+    "qqp": ("<S1> [MASK] , <S2>", ("No", "Yes")),
+    "cola": ("<S1> This is [MASK] .", ("incorrect", "correct")),
+    "mrpc": ("<S1> [MASK] , <S2>", ("No", "Yes")),
+    "rte": ("<S1> ? [MASK] , <S2>", ("Yes", "No")),
+    "stsb": ("<S1> [MASK] , <S2>", ("No", "Yes")),
+}
+
+
+def task(name: str, **settings: object) -> GlueTask:
+    return GlueTask(**{**OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml")), **settings})
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **settings)
+    return str(caught.value)
+
+
+def test_every_task_has_its_published_template():
+    assert set(NAMES) == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_and_label_words_are_the_published_ones(name):
+    template, words = TEMPLATES[name]
+    assert (task(name).template, tuple(task(name).words)) == (template, words)
+
+
+def test_a_masked_model_reads_the_template_and_others_what_ends_with_the_answer():
+    example = LabelledExample(texts=("one", "two"), label=0.0)
+    pieces = {causal: task("mnli").pieces(example, causal=causal) for causal in (False, True)}
+    assert [p.text or "*" for p in pieces[False]] == ["one", " ?", "*", " ,", " two"]
+    assert [p.text or "*" for p in pieces[True]] == ["one", " ?", " two", " ?", "*"]
+
+
+def test_mnli_is_scored_in_two_parts_and_trained_on_one():
+    mnli = task("mnli")
+    assert list(mnli.parts("validation")) == ["validation_matched", "validation_mismatched"]
+    assert list(mnli.parts("train")) == ["train"]
+
+
+@pytest.mark.parametrize("value", [1, 1.0, "1", " 1 ", "positive"])
+def test_a_class_is_given_by_number_or_name(value):
+    assert task("sst2").label(value) == 1.0
+
+
+@pytest.mark.parametrize(
+    "value", [2, -2, 0.5, "good", "", None, True, [1], {"a": 1}, math.nan, math.inf, 10**400]
+)
+def test_a_label_that_is_no_class_is_refused_and_not_quoted(value):
+    sentence = refusal(task("sst2").label, value)
+    assert sentence == "label must be one of 0 (negative), 1 (positive)."
+
+
+@pytest.mark.parametrize("value", [-0.1, 5.1, math.nan, math.inf, "same", "high", None, True])
+def test_a_score_outside_the_scale_is_refused(value):
+    assert refusal(task("stsb").label, value) == "label must be a number from 0 to 5."
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [-1, -1.0, "-1"])
+def test_a_hidden_label_is_refused_with_the_way_out(name, value):
+    assert "eval.split=validation" in refusal(task(name).label, value)
+
+
+def test_texts_are_stripped_and_the_label_read():
+    example = task("rte").example({"sentence1": " a ", "sentence2": "b\n", "label": "1"})
+    assert example == LabelledExample(texts=("a", "b"), label=1.0)
+
+
+@pytest.mark.parametrize(("label", "expected"), [(0.0, (1.0, 0.0)), (5.0, (0.0, 1.0))])
+def test_a_score_divides_the_probability_between_the_ends(label, expected):
+    assert task("stsb").distribution(label) == expected
+    assert sum(task("stsb").distribution(3.7)) == pytest.approx(1)
+
+
+def test_the_probability_of_yes_is_the_score_over_five():
+    stsb = task("stsb")
+    for label in (0.0, 1.2, 5.0):
+        assert stsb.predicted(stsb.distribution(label)) == pytest.approx(label)
+
+
+def test_a_class_has_all_the_probability_and_the_likeliest_is_predicted():
+    assert task("mnli").distribution(1.0) == (0.0, 1.0, 0.0)
+    assert task("mnli").predicted([0.2, 0.3, 0.5]) == 2.0
+    assert task("mnli").label_text(2.0) == "contradiction"
+
+
+def test_the_head_of_a_score_gives_it_as_it_is():
+    assert task("stsb", objective="cls").predicted([5.4]) == 5.4
+
+
+def test_a_prediction_is_read_as_it_was_written():
+    for name, values in (("mnli", (0.0, 2.0)), ("stsb", (5.4, -1.0, 2.125))):
+        for value in values:
+            assert task(name).prediction(task(name).label_text(value)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("sst2", "-1"), ("sst2", "good"), ("stsb", "inf")])
+def test_a_prediction_that_is_none_is_refused_as_a_prediction(name, text):
+    assert refusal(task(name).prediction, text).startswith("a prediction must be ")
+
+
+BAD_SETTINGS = [
+    ({"objective": "ranking"}, ["task.objective must be one of infilling, cls", "'ranking'"]),
+    ({"labels": ("one",)}, ["task.labels must name at least 2"]),
+    ({"labels": ("one", "one")}, ["task.labels", "different"]),
+    ({"max_score": 0.0}, ["task.max_score must be positive"]),
+    ({"max_score": 1.0, "labels": ("a", "b", "c")}, ["its two ends"]),
+    ({"template": "<S1> It was great ."}, ["task.template must hold [MASK] once"]),
+    ({"template": "<S1> <S2> [MASK]"}, ["task.template", "unknown field <S2>"]),
+    ({"causal_template": "<S1> [MASK] ."}, ["task.causal_template must end with [MASK]"]),
+    ({"causal_template": "[MASK]"}, ["task.causal_template must hold <S1> once"]),
+    ({"label_words": {"negative": "bad"}}, ["task.label_words", "negative, positive", "negative."]),
+    ({"label_words": {}}, ["task.label_words", "got none"]),
+    (
+        {"label_words": {"negative": "so", "positive": "so"}},
+        ["task.label_words must be different words, got so, so"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("setting", "parts"), BAD_SETTINGS)
+def test_a_bad_setting_is_refused_by_its_key(setting, parts):
+    sentence = refusal(task, "sst2", **setting)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_a_classification_head_needs_no_words():
+    sst2 = task("sst2", objective="cls", template="", causal_template="", label_words={})
+    assert sst2.example({"sentence": "a", "label": 0}).label == 0.0
