@@ -155,7 +155,7 @@ def _generate(
     # no_grad, not inference_mode: a buffer a model made there could not take part in training
     with torch.no_grad():
         written: Tensor = cast(Any, model).generate(
-            torch.tensor(ids, device=model.device),
+            input_ids=torch.tensor(ids, device=model.device),  # peft takes it by name alone
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=settings,
         )

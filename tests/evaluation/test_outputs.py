@@ -150,9 +150,9 @@ def test_a_seq2seq_prompt_is_cut_before_writing_as_it_was_in_training(monkeypatc
     seen = []
     original = outputs.model.generate
 
-    def generate(ids, **settings):
-        seen.extend(ids.tolist())
-        return original(ids, **settings)
+    def generate(*, input_ids, **settings):
+        seen.extend(input_ids.tolist())
+        return original(input_ids, **settings)
 
     outputs.model.generate = generate
     long = [Example(prompt="name the long dull film", target="a", group="1")]

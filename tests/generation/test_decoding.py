@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.methods.base import method_class
 from tests.models import small
 
 WORDS = [*"abcdefgh", "<end>"]
@@ -108,7 +109,8 @@ class Echo(nn.Module):
     device = torch.device("cpu")
     config = GPT2Config()
 
-    def generate(self, ids, *, attention_mask, generation_config):
+    def generate(self, *, input_ids, attention_mask, generation_config):
+        ids = input_ids
         self.ids, self.attention_mask = ids, attention_mask
         end = torch.full((len(ids), 1), END)
         return torch.cat([ids, ids[:, -1:], end, torch.zeros_like(end)], dim=1)
@@ -228,10 +230,28 @@ def test_a_seq2seq_beam_that_holds_every_text_finds_the_likeliest_per_token(seq2
     assert text == tokenizer.decode(best, skip_special_tokens=True).strip()
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_wrapper_of_pefts_around_a_seq2seq_model_writes_what_the_model_writes(seq2seq, num_beams):
+    """A fresh LoRA changes nothing; peft's own ``generate`` takes nothing by position."""
+    settings = {"num_beams": num_beams, "max_new_tokens": 7}
+    expected = seq2seq_texts(seq2seq, SOURCES, **settings)
+    wrapped = method_class("lora")(name="lora", rank=2, targets=("q", "v")).prepare(seq2seq)
+    assert seq2seq_texts(wrapped, SOURCES, batch_size=3, **settings) == expected
+
+
+@pytest.mark.parametrize("name", ["prefix", "prompt"])
+def test_a_seq2seq_model_with_virtual_tokens_writes_the_same_alone_and_in_a_batch(seq2seq, name):
+    prepared = method_class(name)(name=name).prepare(seq2seq)
+    settings = {"num_beams": 1, "max_new_tokens": 5}
+    alone = seq2seq_texts(prepared, SOURCES, **settings)
+    assert seq2seq_texts(prepared, SOURCES, batch_size=4, **settings) == alone
+
+
 def test_sources_of_a_seq2seq_model_are_padded_on_the_right_with_its_padding(seq2seq):
     seen = {}
 
-    def generate(ids, *, attention_mask, generation_config):
+    def generate(*, input_ids, attention_mask, generation_config):
+        ids = input_ids
         seen.update(ids=ids.tolist(), mask=attention_mask.tolist(), settings=generation_config)
         return torch.tensor([[0, 5, 1]] * len(ids))
 
