@@ -10,7 +10,11 @@ MASKED = "masked"
 """Fills in a masked token: BERT, RoBERTa."""
 CLASSIFIER = "classifier"
 """Has a classification head."""
+
 LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
+
+TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
+"""What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,23 @@ from functools import partial
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT, Layout
+from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.checks import check_model
-from dpft.models.heads import language_kind, padding_id
-from dpft.models.loading import load_config, load_model, meta_model, new_names, seeded
+from dpft.models.heads import padding_id
+from dpft.models.loading import (
+    language_head,
+    load_config,
+    load_model,
+    meta_model,
+    new_names,
+    seeded,
+)
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.source import ModelConfig
 from dpft.tasks.base import LabelledExample, LabelTask, Task
@@ -28,7 +35,7 @@ def head_of(task: Task, model: ModelConfig) -> Head:
     Raises:
         InputError: The model cannot do the task, or cannot be found.
     """
-    kind = language_kind(load_config(model))
+    kind = language_head(model).kind
     if isinstance(task, GlueTask):
         if task.objective != CLS:
             return Head(kind=kind)

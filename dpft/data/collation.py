@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
-from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ
-
-TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
-"""What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
+from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ, TEXT
 
 
 @dataclass(frozen=True, kw_only=True)

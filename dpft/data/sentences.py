@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpft.data.collation import SCORE
 from dpft.data.encoding import Encoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
+from dpft.kinds import SCORE
 from dpft.tasks.base import LabelledExample
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, Layout
+from dpft.data.collation import Layout
 from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
-from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 
 
 def synthetic_rows(

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from dpft.data.collation import SCORE, Batch
+from dpft.data.collation import Batch
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.generation.inference import evaluation_mode
-from dpft.kinds import SEQ2SEQ
+from dpft.kinds import SCORE, SEQ2SEQ
 from dpft.models.losses import answer_logits, token_nll
 from dpft.models.positions import max_positions
 from dpft.tasks.base import Example, LabelledExample, Record

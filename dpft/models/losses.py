@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SCORE, SEQ2SEQ, TEXT
 
 IGNORED_LABEL = -100
 """Label of a token that carries no loss."""
-TEXT, SCORE = "text", "score"
 
 
 class Batch(Protocol):

@@ -6,12 +6,11 @@ from omegaconf import OmegaConf
 from transformers import BertModel
 
 from dpft.cli.parts import check_lengths, encoding_of, head_of, layout_of
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT
 from dpft.data.encoding import TextEncoding
 from dpft.data.label_words import LabelWordEncoding
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.tasks.base import LabelledExample, Task, task_class

@@ -1,8 +1,8 @@
 import torch
 
-from dpft.data.collation import LABEL_WORDS, SCORE, Layout, collate
+from dpft.data.collation import Layout, collate
 from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 
 SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
 LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])

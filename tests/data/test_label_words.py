@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from dpft.data.collation import LABEL_WORDS, Layout
+from dpft.data.collation import Layout
 from dpft.data.label_words import LabelWordEncoding, label_word_ids, special_ids
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.tasks.base import LabelledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer

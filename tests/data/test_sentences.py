@@ -1,9 +1,9 @@
 import pytest
 
-from dpft.data.collation import CLASSES, SCORE, Layout
+from dpft.data.collation import Layout
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
-from dpft.kinds import CLASSIFIER
+from dpft.kinds import CLASSES, CLASSIFIER, SCORE
 from dpft.tasks.base import LabelledExample
 from tests.models.small import blank_words, wordpiece
 

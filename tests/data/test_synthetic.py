@@ -1,8 +1,8 @@
 import pytest
 
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT, Layout
+from dpft.data.collation import Layout
 from dpft.data.synthetic import synthetic_rows
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 
 LAYOUTS = [
     Layout(),

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, Layout
+from dpft.data.collation import Layout
 from dpft.data.encoding import TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
@@ -16,7 +16,7 @@ from dpft.evaluation.groups import group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig, generate_texts
-from dpft.kinds import CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.base import Example, LabelledExample
 from dpft.tasks.glue import GlueTask
 from tests.models import small

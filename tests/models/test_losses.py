@@ -13,9 +13,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dpft.data.collation import CLASSES, LABEL_WORDS, SCORE, TEXT, Batch, Layout
+from dpft.data.collation import Batch, Layout
 from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
 from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper

@@ -16,10 +16,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.data.collation import CLASSES, LABEL_WORDS, TEXT, Layout
+from dpft.data.collation import Layout
 from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ, TEXT
 from dpft.methods.base import Method, method_class, method_names
 from dpft.models.losses import per_example_losses
 from dpft.models.pooling import PooledClassifier
