@@ -5,13 +5,19 @@ Label words are in ``label_words``, sentences for a classifier in ``sentences``.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.collation import Layout
-from dpft.data.tokenization import TokenizedExample, tokenize, tokenize_prompts
+from dpft.data.tokenization import (
+    IGNORED_LABEL,
+    TokenizedExample,
+    start_id,
+    tokenize,
+    tokenize_prompts,
+)
 from dpft.kinds import SEQ2SEQ
 from dpft.tasks.base import Example
 
@@ -41,14 +47,20 @@ class Encoding(ABC):
 class TextEncoding(Encoding):
     """Prompts and targets, for models that write."""
 
+    special_tokens: tuple[str, ...] = ()
+    """Tokens that prompts spell, known to the tokenizer; any other is read as text."""
+
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; for a seq2seq model prompt and target are cut apart."""
         if self.layout.kind != SEQ2SEQ:
-            return tokenize(examples, self.tokenizer, max_length=self.max_length)
+            return tokenize(
+                examples,
+                self.tokenizer,
+                max_length=self.max_length,
+                special_tokens=self.special_tokens,
+            )
         sources = self.prompts(examples, max_length=self.max_length, max_new_tokens=0)
-        empty = [
-            Example(prompt="", target=example.target, group=example.group) for example in examples
-        ]
+        empty = [replace(e, prompt="", lead="", separator="") for e in examples]
         targets = tokenize(empty, self.tokenizer, max_length=self.max_length)
         return [
             TokenizedExample(input_ids=source, labels=_target(row))
@@ -69,16 +81,24 @@ class TextEncoding(Encoding):
             InputError: There is no room for a prompt.
         """
         if self.layout.kind != SEQ2SEQ:
-            return tokenize_prompts(
-                examples, self.tokenizer, max_length=max_length, max_new_tokens=max_new_tokens
-            )
+            start = start_id(self.tokenizer)
+            prompts = self._prompts(examples, max_length, max_new_tokens)
+            return [prompt or [start] for prompt in prompts]
         end = self.tokenizer.eos_token_id
-        prompts = tokenize_prompts(
-            examples, self.tokenizer, max_length=max_length - 1, max_new_tokens=0
+        return [[*prompt, end] for prompt in self._prompts(examples, max_length - 1, 0)]
+
+    def _prompts(
+        self, examples: Sequence[Example], max_length: int, max_new_tokens: int
+    ) -> list[list[int]]:
+        return tokenize_prompts(
+            examples,
+            self.tokenizer,
+            max_length=max_length,
+            max_new_tokens=max_new_tokens,
+            special_tokens=self.special_tokens,
         )
-        return [[*prompt, end] for prompt in prompts]
 
 
 def _target(row: TokenizedExample) -> list[int]:
-    """Returns the labels a decoder learns: target and end-of-text."""
-    return [int(label) for label in row.labels if label >= 0]
+    """Returns the labels a decoder learns: target and end-of-text; no label of an empty target."""
+    return [int(label) for label in row.labels if label >= 0] or [IGNORED_LABEL]

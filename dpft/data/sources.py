@@ -5,7 +5,7 @@ and line and never quotes the row: rows may be private, messages are not (DESIGN
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,59 @@ def load_examples(task: Task, split: str) -> list[Any]:
         split: train, validation or test, or one of the task's ``parts`` of them.
 
     Returns:
-        What ``task.example`` makes of a row: ``Example`` or ``LabelledExample``.
+        What ``task.examples`` makes of the rows: ``Example`` or ``LabelledExample``.
 
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
+    return [example for example, _ in _records(task, split, None)]
+
+
+def load_with_units(task: Task, split: str, column: str) -> tuple[list[Any], list[str]]:
+    """Returns every example of a split, and beside it the value of its row that is its unit.
+
+    Args:
+        task: As ``load_examples``.
+        split: As ``load_examples``.
+        column: The column, such as customer_id, whose value says whose record a row is. Values
+            are compared as text, without the blanks around them: 7 and " 7" are one unit.
+
+    Raises:
+        InputError: As ``load_examples``, or a row has no value in the column, or one that is
+            neither text nor a whole number.
+    """
+    records = _records(task, split, column)
+    return [example for example, _ in records], [unit for _, unit in records]
+
+
+def _records(task: Task, split: str, column: str | None) -> list[tuple[Any, str]]:
     known = [part for name in SPLITS for part in task.parts(name)]
     if split not in known:
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
-    examples = [_example(task, row) for row in _ROWS[task.effective_source](task, split)]
-    if not examples:
+    records = []
+    for row in _ROWS[task.effective_source](task, split):
+        unit = "" if column is None else _unit(row, column)
+        records += [(example, unit) for example in _examples(task, row)]
+    if not records:
         raise InputError(
             f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
         )
-    return examples
+    return records
+
+
+def _unit(row: Row, column: str) -> str:
+    """Returns the value that says whose record a row is; never shown."""
+    if column not in row.values:
+        raise InputError(f"{row.place}: lacks the column {column}, which privacy.unit names.")
+    value = row.values[column]
+    known = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    text = str(value).strip() if known else ""
+    if not text:
+        raise InputError(
+            f"{row.place}: the column {column}, which privacy.unit names, must hold text or a whole"
+            " number in every row: a record without it is nobody's; give it one, or leave it out."
+        )
+    return text
 
 
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
@@ -132,10 +171,10 @@ def _origin(task: Task, split: str) -> str:
     return origins[task.effective_source]
 
 
-def _example(task: Task, row: Row) -> Record:
+def _examples(task: Task, row: Row) -> Sequence[Record]:
     values = {column: _value(task, row, column) for column in task.columns}
     try:
-        return task.example(values)
+        return task.examples(values)
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from None
 

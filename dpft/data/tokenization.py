@@ -5,8 +5,10 @@ tokens are the same at training, where the target follows, and at generation, wh
 A text that spells a special token, such as ``<|endoftext|>``, is read as text.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -41,33 +43,45 @@ class _Prompt:
     start: list[int]
     record: list[int]
     separator: list[int]
+    cut_start: bool
 
     def cut_to(self, length: int) -> list[int]:
-        """Returns at most ``length`` ids: the record loses its end, then the rest gives way."""
+        """Returns at most ``length`` ids: the record gives way at its end or its beginning first.
+
+        Where the rest has no room either, its own beginning goes.
+        """
         room = max(0, length - len(self.start) - len(self.separator))
-        ids = self.start + self.record[:room] + self.separator
+        kept = max(0, len(self.record) - room) if self.cut_start else 0
+        ids = self.start + self.record[kept : kept + room] + self.separator
         return ids[len(ids) - length :] if len(ids) > length else ids
 
 
 def tokenize(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    special_tokens: Sequence[str] = (),
 ) -> list[TokenizedExample]:
     """Returns each example in tokens, cut to ``max_length`` on its own.
 
-    What does not fit is cut from the end of the record: the separator, the target and the
-    end-of-text token stay. A target too long by itself loses its beginning.
+    What does not fit is cut from the middle of the prompt, at the end that the example names:
+    the prompt's lead and separator, the target and the end-of-text token stay. A target too long
+    by itself loses its beginning, or its end where the example says so. An example whose target
+    is empty has no label at all.
 
     Args:
         examples: The records.
         tokenizer: Has an end-of-text token.
         max_length: Most tokens in one example.
+        special_tokens: As ``token_ids``, for the prompts.
     """
-    prompts = _prompts(examples, tokenizer)
+    prompts = _prompts(examples, tokenizer, special_tokens)
     targets = token_ids([example.target for example in examples], tokenizer)
-    end = tokenizer.eos_token_id
+    end, start = tokenizer.eos_token_id, start_id(tokenizer)
     return [
-        _joined(prompt, [*target, end], max_length)
-        for prompt, target in zip(prompts, targets, strict=True)
+        _joined(prompt, [*target, end], max_length, start=start, cut_end=example.cut_target_end)
+        for example, prompt, target in zip(examples, prompts, targets, strict=True)
     ]
 
 
@@ -77,6 +91,7 @@ def tokenize_prompts(
     *,
     max_length: int,
     max_new_tokens: int,
+    special_tokens: Sequence[str] = (),
 ) -> list[list[int]]:
     """Returns each example's prompt in tokens, cut as in ``tokenize`` with room for an answer.
 
@@ -85,6 +100,7 @@ def tokenize_prompts(
         tokenizer: The same as at training.
         max_length: Most tokens of prompt and answer together, such as the model's positions.
         max_new_tokens: Most tokens of the answer.
+        special_tokens: As ``token_ids``.
 
     Raises:
         InputError: There is no room for a prompt.
@@ -95,26 +111,53 @@ def tokenize_prompts(
             f"decode.max_new_tokens must leave room for the prompt in {max_length} positions,"
             f" got {max_new_tokens}; set it to {max_length - 1} or less."
         )
-    return [prompt.cut_to(room) for prompt in _prompts(examples, tokenizer)]
+    return [prompt.cut_to(room) for prompt in _prompts(examples, tokenizer, special_tokens)]
 
 
-def _joined(prompt: _Prompt, target: list[int], max_length: int) -> TokenizedExample:
-    target = target[-max_length:]
-    prompt_ids = prompt.cut_to(max_length - len(target))
+def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns what a causal model reads where there is no prompt, to predict a first token from.
+
+    The beginning-of-text token, or the end-of-text token where there is none.
+    """
+    start = tokenizer.bos_token_id
+    return int(cast(int, tokenizer.eos_token_id) if start is None else cast(int, start))
+
+
+def _joined(
+    prompt: _Prompt, target: list[int], max_length: int, *, start: int, cut_end: bool
+) -> TokenizedExample:
+    """Returns the row of a prompt and a target that ends with the end-of-text token."""
+    is_empty = len(target) == 1
+    # A text cut at its end keeps a token before it, from which its first one is predicted.
+    target = target[: max_length - 1] if cut_end else target[-max_length:]
+    room = max_length - len(target)
+    prompt_ids = prompt.cut_to(room) or [start][:room]
+    labels = [IGNORED_LABEL] * len(target) if is_empty else target
     return TokenizedExample(
-        input_ids=prompt_ids + target, labels=[IGNORED_LABEL] * len(prompt_ids) + target
+        input_ids=prompt_ids + target, labels=[IGNORED_LABEL] * len(prompt_ids) + labels
     )
 
 
-def _prompts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[_Prompt]:
-    start = _start_ids(tokenizer)
-    records = [example.prompt.removesuffix(example.separator) for example in examples]
-    separators = [example.separator for example in examples]
-    return [
-        _Prompt(start=start, record=record, separator=separator)
-        for record, separator in zip(
-            token_ids(records, tokenizer), token_ids(separators, tokenizer), strict=True
+def _prompts(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    special_tokens: Sequence[str],
+) -> list[_Prompt]:
+    opening = _start_ids(tokenizer)
+    parts = [
+        (
+            example.lead,
+            example.prompt[len(example.lead) : len(example.prompt) - len(example.separator)],
+            example.separator,
         )
+        for example in examples
+    ]
+    leads, records, separators = (
+        token_ids([part[index] for part in parts], tokenizer, special_tokens) for index in range(3)
+    )
+    return [
+        _Prompt(start=opening + lead, record=record, separator=sep, cut_start=example.cut_start)
+        for example, lead, record, sep in zip(examples, leads, records, separators, strict=True)
     ]
 
 
@@ -124,14 +167,23 @@ def _start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return opening if opening == [tokenizer.bos_token_id] else []
 
 
-def token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Returns the ids of each text, without special tokens.
+def token_ids(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str] = ()
+) -> list[list[int]]:
+    """Returns the ids of each text.
 
     One call, which a fast tokenizer spreads over the cores; equal texts are tokenised once (E2E's
     42,061 records are 4,862 distinct ones), and share a list.
+
+    Args:
+        texts: What is read.
+        tokenizer: Its own special tokens are read as text.
+        special_tokens: Those tokens, known to it, that are read as the tokens they spell.
     """
     if not texts:
         return []
+    if special_tokens:
+        return _ids_with_tokens(texts, tokenizer, special_tokens)
     distinct = list(dict.fromkeys(texts))
     ids = tokenizer(
         distinct,
@@ -142,3 +194,16 @@ def token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[
     )["input_ids"]
     ids_of = dict(zip(distinct, ids, strict=True))
     return [ids_of[text] for text in texts]
+
+
+def _ids_with_tokens(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
+) -> list[list[int]]:
+    ids = cast(list[int], tokenizer.convert_tokens_to_ids(list(special_tokens)))
+    known = dict(zip(special_tokens, ids, strict=True))
+    between = re.compile(f"({'|'.join(map(re.escape, special_tokens))})")
+    pieces = [[piece for piece in between.split(text) if piece] for text in texts]
+    plain = list(dict.fromkeys(p for parts in pieces for p in parts if p not in known))
+    ids_of = dict(zip(plain, token_ids(plain, tokenizer), strict=True))
+    ids_of |= {token: [number] for token, number in known.items()}
+    return [[number for piece in parts for number in ids_of[piece]] for parts in pieces]

@@ -29,10 +29,20 @@ class Example:
     """Evaluation writes one prediction per distinct group; its targets are the references."""
     separator: str = ""
     """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
+    lead: str = ""
+    """The beginning of ``prompt`` that stays likewise; may be empty."""
+    cut_start: bool = False
+    """Whether what is between the two loses its beginning, as a history does, not its end."""
+    cut_target_end: bool = False
+    """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
 
     def __post_init__(self) -> None:
         if not self.prompt.endswith(self.separator):
             raise ValueError("prompt must end with separator.")
+        if not self.prompt.startswith(self.lead) or len(self.prompt) < len(self.lead) + len(
+            self.separator
+        ):
+            raise ValueError("prompt must start with lead, and separator follow it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +160,19 @@ class Task(ABC):
         }
         return by_source.get(self.effective_source, False)
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that the task adds to the tokenizer and writes into prompts, in order."""
+        return ()
+
+    @property
+    def unit_definition(self) -> str:
+        """What one record is, in words that follow "one": what ``privacy.unit=example`` hides."""
+        return "row of the data; equal rows are records of their own"
+
     @abstractmethod
-    def example(self, row: Mapping[str, Any]) -> Record:
-        """Returns the example one row stands for.
+    def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
+        """Returns the examples one row stands for, each a record of its own.
 
         Args:
             row: Column name to text, or to whatever an untyped column holds; every name in
@@ -169,6 +189,39 @@ class Task(ABC):
         Outputs files are joined to references on repaired text.
         """
         return text
+
+
+class TextTask(Task):
+    """A task whose answers are texts."""
+
+    @property
+    @abstractmethod
+    def prompt_columns(self) -> tuple[str, ...]:
+        """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+
+    @abstractmethod
+    def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
+        """See ``Task.examples``."""
+
+    @abstractmethod
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """Returns what the model conditions on for a row, as an example without a target.
+
+        Args:
+            row: Column name to value; every name in ``prompt_columns`` is present.
+
+        Raises:
+            InputError: As ``examples``.
+        """
+
+    @abstractmethod
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Returns a row in the task's own format, with the text as its answer.
+
+        Args:
+            row: What ``prompt`` read; other columns are left out.
+            text: What a model wrote after that prompt.
+        """
 
 
 class LabelTask(Task):

@@ -9,12 +9,12 @@ linearised in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import Example, Task
+from dpft.tasks.base import Example, TextTask
 
 FIELD_NAMES = {
     "eatType": "Type",
@@ -33,7 +33,7 @@ OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_
 
 
 @dataclass(frozen=True, kw_only=True)
-class E2ETask(Task):
+class E2ETask(TextTask):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
 
     separator: str = "\n"
@@ -54,7 +54,17 @@ class E2ETask(Task):
         """A record and a sentence about it."""
         return ("meaning_representation", "human_reference")
 
-    def example(self, row: Mapping[str, Any]) -> Example:
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The record."""
+        return ("meaning_representation",)
+
+    @property
+    def unit_definition(self) -> str:
+        """A pair, however often its two halves occur in others."""
+        return "pair of a meaning representation and a reference; equal pairs are records apart"
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns the row's example: linearised record and separator, reference, record.
 
         Args:
@@ -63,13 +73,23 @@ class E2ETask(Task):
         Raises:
             InputError: The meaning representation does not read ``field[value], …``.
         """
+        target = self.repair(row["human_reference"]).strip()
+        return (replace(self.prompt(row), target=target),)
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``."""
         record = self.repair(row["meaning_representation"]).strip()
         return Example(
             prompt=linearise(record) + self.separator,
-            target=self.repair(row["human_reference"]).strip(),
+            target="",
             group=record,
             separator=self.separator,
         )
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """See ``TextTask.record``."""
+        record = row["meaning_representation"]
+        return {"meaning_representation": record, "human_reference": text}
 
     def repair(self, text: str) -> str:
         """Returns text with the encoding faults of the E2E files mended, as their reader does.

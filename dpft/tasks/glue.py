@@ -62,8 +62,8 @@ class GlueTask(LabelTask):
         """The label: a number or the class's name."""
         return ("label",)
 
-    def example(self, row: Mapping[str, Any]) -> LabelledExample:
-        """Returns the row's example.
+    def examples(self, row: Mapping[str, Any]) -> tuple[LabelledExample, ...]:
+        """Returns the row's one example.
 
         Args:
             row: The texts, and ``label``: the class's number or name, or the score.
@@ -71,10 +71,8 @@ class GlueTask(LabelTask):
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.
         """
-        return LabelledExample(
-            texts=tuple(row[column].strip() for column in self.text_columns),
-            label=self.label(row["label"]),
-        )
+        texts = tuple(row[column].strip() for column in self.text_columns)
+        return (LabelledExample(texts=texts, label=self.label(row["label"])),)
 
     def label(self, value: Any) -> float:
         """Returns the number that a label stands for.

@@ -3,7 +3,7 @@ import pytest
 from dpft.data.collation import Layout
 from dpft.data.encoding import TextEncoding
 from dpft.data.tokenization import tokenize
-from dpft.kinds import SEQ2SEQ
+from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.tasks.base import Example
 from tests.models.small import blank_words
 
@@ -52,5 +52,13 @@ def test_the_prompt_before_writing_is_the_one_of_training(kind):
 
 
 def test_an_empty_prompt_of_a_seq2seq_model_is_its_end():
-    (row,) = text(SEQ2SEQ).rows([Example(prompt="", target="", group="")])
-    assert (row.input_ids, row.labels) == ([END], [END])
+    (row,) = text(SEQ2SEQ).rows([Example(prompt="", target="ab", group="")])
+    assert row.input_ids == [END]
+    assert row.labels[-1] == END
+
+
+def test_an_empty_target_has_no_label():
+    example = Example(prompt="ab", target="", group="")
+    for kind in (CAUSAL, SEQ2SEQ):
+        (row,) = text(kind).rows([example])
+        assert set(row.labels) == {-100}

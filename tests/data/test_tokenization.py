@@ -1,7 +1,7 @@
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from dpft.data.tokenization import tokenize, tokenize_prompts
+from dpft.data.tokenization import token_ids, tokenize, tokenize_prompts
 from dpft.errors import InputError
 from dpft.tasks.base import Example
 
@@ -39,8 +39,48 @@ def test_the_record_is_cut_first_and_the_targets_end_never(tokenizer, max_length
     assert one(tokenizer, "abcd", "xyz", max_length) == (sequence, learnt)
 
 
-def test_an_empty_target_still_learns_to_end(tokenizer):
-    assert one(tokenizer, "ab", "", 10) == ("ab\n<end>", "<end>")
+def test_an_empty_target_has_no_label(tokenizer):
+    assert one(tokenizer, "ab", "", 10) == ("ab\n<end>", "")
+
+
+def dialogue(middle: str) -> Example:
+    prompt = f"p{middle}\n"
+    return Example(prompt=prompt, target="xy", group="", separator="\n", lead="p", cut_start=True)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "sequence"),
+    [
+        (9, "pabc\nxy<end>"),
+        (7, "pbc\nxy<end>"),
+        (5, "p\nxy<end>"),
+        (4, "\nxy<end>"),
+        (3, "xy<end>"),
+    ],
+)
+def test_a_history_is_cut_from_its_far_end_and_lead_and_target_survive(
+    tokenizer, max_length, sequence
+):
+    (tokens,) = tokenize([dialogue("abc")], tokenizer, max_length=max_length)
+    assert texts(tokenizer, tokens.input_ids) == sequence
+
+
+def test_a_text_without_a_prompt_has_its_first_token_predicted_and_loses_its_end(tokenizer):
+    text = Example(prompt="", target="abcd", group="", cut_target_end=True)
+    whole, cut = (tokenize([text], tokenizer, max_length=n)[0] for n in (6, 3))
+    assert texts(tokenizer, whole.input_ids) == "<end>abcd<end>"
+    assert texts(tokenizer, cut.input_ids) == "<end>ab"
+    assert [row.labels.count(-100) for row in (whole, cut)] == [1, 1]
+
+
+def test_only_the_tokens_that_are_named_are_read_as_tokens(tokenizer):
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<you>"]})
+    you, end = tokenizer.convert_tokens_to_ids("<you>"), tokenizer.eos_token_id
+    plain, named = (token_ids(["a<you>b<end>"], tokenizer, names) for names in ((), ("<you>",)))
+    assert you not in plain[0]
+    assert named[0].count(you) == 1
+    assert named[0].index(you) == 1
+    assert end not in named[0]
 
 
 def test_examples_stay_apart_and_in_order(tokenizer):

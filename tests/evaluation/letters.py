@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpft.tasks.base import Example, Task
+from dpft.tasks.base import Example, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class LetterTask(Task):
+class LetterTask(TextTask):
     published_hub_name: ClassVar[str | None] = "alphabet/letters"
     published_urls: ClassVar[dict[str, str]] = {
         split: f"https://letters.example/{split}.csv" for split in ("validation", "test")
@@ -17,8 +17,18 @@ class LetterTask(Task):
     def columns(self):
         return ("group", "target")
 
-    def example(self, row):
-        return example(row["group"], row["target"])
+    @property
+    def prompt_columns(self):
+        return ("group",)
+
+    def examples(self, row):
+        return (example(row["group"], row["target"]),)
+
+    def prompt(self, row):
+        return example(row["group"], "")
+
+    def record(self, row, text):
+        return {"group": row["group"], "target": text}
 
 
 def example(group, target):

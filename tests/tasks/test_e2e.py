@@ -1,4 +1,5 @@
 import doctest
+from dataclasses import replace
 
 import pytest
 
@@ -33,18 +34,24 @@ def test_fields_keep_their_own_order():
 
 
 def test_an_example_is_prompt_with_separator_target_and_group():
-    assert E2ETask(name="e2e").example(row("name[Aromi], area[riverside]", " By the river. ")) == (
-        Example(
-            prompt="name : Aromi | area : riverside\n",
-            target="By the river.",
-            group="name[Aromi], area[riverside]",
-            separator="\n",
-        )
+    (made,) = E2ETask(name="e2e").examples(row("name[Aromi], area[riverside]", " By the river. "))
+    assert made == Example(
+        prompt="name : Aromi | area : riverside\n",
+        target="By the river.",
+        group="name[Aromi], area[riverside]",
+        separator="\n",
     )
 
 
+def test_a_prompt_is_the_example_without_its_target_and_a_record_has_the_files_columns():
+    task, given = E2ETask(name="e2e"), row("name[Aromi]", "By the river.")
+    (made,) = task.examples(given)
+    assert task.prompt({"meaning_representation": "name[Aromi]"}) == replace(made, target="")
+    assert task.record(given, "By the river.") == given
+
+
 def test_the_separator_is_configuration():
-    assert E2ETask(name="e2e", separator=" = ").example(row()).prompt.endswith("Café Rouge = ")
+    assert E2ETask(name="e2e", separator=" = ").examples(row())[0].prompt.endswith("Café Rouge = ")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def test_encoding_faults_are_mended_as_by_the_official_reader(broken, mended):
 def test_a_mended_record_joins_the_group_of_the_intact_one():
     task = E2ETask(name="e2e")
     broken = RECORD.replace("£", "Â£").replace("é", "Ã©")
-    assert task.example(row(broken)) == task.example(row(RECORD))
+    assert task.examples(row(broken))[0] == task.examples(row(RECORD))[0]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,7 @@ def test_a_mended_record_joins_the_group_of_the_intact_one():
 )
 def test_a_malformed_record_is_refused_without_being_quoted(record):
     with pytest.raises(InputError, match=r"field\[value\]") as caught:
-        E2ETask(name="e2e").example(row(record))
+        E2ETask(name="e2e").examples(row(record))[0]
     assert "secret" not in str(caught.value)
 
 

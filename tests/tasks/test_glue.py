@@ -81,7 +81,7 @@ def test_a_hidden_label_is_refused_with_the_way_out(name, value):
 
 
 def test_texts_are_stripped_and_the_label_read():
-    example = task("rte").example({"sentence1": " a ", "sentence2": "b\n", "label": "1"})
+    example = task("rte").examples({"sentence1": " a ", "sentence2": "b\n", "label": "1"})[0]
     assert example == LabelledExample(texts=("a", "b"), label=1.0)
 
 
@@ -145,4 +145,4 @@ def test_a_bad_setting_is_refused_by_its_key(setting, parts):
 
 def test_a_classification_head_needs_no_words():
     sst2 = task("sst2", objective="cls", template="", causal_template="", label_words={})
-    assert sst2.example({"sentence": "a", "label": 0}).label == 0.0
+    assert sst2.examples({"sentence": "a", "label": 0})[0].label == 0.0
