@@ -46,12 +46,15 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
 
     Args:
         task: May have a published number.
-        privacy: May have the user's number, which leads.
-        count_rows: Counts the rows read, the last resort; called only then.
+        privacy: May have the user's number, which leads, or units that no published number counts.
+        count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
+    has_units = isinstance(privacy, DifferentialPrivacy) and privacy.has_units
     given = privacy.num_examples if isinstance(privacy, DifferentialPrivacy | NoPrivacy) else None
     if given is not None:
         return PublicSize(num_examples=given, source="privacy.num_examples")
+    if has_units:
+        return PublicSize(num_examples=count_rows(), source="count of the units read")
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
         return PublicSize(num_examples=published, source=f"published size of task {task.name}")
@@ -74,6 +77,7 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
         num_examples=size.num_examples,
         expected_batch_size=config.train.expected_batch_size,
         phases=phases,
+        record=config.task.unit_definition,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
 

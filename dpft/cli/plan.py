@@ -17,8 +17,8 @@ from dpft.cli.assembly import (
     with_transferred_batch_size,
 )
 from dpft.cli.parts import layout_of, prepare_model, training_head
+from dpft.cli.training_data import load_training_data
 from dpft.config.schema import POLYMORPHIC, PlanConfig
-from dpft.data.sources import load_examples
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
 from dpft.models.loading import meta_model, new_names
@@ -27,7 +27,6 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
-from dpft.tasks.base import Task
 from dpft.tasks.glue import GlueTask
 from dpft.training.measure import Measurement, measure_step
 
@@ -42,8 +41,8 @@ def run(config: PlanConfig) -> None:
     quiet_transformers()
     config = allow_large_delta(config)
     head = training_head(config)
-    config = with_transferred_batch_size(config, lambda: count_rows(config.task))
-    plan = plan_run(config, lambda: count_rows(config.task))
+    config = with_transferred_batch_size(config, lambda: load_training_data(config).num_units)
+    plan = plan_run(config, lambda: load_training_data(config).num_units)
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, head)
     if config.plan.measure:
@@ -54,11 +53,6 @@ def run(config: PlanConfig) -> None:
         print(json.dumps(record, indent=2, sort_keys=True))
     else:
         print(plan_table(record, plan.privacy, accounting))
-
-
-def count_rows(task: Task) -> int:
-    """Returns the number of training records, where no public number is configured."""
-    return len(load_examples(task, "train"))
 
 
 def allow_large_delta(config: PlanConfig) -> PlanConfig:

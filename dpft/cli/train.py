@@ -25,6 +25,7 @@ from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.parts import encoding_of, prepare_model, training_head
 from dpft.cli.scores import write_evaluations
+from dpft.cli.training_data import load_training_data, make_records, save_unit_key, unit_key
 from dpft.config.load import dump
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.collation import Layout
@@ -71,27 +72,24 @@ def run(config: TrainConfig) -> None:
     head = training_head(config)
     tokenizer = load_tokenizer(config.model, kind=head.kind)
     encoding = encoding_of(config.task, config.model, head, tokenizer)
-    examples = load_examples(config.task, "train")
+    data = load_training_data(config)
     held_out = load_held_out(config)
-    config = with_transferred_batch_size(config, lambda: len(examples))
-    plan = plan_run(config, lambda: len(examples))
+    config = with_transferred_batch_size(config, lambda: data.num_units)
+    plan = plan_run(config, lambda: data.num_units)
     warn(config, plan)
     model, new = prepare_model(config, head)
     model.to(device)  # type: ignore[arg-type]
     prove_clipper(config, plan, model, encoding.layout)
-    records = Records(
-        examples=encoding.rows(examples),
-        micro_batch_size=config.train.micro_batch_size,
-        layout=encoding.layout,
-        device=device,
-        precision=config.train.precision,
-    )
+    key = unit_key(config)
+    records = make_records(config, data, encoding, device, unit_key=key)
     counts = count_parameters(model, new)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
         refuse_used_folder(folder)
         start_anew(folder)
         record_configuration(folder, config)
+        if data.units is not None:
+            save_unit_key(folder, key)
         evaluations = evaluate(config, model, encoding, held_out, "before")
         train(config, plan, folder, model, tokenizer, records)
         evaluations += evaluate(config, model, encoding, held_out, "after")
@@ -141,6 +139,7 @@ def prove_clipper(
             max_length=config.task.max_length,
             layout=layout,
             precision=config.train.precision,
+            has_units=privacy.has_units,
         )
         logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
     config.method.begin_step(model, 0)

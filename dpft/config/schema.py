@@ -106,16 +106,25 @@ class ExportConfig:
 
 
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
-    """Refuses the loop engine on more than one example at a time.
+    """Refuses the loop engine on more than one example at a time, and units that do not fit.
 
-    In a shared graph a non-finite example spoils the others, so the engine would have to break
-    off, and whether it does would show what the records hold.
+    In a shared graph a non-finite example spoils the others, so the loop engine would have to
+    break off, and whether it does would show what the records hold. A unit is clipped as one, so
+    all its records are in one micro-batch.
 
     Raises:
-        InputError: The loop engine is chosen with larger micro-batches.
+        InputError: The loop engine is chosen with larger micro-batches, or units are larger than
+            a micro-batch.
     """
-    loop = isinstance(privacy, DifferentialPrivacy) and privacy.engine == "loop"
-    if loop and train.micro_batch_size != 1:
+    if not isinstance(privacy, DifferentialPrivacy):
+        return
+    if privacy.engine == "loop" and train.micro_batch_size != 1:
         raise InputError(
             f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
+        )
+    if privacy.has_units and privacy.records_per_unit > train.micro_batch_size:
+        raise InputError(
+            "privacy.records_per_unit must be at most train.micro_batch_size"
+            f" ({train.micro_batch_size}), got {privacy.records_per_unit}; a unit is clipped as one"
+            " piece: lower the one or raise the other."
         )

@@ -33,6 +33,8 @@ class Batch:
     """Where the label word is predicted, shape (b,), int64."""
     words: Tensor | None = None
     """Token ids of the label words, shape (k,), int64."""
+    units: Tensor | None = None
+    """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,6 +47,7 @@ class Batch:
             labels=self.labels.to(device),
             positions=None if self.positions is None else self.positions.to(device),
             words=None if self.words is None else self.words.to(device),
+            units=None if self.units is None else self.units.to(device),
         )
 
 

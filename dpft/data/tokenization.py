@@ -35,6 +35,11 @@ class TokenizedExample:
     answer: int | None = None
     """Where the label word is predicted: position of the mask, or of the last token."""
 
+    @property
+    def has_label(self) -> bool:
+        """Whether there is anything to learn; a text without a target has nothing."""
+        return any(label != IGNORED_LABEL for label in self.labels)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompt:

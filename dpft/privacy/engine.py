@@ -34,7 +34,7 @@ class PrivacyEngine:
     """Hands out logical batches and turns their losses into one private gradient per step.
 
     Use, inside ``with engine:``, once per step: ``draw``; ``accumulate`` for every micro-batch
-    of the draw, each record in exactly one; ``finish_step``; then the optimizer. The steps are
+    of the draw, each unit in exactly one; ``finish_step``; then the optimizer. The steps are
     counted and the plan's are all there are.
 
     Guarantees:
@@ -122,8 +122,8 @@ class PrivacyEngine:
         """Steps planned."""
         return self.plan.steps
 
-    def draw(self, num_records: int) -> list[int]:
-        """Starts a step: returns its logical batch, indices of records; private, maybe empty.
+    def draw(self, num_units: int) -> list[int]:
+        """Starts a step: returns its logical batch, indices of units; private, maybe empty.
 
         No gradient of an earlier step outlives this: what no longer trains has none, so that no
         optimizer moves it.
@@ -145,7 +145,7 @@ class PrivacyEngine:
         for parameter in self._model.parameters():
             parameter.grad = None
         self._open_step = True
-        return self._sampler.draw(num_records)
+        return self._sampler.draw(num_units)
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """Adds a micro-batch's clipped sum; returns its norms before clipping, which are private.

@@ -59,6 +59,9 @@ class PrivacyPlan:
     clipping: str
     phases: tuple[Phase, ...]
     unit: str = "example"
+    """example, or the column whose value says whose record a row is."""
+    unit_definition: str = "one example"
+    """What the unit is, in words that follow "the unit is"."""
     neighboring_relation: str = NEIGHBORING_RELATION
     sampler: str = SAMPLER
     calibration: Calibration | None = None

@@ -7,7 +7,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan, check_delta, default_delta
-from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.settings import EXAMPLE, DifferentialPrivacy
 
 
 class PhaseRequest(Protocol):
@@ -32,6 +32,7 @@ def make_plan(
     num_examples: int,
     expected_batch_size: int,
     phases: Sequence[PhaseRequest],
+    record: str = EXAMPLE,
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
 
@@ -41,6 +42,7 @@ def make_plan(
         expected_batch_size: Divisor of every gradient; over num_examples, the sample rate.
         phases: The stretches of the run, in order; all share one noise multiplier and one sample
             rate, so that they cost what one run of their steps does.
+        record: What a record of the task is, in words that follow "one".
 
     Raises:
         InputError: delta is too large, or no noise multiplier reaches eps.
@@ -61,6 +63,8 @@ def make_plan(
         expected_batch_size=expected_batch_size,
         clipping=config.clipping,
         phases=tuple(_planned(config, phase) for phase in phases),
+        unit=config.unit,
+        unit_definition=config.unit_definition(record),
         calibration=calibration,
     )
 

@@ -90,7 +90,7 @@ def make_randomness(
         noise_seed: None for privacy; a number makes every source predictable.
         secure_noise: Whether noise comes from a cryptographic stream, in float64.
     """
-    keys = {purpose: _entropy(purpose, noise_seed) for purpose in PURPOSES}
+    keys = {purpose: secret_key(purpose, noise_seed) for purpose in PURPOSES}
     return Randomness(
         sampling=UniformStream(keys["sampling"]),
         noise=(SecureNormalStream if secure_noise else NormalStream)(device, keys["noise"]),
@@ -114,7 +114,13 @@ def private_dropout(entropy: bytes, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _entropy(purpose: str, noise_seed: int | None) -> bytes:
+def secret_key(purpose: str, noise_seed: int | None = None) -> bytes:
+    """Returns fresh entropy, or what a test seed stands for; a key for each purpose.
+
+    Args:
+        purpose: What the key is for.
+        noise_seed: None for privacy; a number makes the key predictable.
+    """
     if noise_seed is None:
         return secrets.token_bytes(ENTROPY_BYTES)
     return hashlib.sha256(f"dpft {purpose} {noise_seed}".encode()).digest()

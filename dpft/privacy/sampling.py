@@ -10,7 +10,7 @@ class PoissonSampler:
     """Draws each step's logical batch from the plan's own sample rate.
 
     Guarantees:
-        Every record joins a step independently of all others and of other steps with
+        Every unit joins a step independently of all others and of other steps with
         probability ``plan.sample_rate``, to 2**-53. A batch may be empty. Its size and its
         members are private.
     """
@@ -20,12 +20,12 @@ class PoissonSampler:
         self._sample_rate = plan.sample_rate
         self._stream = stream
 
-    def draw(self, num_records: int) -> list[int]:
+    def draw(self, num_units: int) -> list[int]:
         """Returns the indices of one logical batch, ascending.
 
         Args:
-            num_records: How many records there really are; private, and it moves neither the
+            num_units: How many units there really are; private, and it moves neither the
                 sample rate nor the divisor.
         """
-        uniforms = self._stream.draw(num_records)
+        uniforms = self._stream.draw(num_units)
         return [int(index) for index in np.flatnonzero(uniforms < self._sample_rate)]

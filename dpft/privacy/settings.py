@@ -11,6 +11,8 @@ from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
 
 ACCOUNTANTS = ("prv", "pld", "rdp")
+EXAMPLE = "example"
+"""The unit of privacy where each record is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,12 @@ class DifferentialPrivacy(PrivacyConfig):
     delta: float | None = None
     """Null means 1 / (2 * num_examples)."""
     num_examples: int | None = None
-    """Public number of training examples; null takes the task's."""
+    """Public number of training examples, or of units; null takes the task's."""
+    unit: str = EXAMPLE
+    """Whose contribution is hidden: an example's, or that of all rows of one value of a column,
+    such as customer_id."""
+    records_per_unit: int = 8
+    """Most records of a unit that are trained on, where the unit is a column's value."""
     max_grad_norm: float = 0.1
     clipping: str = "flat"
     groups: tuple[str, ...] | None = None
@@ -78,6 +85,7 @@ class DifferentialPrivacy(PrivacyConfig):
                 f"privacy.delta must be in (0, 1), got {self.delta}; null takes 1/(2*num_examples)."
             )
         check_num_examples(self.num_examples)
+        self._check_unit()
         clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
         _one_of(ACCOUNTANTS, accountant=self.accountant)
         check_engine_name(self.engine)
@@ -85,6 +93,35 @@ class DifferentialPrivacy(PrivacyConfig):
         if self.groups is not None and self.clipping != "per_layer":
             raise InputError(
                 f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
+            )
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a unit may have several records."""
+        return self.unit != EXAMPLE
+
+    def unit_definition(self, record: str) -> str:
+        """Returns what the unit is, in words that follow "the unit is".
+
+        Args:
+            record: What a record of the task is, in words that follow "one".
+        """
+        if not self.has_units:
+            return f"one {record}"
+        return (
+            f"all records with one value of {self.unit}, of which at most {self.records_per_unit} "
+            "are trained on"
+        )
+
+    def _check_unit(self) -> None:
+        if not self.unit.strip():
+            raise InputError(
+                "privacy.unit must be example, or the name of a column such as customer_id, got"
+                f" {self.unit!r}."
+            )
+        if self.records_per_unit < 1:
+            raise InputError(
+                f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
             )
 
     def clipping_options(self, loss_scale: float = 1.0) -> ClippingOptions:

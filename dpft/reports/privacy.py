@@ -56,6 +56,7 @@ def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, An
         "max_grad_norm": plan.phases[0].max_grad_norm,
         "sensitivity": plan.phases[0].sensitivity,
         "clipping": plan.clipping,
+        "unit_definition": plan.unit_definition,
         "steps": plan.steps,
         "phases": [asdict(phase) for phase in plan.phases],
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpft.training.loop import StepStatistics
+from dpft.training.loop import Records, StepStatistics
 
 
 class Diagnostics:
@@ -29,9 +29,14 @@ class Diagnostics:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._max_grad_norm = max_grad_norm
 
-    def write_size(self, *, num_records: int, num_examples: int) -> None:
-        """Writes how many records there really are beside the public number."""
-        size = {"num_records": num_records, "public_num_examples": num_examples}
+    def write_size(self, records: Records, *, num_examples: int) -> None:
+        """Writes how many records and units there really are beside the public number."""
+        size = {
+            "num_records": records.num_records,
+            "num_units": records.num_units,
+            "excluded_records": records.excluded,
+            "public_num_examples": num_examples,
+        }
         self._file.write(json.dumps(size, sort_keys=True) + "\n")
 
     def write(self, statistics: StepStatistics, *, non_finite: int) -> None:

@@ -39,11 +39,13 @@ class StepEngine(Protocol):
         /,
     ) -> None: ...
 
-    def draw(self, num_records: int) -> list[int]:
-        """Starts a step and returns the indices of its batch."""
+    def draw(self, num_units: int) -> list[int]:
+        """Starts a step and returns the indices of its batch, units of the data."""
 
-    def accumulate(self, compute_losses: Callable[[], Tensor]) -> Tensor | None:
-        """Adds one micro-batch; returns per-example gradient norms where it has them."""
+    def accumulate(
+        self, compute_losses: Callable[[], Tensor], units: Tensor | None = None
+    ) -> Tensor | None:
+        """Adds one micro-batch; returns the units' gradient norms where it has them."""
 
     def finish_step(self) -> None:
         """Leaves the step's gradient in ``grad`` of every trainable parameter."""
@@ -75,10 +77,11 @@ class StepStatistics:
 
     step: int
     batch_size: int
+    """Units drawn."""
     losses: list[Tensor] = field(default_factory=list)
     """Per-example losses of each micro-batch, shape (b,), in nats."""
     norms: list[Tensor] = field(default_factory=list)
-    """Per-example gradient norms of each micro-batch, shape (b,)."""
+    """Gradient norms of each micro-batch's units, shape (b,) where each example is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +94,32 @@ class Records:
     device: torch.device
     precision: str = "fp32"
     """What losses are computed in."""
+    units: Sequence[Sequence[int]] | None = None
+    """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
+    them; None: each example is a unit of its own."""
+    excluded: int = 0
+    """Records that were left out because they have nothing to learn; private."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records take part; private."""
+        units = self.units
+        return len(self.examples) if units is None else sum(len(unit) for unit in units)
+
+    @property
+    def num_units(self) -> int:
+        """How many units there really are; private."""
+        return len(self.examples if self.units is None else self.units)
 
     def micro_batches(self, indices: Sequence[int]) -> list[Batch]:
-        """Returns the batches of a logical batch's records, sorted by length and padded."""
+        """Returns the batches of a logical batch's units, sorted by length and padded."""
         return list(
             micro_batches(
                 self.examples,
                 indices,
                 micro_batch_size=self.micro_batch_size,
                 layout=self.layout,
+                units=self.units,
             )
         )
 
@@ -146,7 +166,7 @@ def compute_gradient(
     model: nn.Module, records: Records, engine: StepEngine, step: int
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
-    indices = engine.draw(len(records.examples))
+    indices = engine.draw(records.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
     for batch in records.micro_batches(indices):
         on_device = batch.to(records.device)
@@ -173,7 +193,7 @@ def accumulate(
         seen = losses.detach()
         return losses
 
-    norms = engine.accumulate(compute_losses)
+    norms = engine.accumulate(compute_losses, batch.units)
     statistics.losses.append(seen)
     if norms is not None:
         statistics.norms.append(norms)

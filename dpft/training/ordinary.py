@@ -44,18 +44,20 @@ class OrdinaryEngine:
     ) -> None:
         return None
 
-    def draw(self, num_records: int) -> list[int]:
+    def draw(self, num_units: int) -> list[int]:
         """Starts a step: returns the indices of its batch."""
         for parameter in self._model.parameters():
             parameter.grad = None
-        size = min(self._batch_size, num_records)
+        size = min(self._batch_size, num_units)
         while len(self._waiting) < size:
-            self._waiting += torch.randperm(num_records, generator=self._generator).tolist()
+            self._waiting += torch.randperm(num_units, generator=self._generator).tolist()
         batch, self._waiting = self._waiting[:size], self._waiting[size:]
         self._drawn = size
         return batch
 
-    def accumulate(self, compute_losses: LossFunction) -> Tensor | None:
+    def accumulate(
+        self, compute_losses: LossFunction, units: Tensor | None = None
+    ) -> Tensor | None:
         """Adds a micro-batch's share of the mean gradient; there are no norms to return."""
         losses = compute_losses()
         check_losses(losses)

@@ -50,6 +50,7 @@ def check_clipper(
     max_length: int,
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
+    has_units: bool = False,
 ) -> float:
     """Runs the clipper's self-check in training mode; returns the largest difference in float32.
 
@@ -60,6 +61,7 @@ def check_clipper(
         max_length: Length of the longest synthetic records.
         layout: How rows lie in a batch.
         precision: Where it is not fp32, the check is made in it as well, to its own rounding.
+        has_units: Whether a privacy unit may have several records; then it has some here.
 
     Raises:
         RunError: The engine disagrees with the loop.
@@ -74,12 +76,19 @@ def check_clipper(
     batches = [
         synthetic_losses(model, *size, vocab_size=vocab_size, layout=layout) for size in sizes
     ]
-    difference = self_check(model, batches, replace(options, loss_scale=1.0))
+    device = next(model.parameters()).device
+    units = [_pairs(count).to(device) if has_units else None for count in BATCH_SIZES]
+    difference = self_check(model, batches, replace(options, loss_scale=1.0), units=units)
     if precision != "fp32":
         halved = [_in_precision(precision, model, batch) for batch in batches[:1]]
-        self_check(model, halved, options, tolerance=HALF_TOLERANCE)
+        self_check(model, halved, options, tolerance=HALF_TOLERANCE, units=units)
     model.train(was_training)
     return difference
+
+
+def _pairs(count: int) -> Tensor:
+    """Returns the units of ``count`` rows, shape (count,): every two rows are one."""
+    return torch.arange(count) // 2
 
 
 def _in_precision(

@@ -153,9 +153,7 @@ def _train(
     settings, private = session.settings, private_folder(session.folder)
     trained = _trained(session, steps)
     diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm)
-    diagnostics.write_size(
-        num_records=len(session.records.examples), num_examples=session.num_examples
-    )
+    diagnostics.write_size(session.records, num_examples=session.num_examples)
     progress = StepProgress(
         steps=steps,
         expected_batch_size=settings.expected_batch_size,

@@ -35,6 +35,27 @@ def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
     assert sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in batches) == 0
 
 
+@given(
+    st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
+    st.integers(3, 8),
+)
+def test_a_unit_is_never_cut_in_two(units, size):
+    batches = list(
+        micro_batches(
+            EXAMPLES, range(len(units)), micro_batch_size=size, layout=Layout(), units=units
+        )
+    )
+    assert all(len(batch) <= size for batch in batches)
+    found = []
+    for batch in batches:
+        firsts = (batch.inputs["input_ids"][:, 0] - 1).tolist()
+        by_unit = {}
+        for number, first in zip(batch.units.tolist(), firsts, strict=True):
+            by_unit.setdefault(number, []).append(first)
+        found += by_unit.values()
+    assert Counter(map(tuple, found)) == Counter(tuple(unit) for unit in units if unit)
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_the_data_set_is_left_in_its_order(size):
     before = list(EXAMPLES)

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from omegaconf import OmegaConf
 
 from dpft.data import sources
-from dpft.data.sources import load_examples
+from dpft.data.sources import load_examples, load_with_units
 from dpft.errors import InputError
 from dpft.tasks.base import LabelledExample
 from dpft.tasks.e2e import E2ETask
@@ -281,3 +281,29 @@ REAL_E2E = Path(os.environ.get("DPFT_E2E_DIR", Path(__file__).parents[3] / "shar
 def test_the_real_e2e_files_have_their_published_sizes(split, rows, groups):
     examples = load_examples(E2ETask(name="e2e", data_dir=str(REAL_E2E)), split)
     assert (len(examples), len({example.group for example in examples})) == (rows, groups)
+
+
+def owned_line(owner: object) -> str:
+    return json_line(meaning_representation=RECORD, human_reference=REFERENCE, customer=owner)
+
+
+def test_a_rows_unit_comes_with_each_of_its_examples_as_text(tmp_path):
+    owners = ["ann", " 7", 7, "ann "]
+    (tmp_path / "train.jsonl").write_text("".join(map(owned_line, owners)), encoding="utf-8")
+    examples, units = load_with_units(e2e(tmp_path), "train", "customer")
+    assert units == ["ann", "7", "7", "ann"]
+    assert examples == load_examples(e2e(tmp_path), "train")
+
+
+@pytest.mark.parametrize("owner", ["", "  ", None, 7.5, True, ["ann"]])
+def test_a_row_that_is_nobodys_is_refused_by_file_and_line(tmp_path, owner):
+    lines = owned_line("ann") + owned_line(owner)
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
+    with pytest.raises(InputError, match=r"train\.jsonl, line 2: the column customer, .*unit"):
+        load_with_units(e2e(tmp_path), "train", "customer")
+
+
+def test_a_unit_column_that_is_missing_is_refused(tmp_path):
+    (tmp_path / "train.jsonl").write_text(GOOD_LINE, encoding="utf-8")
+    with pytest.raises(InputError, match="line 1: lacks the column owner, which privacy.unit"):
+        load_with_units(e2e(tmp_path), "train", "owner")

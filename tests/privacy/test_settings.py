@@ -55,3 +55,13 @@ def test_a_bad_setting_is_refused_by_name(given: dict, sentence: str) -> None:
 def test_the_size_is_checked_without_privacy_too() -> None:
     with pytest.raises(InputError, match="privacy.num_examples must be at least 1, got 0"):
         NoPrivacy(name="none", num_examples=0)
+
+
+def test_the_unit_is_an_example_or_a_column_and_says_what_it_is() -> None:
+    example = DifferentialPrivacy(name="dp", eps=1.0)
+    customer = DifferentialPrivacy(name="dp", eps=1.0, unit="customer_id", records_per_unit=3)
+    assert (example.has_units, customer.has_units) == (False, True)
+    assert example.unit_definition("row of the file") == "one row of the file"
+    assert customer.unit_definition("row") == (
+        "all records with one value of customer_id, of which at most 3 are trained on"
+    )

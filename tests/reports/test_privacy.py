@@ -78,6 +78,7 @@ def test_a_private_run_has_every_promised_key() -> None:
         "steps",
         "steps_taken",
         "unit",
+        "unit_definition",
         "neighboring_relation",
         "sampler",
         "trainable_parameters",

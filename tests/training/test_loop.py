@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,13 +27,14 @@ class ScriptedEngine:
     def __exit__(self, *_):
         self.calls.append("exit")
 
-    def draw(self, num_records):
-        self.calls.append(f"draw from {num_records}")
+    def draw(self, num_units):
+        self.calls.append(f"draw from {num_units}")
         return next(self._draws)
 
-    def accumulate(self, compute_losses):
+    def accumulate(self, compute_losses, units=None):
         losses = compute_losses()
-        self.calls.append(f"accumulate {len(losses)}")
+        of = "" if units is None else f" of units {units.tolist()}"
+        self.calls.append(f"accumulate {len(losses)}{of}")
         losses.sum().backward()
         return losses.detach()
 
@@ -52,14 +55,14 @@ class Hooks:
         self.calls.append("project")
 
 
-def run(engine, model=None, hooks=None):
+def run(engine, model=None, hooks=None, units=None):
     model = model or tiny_model()
     optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.01, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
     seen = []
     train(
-        model, records(), engine=engine, optimizer=optimizer, scheduler=scheduler,
-        after_step=seen.append, hooks=hooks,
+        model, replace(records(), units=units), engine=engine, optimizer=optimizer,
+        scheduler=scheduler, after_step=seen.append, hooks=hooks,
     )  # fmt: skip
     return seen
 
@@ -91,6 +94,18 @@ def test_a_draws_every_record_is_used_exactly_once():
     seen = run(ScriptedEngine([[0, 1, 2, 3, 4, 5, 6]]))
     assert seen[0].batch_size == 7
     assert sum(len(losses) for losses in seen[0].losses) == 7
+
+
+def test_units_are_drawn_and_the_engine_is_told_whose_each_record_is():
+    engine = ScriptedEngine([[0, 1, 2], [1]])
+    (first, second) = run(engine, units=[[0, 3], [], [5, 6, 7]])
+    assert engine.calls == [
+        "enter",
+        "draw from 3", "accumulate 2 of units [0, 0]", "accumulate 3 of units [0, 0, 0]", "finish",
+        "draw from 3", "finish",
+        "exit",
+    ]  # fmt: skip
+    assert (first.batch_size, second.batch_size) == (3, 1)
 
 
 def test_the_model_trains_in_training_mode_and_ends_in_evaluation_mode():

@@ -97,7 +97,12 @@ def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):
     files = [path for path in private.rglob("*") if path.is_file()]
     assert files and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
     lines = [json.loads(line) for line in (private / "diagnostics.jsonl").read_text().splitlines()]
-    assert lines[0] == {"num_records": 12, "public_num_examples": 12}
+    assert lines[0] == {
+        "num_records": 12,
+        "num_units": 12,
+        "excluded_records": 0,
+        "public_num_examples": 12,
+    }
     assert [line["step"] for line in lines[1:]] == [1, 2, 3, 4, 5]
     assert {"batch_size", "clipped_fraction", "median_gradient_norm"} <= set(lines[1])
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]

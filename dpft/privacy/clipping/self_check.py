@@ -21,6 +21,7 @@ def self_check(
     options: ClippingOptions,
     *,
     tolerance: float | None = None,
+    units: Sequence[Tensor | None] | None = None,
 ) -> float:
     """Compares norms and clipped sums of an engine with the loop's; gradients end as None.
 
@@ -30,6 +31,8 @@ def self_check(
         batches: Each computes per-example losses, shape (b,), of one synthetic batch.
         options: As in training; its engine is the one to prove.
         tolerance: Largest relative difference allowed; None takes that of the dtype.
+        units: Privacy unit of each row of each batch, shape (b,), as ``accumulate`` takes them;
+            None: each row is one.
 
     Returns:
         The largest relative difference seen.
@@ -39,19 +42,23 @@ def self_check(
     """
     worst = 0.0
     proven = options.resolved(model)
-    for compute_losses in batches:
-        got = _clipped(model, compute_losses, proven)
-        expected = _clipped(model, compute_losses, replace(options, engine="loop"))
+    loop = replace(options, engine="loop")
+    for compute_losses, rows in zip(batches, units or [None] * len(batches), strict=False):
+        got = _clipped(model, compute_losses, proven, rows)
+        expected = _clipped(model, compute_losses, loop, rows)
         worst = max(worst, _compare(got, expected, tolerance))
     return worst
 
 
 def _clipped(
-    model: nn.Module, compute_losses: Callable[[], Tensor], options: ClippingOptions
+    model: nn.Module,
+    compute_losses: Callable[[], Tensor],
+    options: ClippingOptions,
+    units: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns norms and sums; random state and gradients are left as they were, without any."""
     with torch.random.fork_rng(), options.make(model) as clipper:
-        norms = clipper.accumulate(compute_losses)
+        norms = clipper.accumulate(compute_losses, units)
     return norms, _take_gradients(model)
 
 

@@ -1,0 +1,108 @@
+"""The training records: how many of whom there are, and how they reach the loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpft.config.schema import TrainConfig
+from dpft.data.encoding import Encoding
+from dpft.data.sources import load_examples, load_with_units
+from dpft.data.units import bounded_units, group_by_unit
+from dpft.errors import InputError
+from dpft.files import private_folder, write_text
+from dpft.privacy.randomness import secret_key
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.training.loop import Records
+
+UNIT_KEY = "unit_key"
+"""Private file of the key that decides which records of a large unit are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Every record that was read, before any of them is left out."""
+
+    examples: Sequence[Any]
+    units: Sequence[str] | None
+    """The privacy unit of each; None: each is one of its own."""
+
+    @property
+    def num_units(self) -> int:
+        """How many units were read."""
+        return len(self.examples) if self.units is None else len(group_by_unit(self.units))
+
+
+def load_training_data(config: TrainConfig) -> TrainingData:
+    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
+
+    Raises:
+        InputError: As ``load_examples`` and ``load_with_units``.
+    """
+    privacy = config.privacy
+    if isinstance(privacy, DifferentialPrivacy) and privacy.has_units:
+        examples, units = load_with_units(config.task, "train", privacy.unit)
+        return TrainingData(examples=examples, units=units)
+    return TrainingData(examples=load_examples(config.task, "train"), units=None)
+
+
+def make_records(
+    config: TrainConfig,
+    data: TrainingData,
+    encoding: Encoding,
+    device: torch.device,
+    *,
+    unit_key: bytes,
+) -> Records:
+    """Returns what the loop trains on: the records that have anything to learn, by unit.
+
+    Whether a record is left out depends on that record alone.
+
+    Args:
+        config: Of the run.
+        data: All records.
+        encoding: How they become rows.
+        device: Where the model is.
+        unit_key: Decides which records of a unit of too many are kept.
+
+    Raises:
+        InputError: No record has anything to learn.
+    """
+    rows = encoding.rows(data.examples)
+    usable = [row.has_label for row in rows]
+    if not any(usable):
+        raise InputError(
+            f"the training records of task {config.task.name} must have an answer to learn, and"
+            " every one of them is empty; check the task's columns and templates."
+        )
+    units = None
+    privacy = config.privacy
+    if data.units is not None and isinstance(privacy, DifferentialPrivacy):
+        units = bounded_units(
+            data.units, usable=usable, records_per_unit=privacy.records_per_unit, key=unit_key
+        )
+    else:
+        rows = [row for row in rows if row.has_label]
+    return Records(
+        examples=rows,
+        micro_batch_size=config.train.micro_batch_size,
+        layout=encoding.layout,
+        device=device,
+        precision=config.train.precision,
+        units=units,
+        excluded=usable.count(False),
+    )
+
+
+def unit_key(config: TrainConfig) -> bytes:
+    """Returns a fresh secret key for ``make_records``, or the one of a test's seed."""
+    privacy = config.privacy
+    seed = privacy.noise_seed if isinstance(privacy, DifferentialPrivacy) else None
+    return secret_key("units", seed)
+
+
+def save_unit_key(folder: Path, key: bytes) -> None:
+    """Writes the key into a run's private folder."""
+    write_text(private_folder(folder) / UNIT_KEY, key.hex() + "\n", mode=0o600)

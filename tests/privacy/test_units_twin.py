@@ -1,0 +1,96 @@
+"""Twin data sets on units: one has a unit with all its records, the other lacks it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpft.data.units import bounded_units
+from dpft.methods.base import method_class
+from dpft.models.losses import per_example_losses
+from dpft.privacy.clipping import PerExampleClipper
+from tests.privacy.clipping.oracle import total_norm
+from tests.training.toy import records, tiny_model
+
+NORM = 0.01
+VALUES = ["ann", "bob", "ann", "cas", "dee", "ann", "bob", "ann", "eve", "eve", "dee", "ann"]
+"""Whose each of the twelve records is; Ann has five, of which three are kept."""
+
+
+def data(values, micro_batch_size=4):
+    """The records of those units alone, as training holds them."""
+    chosen = [at for at, value in enumerate(VALUES) if value in values]
+    whole = records(12, micro_batch_size)
+    own = [VALUES[at] for at in chosen]
+    units = bounded_units(own, usable=[True] * len(own), records_per_unit=3, key=bytes(32))
+    return replace(whole, examples=[whole.examples[at] for at in chosen], units=units)
+
+
+def model_of(method):
+    model = method_class(method)(name=method).prepare(tiny_model(), frozenset()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def clipped_sum(model, data, engine):
+    """The pre-noise sum of a draw of every unit."""
+    model.zero_grad()
+    with PerExampleClipper(model, NORM, engine=engine) as clipper:
+        for batch in data.micro_batches(range(data.num_units)):
+            accumulate(clipper, model, batch)
+    named = model.named_parameters()
+    return {name: p.grad.double().clone() for name, p in named if p.requires_grad}
+
+
+def accumulate(clipper, model, batch):
+    clipper.accumulate(lambda: per_example_losses(model, batch), batch.units)
+
+
+@pytest.mark.parametrize("micro_batch_size", [3, 12])
+@pytest.mark.parametrize("gone", ["ann", "bob", "cas"])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [("full", "book_keeping"), ("full", "two_pass"), ("full", "instantiate"), ("bitfit", "auto"),
+     ("lora", "auto")],
+)  # fmt: skip
+def test_trust_rule_2_a_unit_with_all_its_records_moves_the_sum_by_at_most_the_sensitivity(
+    method, engine, gone, micro_batch_size
+):
+    model = model_of(method)
+    everyone = clipped_sum(model, data(set(VALUES), micro_batch_size), engine)
+    rest = clipped_sum(model, data(set(VALUES) - {gone}, micro_batch_size), engine)
+    moved = total_norm({name: everyone[name] - rest[name] for name in everyone})
+    assert NORM * 0.999 < moved <= NORM * (1 + 1e-5)
+
+
+def test_without_units_the_same_records_would_move_it_further():
+    """What the bound is worth: clipped one by one, Ann's three records weigh up to three norms."""
+    model = model_of("full")
+    whole, rest = data(set(VALUES)), data(set(VALUES) - {"ann"})
+    apart = [replace(each, units=None, examples=kept(each)) for each in (whole, rest)]
+    everyone, others = (clipped_sum(model, each, "book_keeping") for each in apart)
+    assert total_norm({name: everyone[name] - others[name] for name in everyone}) > 1.5 * NORM
+
+
+def kept(data):
+    return [data.examples[at] for unit in data.units for at in unit]
+
+
+def test_the_sum_is_that_of_each_units_own_clipped_gradient():
+    """The loop over units: ordinary gradients of each unit's summed loss, clipped by hand."""
+    model, whole = model_of("full"), data(set(VALUES))
+    expected = None
+    for unit in whole.units:
+        model.zero_grad()
+        batch = whole.layout.collate([whole.examples[at] for at in unit])
+        per_example_losses(model, batch).sum().backward()
+        gradient = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+        factor = min(1.0, NORM / float(total_norm(gradient)))
+        added = {name: factor * value for name, value in gradient.items()}
+        expected = (
+            added if expected is None else {name: expected[name] + added[name] for name in added}
+        )
+    got = clipped_sum(model, whole, "book_keeping")
+    assert total_norm({name: got[name] - expected[name] for name in got}) < 1e-5 * NORM
