@@ -1,4 +1,7 @@
-"""``dpft eval``: scores a run's model, any model folder, or a file of outputs."""
+"""``dpft eval``: scores a run's model, any model folder, or a file of outputs.
+
+With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.cli.human_eval``.
+"""
 
 import dataclasses
 import json
@@ -12,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from dpft.cli.assembly import quiet_transformers
+from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.parts import check_lengths, written_tokens
 from dpft.cli.scores import write_evaluations
@@ -57,8 +61,14 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def run(config: EvaluateConfig) -> None:
-    """Scores, writes metrics.json and predictions.jsonl, and prints the scores."""
+    """Scores, writes metrics.json and predictions.jsonl, and prints the scores.
+
+    With ``human_eval`` it writes a rating sheet instead.
+    """
     quiet_transformers()
+    if config.human_eval is not None:
+        write_sheet([configuration_of_run(config, folder) for folder in rated_runs(config)])
+        return
     with ExitStack() as stack:
         if config.run is not None:
             config = configuration_of_run(config, config.run)

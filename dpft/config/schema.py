@@ -82,10 +82,19 @@ class EvaluateConfig:
     """Folder of a run: its task, and its trained model."""
     predictions: str | None = None
     """File of outputs to score instead of a model."""
+    human_eval: int | None = None
+    """Inputs on a sheet for people to rate responses on, written instead of scores."""
+    human_eval_runs: tuple[str, ...] = ()
+    """Folders of further runs whose responses stand on the sheet."""
+    human_eval_seed: int = 0
+    """Chooses the inputs and shuffles the responses."""
+    human_eval_strategy: str = "nucleus"
+    """How the responses are written: a decode.strategy."""
     output: str = "table"
 
     def __post_init__(self) -> None:
         check_output(self.output)
+        check_human_eval(self)
         if self.run is not None and self.predictions is not None:
             raise InputError(
                 "at most one of run and predictions may be given, got both; a run's own "
@@ -103,6 +112,22 @@ class ExportConfig:
     """Folder to write; None: ``export`` in the run's."""
     merge: bool = False
     """Write one whole model, LoRA's change added to the base's weights."""
+
+
+def check_human_eval(config: EvaluateConfig) -> None:
+    """Refuses a rating sheet of nothing, or of no run.
+
+    Raises:
+        InputError: human_eval is below 1 or stands without run, or human_eval_runs without it.
+    """
+    if config.human_eval is None:
+        if config.human_eval_runs:
+            raise InputError("human_eval_runs needs human_eval, got none; give human_eval=N.")
+        return
+    if config.human_eval < 1:
+        raise InputError(f"human_eval must be at least 1, or null, got {config.human_eval}.")
+    if config.run is None:
+        raise InputError("human_eval needs run, got none; give the folder of a run with run=RUN.")
 
 
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:

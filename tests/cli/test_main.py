@@ -38,7 +38,7 @@ def test_version_and_help_answer_without_importing_anything_heavy(
     assert done.stdout.startswith(begins)
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "account", "plan"])
+@pytest.mark.parametrize("name", ["train", "eval", "account", "plan", "report", "doctor"])
 def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     program = (
         "import sys; from dpft.cli.main import main; code = main(sys.argv[1:]);"

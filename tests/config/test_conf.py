@@ -12,8 +12,10 @@ from dpft.cli.main import SUBCOMMANDS
 from dpft.cli.run_folders import register_resolver
 from dpft.config import schema
 from dpft.config.account import AccountConfig
+from dpft.config.doctor import DoctorConfig
 from dpft.config.load import load, to_yaml
 from dpft.config.location import config_directory
+from dpft.config.report import ReportConfig
 from dpft.errors import InputError
 
 CONF = config_directory()
@@ -24,6 +26,8 @@ ROOTS = {
     "eval": schema.EvaluateConfig,
     "export": schema.ExportConfig,
     "account": AccountConfig,
+    "report": ReportConfig,
+    "doctor": DoctorConfig,
 }
 # Hydra's own group is composed with every subcommand.
 GROUPS = sorted(
@@ -31,7 +35,7 @@ GROUPS = sorted(
     for path in FILES
     if path.parent.parent == CONF and path.parent.name != "hydra"
 )
-COMMAND = re.compile(r" {4}(\.venv/bin/)?dpft (train|eval|export|account|plan) ")
+COMMAND = re.compile(rf" {{4}}(\.venv/bin/)?dpft ({'|'.join(SUBCOMMANDS)})(?: |$)")
 # What a subcommand cannot be run without.
 NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
@@ -39,12 +43,15 @@ NEEDED = {
     "eval": [],
     "export": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
+    "report": ["ratings=FILE"],
+    "doctor": [],
 }
 
 
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
-    polymorphic = {"account": {}, "export": {}, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
+    plain = dict.fromkeys(("account", "export", "report", "doctor"), {})
+    polymorphic = {**plain, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
     return load(config, ROOTS[name], polymorphic=polymorphic)
@@ -61,7 +68,8 @@ def test_every_subcommand_has_a_configuration() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
 def test_a_file_opens_with_its_purpose_and_the_command_that_runs_it(path: Path) -> None:
-    assert re.match(r"# \S.*\bdpft (train|eval|export|account|plan) ", purpose(path)), purpose(path)
+    command = rf"# \S.*\bdpft ({'|'.join(SUBCOMMANDS)})(?: |$)"
+    assert re.match(command, purpose(path)), purpose(path)
 
 
 def commands() -> list[str]:

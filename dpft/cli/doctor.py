@@ -1,0 +1,54 @@
+"""``dpft doctor``: what is there, what is missing, and what the missing costs.
+
+Exits with 0 where dpft can train, and with 1 where something essential is missing:
+``dpft.reports.doctor.check`` says what is.
+"""
+
+import json
+from dataclasses import asdict
+
+from dpft.config.doctor import DoctorConfig
+from dpft.errors import RunError
+from dpft.reports.doctor.check import Check, can_train, doctor_record, doctor_table
+from dpft.reports.doctor.machine import (
+    device_check,
+    disk_checks,
+    embedded_model_check,
+    hub_check,
+    memory_check,
+    outputs_check,
+)
+from dpft.reports.doctor.metrics import metric_checks
+from dpft.reports.doctor.packages import package_checks
+
+CONFIG = DoctorConfig
+
+
+def run(config: DoctorConfig) -> None:
+    """Prints every check, as a table or as one JSON object.
+
+    Raises:
+        RunError: Something essential is missing.
+    """
+    checks = examine(config)
+    if config.output == "json":
+        print(json.dumps(doctor_record(checks), indent=2, sort_keys=True))
+    else:
+        print(doctor_table(checks))
+    if not can_train(checks):
+        raise RunError("dpft cannot train here; what is missing stands above.")
+
+
+def examine(config: DoctorConfig) -> list[Check]:
+    """Returns all checks, what is essential first."""
+    models = {f"metrics.{name}": folder for name, folder in asdict(config.metrics).items()}
+    return [
+        *package_checks(),
+        device_check(),
+        outputs_check(),
+        memory_check(),
+        *disk_checks(),
+        embedded_model_check(),
+        hub_check(),
+        *metric_checks(models),
+    ]

@@ -1,0 +1,214 @@
+"""``dpft eval run=RUN human_eval=N``: the rating sheet of one run or several, and its key.
+
+Every run reads its own form of the same inputs: the task of each is loaded as that run knows it,
+and what the raters see must be the same for all. ``dpft.evaluation.human`` says what the sheet is.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from dpft.cli.parts import check_lengths
+from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
+from dpft.config.schema import EvaluateConfig
+from dpft.data.sources import load_examples
+from dpft.errors import InputError
+from dpft.evaluation.groups import Group, group_examples
+from dpft.evaluation.human import (
+    KEY,
+    REFERENCE,
+    SHEET,
+    Item,
+    choose_inputs,
+    sheet_key,
+    sheet_rows,
+    sheet_text,
+)
+from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.settings import eval_split_is_public
+from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, write_text
+from dpft.generation.decoding import STRATEGIES, DecodeConfig
+from dpft.tasks.base import TextTask
+
+logger = logging.getLogger(__name__)
+
+
+def rated_runs(config: EvaluateConfig) -> list[str]:
+    """Returns the folders of the runs on the sheet.
+
+    Raises:
+        InputError: One is no finished run, or is of another task than the first.
+    """
+    folders = [str(config.run), *config.human_eval_runs]
+    names = [saved_configuration(folder)["task"]["name"] for folder in folders]
+    for folder, name in zip(folders, names, strict=True):
+        if name != names[0]:
+            raise InputError(
+                f"human_eval_runs must be runs of task={names[0]}, as {folders[0]}, got {folder} of"
+                f" task={name}."
+            )
+    return folders
+
+
+def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
+    """Writes the sheet and its key for the first run's folder, and prints where they are.
+
+    They go to its private/ unless the split is public for every run.
+
+    Args:
+        runs: The configuration of each run, all of one task, at least one; the first says how texts
+            are written.
+
+    Raises:
+        InputError: The runs are not of one split, or there is a sheet already.
+    """
+    first = runs[0]
+    systems = [*(str(config.run) for config in runs), REFERENCE]
+    public = all(eval_split_is_public(config.task, config.eval) for config in runs)
+    folder = Path(systems[0])
+    place = folder if public else folder / "private"
+    _check_runs(runs, systems, place)
+    decode = replace(first.decode, strategy=first.human_eval_strategy)
+    subjects = [_subject(config, decode) for config in runs]
+    groups = _chosen_groups(runs)
+    with hold_lock(private_folder(folder) / "lock"):
+        answers = [
+            _responses(config, subject, chosen, decode)
+            for config, subject, chosen in zip(runs, subjects, groups, strict=True)
+        ]
+        items = _items(groups[0], systems, [*answers, [_reference(group) for group in groups[0]]])
+        rows = sheet_rows(items, seed=first.human_eval_seed)
+        about = {
+            "task": first.task.name,
+            "split": first.eval.split,
+            "split_is_public": public,
+            "seed": first.human_eval_seed,
+            "decode": asdict(decode),
+        }
+        mode = 0o644 if public else 0o600
+        write_json(place / KEY, sheet_key(rows, systems, **about), mode=mode)
+        write_text(place / SHEET, sheet_text(rows), mode=mode)
+    _show(first, place, items=len(items), rows=len(rows))
+
+
+def _check_runs(runs: Sequence[EvaluateConfig], systems: Sequence[str], place: Path) -> None:
+    """Refuses runs that do not belong on one sheet, and to write over a sheet."""
+    task, split = runs[0].task, runs[0].eval.split
+    if not isinstance(task, TextTask) or not task.prompt_columns:
+        raise InputError(
+            "human_eval needs a task that answers inputs with texts, got a run of"
+            f" task={task.name}; score it without human_eval."
+        )
+    if runs[0].human_eval_strategy not in STRATEGIES:
+        raise InputError(
+            f"human_eval_strategy must be one of {', '.join(STRATEGIES)},"
+            f" got {runs[0].human_eval_strategy!r}."
+        )
+    if split == "train":
+        raise InputError(
+            "human_eval must not show training records to people, got eval.split=train; choose"
+            " validation or test."
+        )
+    folders = [Path(system).resolve() for system in systems]
+    if len(set(folders)) < len(folders):
+        raise InputError(
+            "run and human_eval_runs must be different folders, none of them called"
+            f" {REFERENCE}, got {', '.join(systems[:-1])}."
+        )
+    for config in runs[1:]:
+        if config.eval.split != split:
+            raise InputError(
+                f"human_eval_runs must be runs with eval.split={split}, as {runs[0].run}, got"
+                f" {config.run} with eval.split={config.eval.split}; eval.split={split} on the"
+                " command line is for all."
+            )
+    for name in (SHEET, KEY):
+        if (place / name).exists():
+            raise InputError(
+                f"{place / name} exists, and the sheet may hold ratings; move sheet and key to"
+                " another folder, together."
+            )
+
+
+def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
+    """Returns the inputs of the sheet as each run knows them.
+
+    Raises:
+        InputError: A run's split has other inputs than the first's.
+    """
+    first = runs[0]
+    splits = [_groups(config, limit=first.eval.limit) for config in runs]
+    names = [group.input for group in splits[0]]
+    for config, groups in zip(runs, splits, strict=True):
+        if [group.input for group in groups] != names:
+            raise InputError(
+                f"human_eval_runs must be runs with the same evaluation records as {first.run}, got"
+                f" {config.run}, whose {config.eval.split} split has other inputs."
+            )
+    assert first.human_eval is not None
+    chosen = choose_inputs(len(names), first.human_eval, seed=first.human_eval_seed)
+    return [[groups[index] for index in chosen] for groups in splits]
+
+
+def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
+    parts = config.task.parts(config.eval.split)
+    examples = [example for part in parts for example in load_examples(config.task, part)]
+    return group_examples(examples, limit=limit)
+
+
+def _subject(config: EvaluateConfig, decode: DecodeConfig) -> Subject:
+    """Returns a run's model, once it is known to have room for what it shall write."""
+    subject = subject_of_run(Path(str(config.run)), saved_run(str(config.run)))
+    check_lengths(
+        config.task,
+        subject.model,
+        max_new_tokens=decode.max_new_tokens,
+        extra_positions=subject.extra_positions,
+    )
+    return subject
+
+
+def _responses(
+    config: EvaluateConfig, subject: Subject, groups: Sequence[Group], decode: DecodeConfig
+) -> list[str]:
+    """Returns what a run's model answers to each input."""
+    head = subject.head(config.task)
+    model = subject.load(head)
+    model.to(config.train.prepare())  # type: ignore[arg-type]
+    outputs = ModelOutputs(
+        model=model,
+        encoding=subject.encoding(config.task, head),
+        batch_size=config.eval.batch_size,
+        extra_positions=subject.extra_positions,
+    )
+    logger.info("responses of %s", config.run)
+    return outputs.texts(groups, decode, lambda _: None)
+
+
+def _items(
+    groups: Sequence[Group], systems: Sequence[str], answers: Sequence[Sequence[str]]
+) -> list[Item]:
+    """Returns each input with what every system, in the order of ``systems``, answers to it."""
+    return [
+        Item(context=group.input, responses=dict(zip(systems, texts, strict=True)))
+        for group, texts in zip(groups, zip(*answers, strict=True), strict=True)
+    ]
+
+
+def _reference(group: Group) -> str:
+    """Returns the first reference that is not blank."""
+    return next((text for text in group.references if text.strip()), "")
+
+
+def _show(config: EvaluateConfig, place: Path, *, items: int, rows: int) -> None:
+    sheet, key = str(place / SHEET), str(place / KEY)
+    if config.output == "json":
+        record = {"sheet": sheet, "key": key, "items": items, "rows": rows}
+        content = {"schema_version": SCHEMA_VERSION, **record}
+        print(json.dumps(content, indent=2, sort_keys=True))
+        return
+    print(f"rating sheet: {sheet}, {items} items, {rows} responses to rate from 1 to 5")
+    print(f"key, not for raters: {key}")
+    print(f"when it is filled: dpft report ratings={sheet}")

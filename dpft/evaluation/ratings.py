@@ -1,0 +1,248 @@
+"""Filled rating sheets: read strictly, and joined with the key that says whose a response was.
+
+A sheet goes through spreadsheets and many hands before it comes back, so every row is checked
+against the key. Contexts and responses may be private: they are not read, and no message quotes a
+cell.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpft.errors import InputError
+from dpft.evaluation.human import SCALE
+
+_NEEDED = ("item", "response_id", "rating")
+_DELIMITERS = (",", ";", "\t")
+"""Spreadsheets save with the separator of their locale."""
+_LARGEST_CELL = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyEntry:
+    """Whose a response was."""
+
+    item: int
+    system: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What the key file tells of a sheet."""
+
+    path: Path
+    task: str
+    split: str
+    split_is_public: bool
+    systems: tuple[str, ...]
+    """In the order of reports."""
+    responses: dict[str, KeyEntry]
+    """By response id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rating:
+    """One person's rating of one response."""
+
+    rater: str
+    item: int
+    system: str
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratings:
+    """What was read from the filled sheets."""
+
+    given: tuple[Rating, ...]
+    """At least one."""
+    not_rated: int
+    """Rows without a rating."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    place: str
+    """File and line."""
+    item: str
+    response_id: str
+    rating: str
+    rater: str
+
+
+def read_key(path: Path) -> Key:
+    """Returns the key that ``dpft eval human_eval=N`` wrote beside the sheet.
+
+    Raises:
+        InputError: It is missing, or no such key.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        return Key(
+            path=path,
+            task=content["task"],
+            split=content["split"],
+            split_is_public=content["split_is_public"],
+            systems=tuple(content["systems"]),
+            responses={name: KeyEntry(**entry) for name, entry in content["responses"].items()},
+        )
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise InputError(
+            f"key must name the sheet's key file, got {path}: {reason}; it was written beside the"
+            " sheet, give it with key=FILE."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{path}: key must be the JSON file that was written beside the sheet, got another."
+        ) from None
+
+
+def read_ratings(paths: Sequence[Path], key: Key) -> Ratings:
+    """Returns the ratings on the filled sheets, which together hold every row of the key.
+
+    A rater is whom the column ``rater`` names; where it is empty, the file stands for one.
+
+    Args:
+        paths: Copies or parts of one sheet, each with the raters' entries.
+        key: The sheet's key.
+
+    Raises:
+        InputError: A file is no such sheet, a row is changed or missing or is rated twice by one
+            person, or a rating is not on the scale. The message gives file and line.
+    """
+    given: list[Rating] = []
+    seen: dict[tuple[str, str], str] = {}
+    not_rated = 0
+    for path in paths:
+        for row in _rows(path):
+            entry = _entry(row, key)
+            rater = row.rater or str(path)
+            first = seen.setdefault((row.response_id, rater), row.place)
+            if first != row.place:
+                raise InputError(
+                    f"{row.place}: a response must stand once for each rater, got it a second time"
+                    f" (first in {first}); name each rater in the column rater."
+                )
+            if row.rating:
+                value = _value(row)
+                given.append(Rating(rater=rater, item=entry.item, system=entry.system, value=value))
+            else:
+                not_rated += 1
+    _check_complete(paths, {response for response, _ in seen}, key)
+    if not given:
+        raise InputError(
+            f"{_names(paths)}: the column rating must hold at least one rating from {SCALE[0]} to"
+            f" {SCALE[1]}, got none."
+        )
+    return Ratings(given=tuple(given), not_rated=not_rated)
+
+
+def _entry(row: _Row, key: Key) -> KeyEntry:
+    entry = key.responses.get(row.response_id)
+    if entry is None:
+        raise InputError(
+            f"{row.place}: response_id must be one of the {len(key.responses)} of {key.path}, got"
+            " another; restore it from the sheet as it was written, or give its key with key=FILE."
+        )
+    if row.item != str(entry.item):
+        raise InputError(
+            f"{row.place}: item must be {entry.item} for this response_id, got another; restore it"
+            " from the sheet as it was written."
+        )
+    return entry
+
+
+def _value(row: _Row) -> int:
+    """Returns a rating; a spreadsheet may have made 4.0 of a 4."""
+    lowest, highest = SCALE
+    expected = f"rating must be a whole number from {lowest} to {highest}, or empty"
+    try:
+        value = float(row.rating)
+    except ValueError:
+        raise InputError(f"{row.place}: {expected}, got what is no number.") from None
+    if not value.is_integer() or not lowest <= value <= highest:
+        raise InputError(f"{row.place}: {expected}, got {value:g}.")
+    return int(value)
+
+
+def _check_complete(paths: Sequence[Path], found: set[str], key: Key) -> None:
+    missing = [name for name in key.responses if name not in found]
+    if missing:
+        raise InputError(
+            f"{_names(paths)}: the sheets must hold all {len(key.responses)} rows of {key.path},"
+            f" got {len(found)}; response_id {missing[0]} is missing. A response that nobody rated"
+            " keeps its row, with an empty rating."
+        )
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Yields the rows of a file that are not blank, each with the line it begins in."""
+    lines = _lines(path)
+    first, header = next(lines, (1, []))
+    names = [name.strip().lower() for name in header]
+    missing = [name for name in _NEEDED if names.count(name) != 1]
+    if missing:
+        raise InputError(
+            f"{path}:{first}: a rating sheet must have the columns {', '.join(_NEEDED)}, each once,"
+            f" got {missing[0]} {names.count(missing[0])} times."
+        )
+    for line, cells in lines:
+        if len(cells) != len(names):
+            raise InputError(
+                f"{path}:{line}: a row must have {len(names)} cells, as the header,"
+                f" got {len(cells)}."
+            )
+        row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
+        yield _Row(
+            place=f"{path}:{line}",
+            item=row["item"],
+            response_id=row["response_id"],
+            rating=row["rating"],
+            rater=row.get("rater", ""),
+        )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the cells of each row that is not blank, after the line it begins in."""
+    text = _text(path)
+    header = text.partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=header.count)
+    limit = csv.field_size_limit(_LARGEST_CELL)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    begin = 1
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield begin, cells
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"{path}:{begin}: a rating sheet must be CSV, got {error}.") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise InputError(f"ratings must name a filled sheet, got {path}: {reason}.") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: a rating sheet must be UTF-8; save it as CSV UTF-8."
+        ) from None
+    if not text.strip():
+        raise InputError(f"{path}: a rating sheet must have a header and rows, got an empty file.")
+    return text

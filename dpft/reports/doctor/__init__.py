@@ -1,0 +1,1 @@
+"""What ``dpft doctor`` looks at, and how it tells what it found."""

@@ -1,0 +1,94 @@
+"""What people's ratings say of each system: means with 95 % intervals, and their table.
+
+Li et al. 2022 (arXiv 2110.05679, Table 3 and Appendix K) give the mean over all ratings of a system
+and its asymptotic 95 % interval. Here the interval is Student's t, which at few ratings is wider as
+it must be: mean ± t(0.975, n - 1) · s / √n over the n ratings. Like theirs it counts each rating as
+independent. Several ratings of one response, or by one person, are not quite; the interval is then
+too narrow. The mean over items, each item's own mean counted once, stands beside it.
+"""
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpft.reports.run import PRIVATE_SPLIT
+
+LEVEL = 0.95
+INDEPENDENT = (
+    "95 % interval: Student's t over the ratings, each counted as independent of the others."
+    " Several ratings of one response, or by one person, are not quite: it is then too narrow."
+)
+
+
+def rating_record(system: str, ratings: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Returns what the ratings say of a system; mean and interval are None where too few say it.
+
+    Args:
+        system: What it is called.
+        ratings: Item and value of each of its ratings.
+    """
+    values = [value for _, value in ratings]
+    items: dict[int, list[int]] = {}
+    for item, value in ratings:
+        items.setdefault(item, []).append(value)
+    interval = mean_interval(values)
+    return {
+        "system": system,
+        "ratings": len(values),
+        "items": len(items),
+        "mean": statistics.fmean(values) if values else None,
+        "interval": None if interval is None else list(interval),
+        "mean_over_items": statistics.fmean(map(statistics.fmean, items.values()))
+        if items
+        else None,
+    }
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the ends of Student's 95 % interval of the mean; None for fewer than two values."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return None
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1))
+    half = quantile * deviation / len(values) ** 0.5
+    return mean - half, mean + half
+
+
+def ratings_table(record: Mapping[str, Any]) -> str:
+    """Returns the means as lines of text.
+
+    Args:
+        record: What ``dpft report ratings=FILE output=json`` prints.
+    """
+    systems = record["systems"]
+    width = max(len("system"), *(len(system["system"]) for system in systems))
+    lines = [
+        f"{record['task']}, split {record['split']}: {_counted(record['ratings'], 'rating')} by"
+        f" {_counted(record['raters'], 'rater')}, {_counted(record['not_rated'], 'row')} not rated",
+        f"{'system':<{width}}  ratings  items   mean  95 % interval   mean over items",
+        *(_line(system, width) for system in systems),
+    ]
+    if any(system["ratings"] == 1 for system in systems):
+        lines.append("One rating has no interval.")
+    lines += textwrap.wrap(INDEPENDENT, 88)
+    return "\n".join(lines if record["split_is_public"] else [*lines, PRIVATE_SPLIT])
+
+
+def _line(system: Mapping[str, Any], width: int) -> str:
+    interval = system["interval"]
+    ends = "none" if interval is None else f"({interval[0]:.2f}, {interval[1]:.2f})"
+    return (
+        f"{system['system']:<{width}}  {system['ratings']:>7}  {system['items']:>5}"
+        f"  {_mean(system['mean']):>5}  {ends:<14}  {_mean(system['mean_over_items']):>15}"
+    )
+
+
+def _mean(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,74 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpft.cli import doctor
+from dpft.reports.doctor.check import MISSING
+from tests.cli.tiny import Workspace
+
+
+def test_a_machine_that_runs_this_test_can_train_and_nothing_is_left(tmp_path: Path) -> None:
+    outcome = Workspace(tmp_path).run("doctor")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.endswith("dpft can train here.\n")
+    assert outcome.new == frozenset()
+    for what in ("torch", "device", "outputs/", "memory", "disk", "Hugging Face hub", "Java"):
+        assert any(what in line for line in outcome.out.splitlines()), what
+
+
+def test_json_output_is_one_object(tmp_path: Path) -> None:
+    outcome = Workspace(tmp_path).run("doctor", "output=json", "metrics.bleurt_model=none")
+    record = json.loads(outcome.out)
+    assert record["can_train"] is True
+    (bleurt,) = [one for one in record["checks"] if one["what"] == "metrics.bleurt_model"]
+    assert (bleurt["state"], bleurt["found"]) == ("missing", "none holds no config.json")
+    assert bleurt["cost"] == "bleurt stands under not_computed"
+
+
+def test_no_path_of_the_users_home_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Workspace(tmp_path).run("doctor", "output=json")
+    assert str(Path.home()) not in outcome.out and str(tmp_path) not in outcome.out
+
+
+def test_something_essential_that_is_missing_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = doctor.package_checks
+
+    def lacking() -> list:
+        checks = whole()
+        return [*checks, checks[0].__class__(**{**vars(checks[0]), "state": MISSING})]
+
+    monkeypatch.setattr(doctor, "package_checks", lacking)
+    outcome = Workspace(tmp_path).run("doctor", "output=json")
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["can_train"] is False
+    assert outcome.err.startswith("dpft: error: dpft cannot train here")
+
+
+def test_a_machine_without_the_large_libraries_is_described() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'huggingface_hub', 'safetensors', 'scipy', 'numpy',"
+        " 'prv_accountant', 'dp_accounting'):\n"
+        "    sys.modules[name] = None\n"
+        "from dpft.cli.main import main; sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.endswith("dpft cannot train here: device.\n")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [("output=xml", "output must be one of"), ("metrics.blert_model=x", "metrics.bleurt_model?")],
+)
+def test_bad_input_is_refused(tmp_path: Path, argument: str, part: str) -> None:
+    assert part in Workspace(tmp_path).refusal("doctor", argument)
