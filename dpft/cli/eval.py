@@ -26,7 +26,7 @@ from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
-from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
@@ -38,7 +38,7 @@ POLYMORPHIC = TASK
 logger = logging.getLogger(__name__)
 
 # What a run decides and ``run=`` therefore takes from it, unless an override says otherwise.
-SECTIONS = ("task", "model", "eval", "decode")
+SECTIONS = ("task", "model", "eval", "decode", "metrics")
 
 
 def expand(overrides: list[str]) -> list[str]:
@@ -95,8 +95,7 @@ def write(
 
 def score(config: EvaluateConfig) -> list[Evaluation]:
     """Returns the scores of a file of outputs, or of a model, for each part of the split."""
-    for name in config.task.metrics:
-        metric_spec(name)
+    metric_specs(config.task.metrics)
     parts = config.task.parts(config.eval.split)
     if config.predictions is not None:
         return [score_file(config, config.predictions, parts)]
@@ -122,6 +121,7 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
         held_out,
         config=config.eval,
         decode=config.decode,
+        metrics=config.metrics,
         extra_positions=subject.extra_positions,
     )
 
@@ -144,7 +144,14 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
         repair=config.task.repair,
         limit=config.eval.limit,
     )
-    return score_predictions(config.task, examples, texts, config=config.eval, split=parts[0])
+    return score_predictions(
+        config.task,
+        examples,
+        texts,
+        config=config.eval,
+        metrics=config.metrics,
+        split=parts[0],
+    )
 
 
 def subject_of(config: EvaluateConfig) -> Subject:

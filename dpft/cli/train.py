@@ -32,7 +32,7 @@ from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts
-from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import hold_lock, private_folder, write_json
 from dpft.methods.base import ParameterCounts, count_parameters
@@ -65,8 +65,8 @@ def run(config: TrainConfig) -> None:
     folder = run_folder()
     quiet_transformers()
     refuse_used_folder(folder)
-    for name in config.task.metrics if config.eval.enabled else ():
-        metric_spec(name)
+    if config.eval.enabled:
+        metric_specs(config.task.metrics)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
     head = training_head(config)
@@ -205,6 +205,7 @@ def evaluate(
             held_out,
             config=config.eval,
             decode=config.decode,
+            metrics=config.metrics,
             stage=stage,
             extra_positions=config.method.extra_positions,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dpft.config.account import check_output
 from dpft.errors import InputError
+from dpft.evaluation.metrics_settings import MetricsConfig
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
@@ -39,6 +40,7 @@ class TrainConfig:
     scheduler: SchedulerConfig
     eval: EvalConfig
     decode: DecodeConfig
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         check_loop(self.privacy, self.train)
@@ -77,6 +79,7 @@ class EvaluateConfig:
     model: ModelConfig
     eval: EvalConfig
     decode: DecodeConfig
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     train: DeviceConfig = field(default_factory=DeviceConfig)
     run: str | None = None
     """Folder of a run: its task, and its trained model."""

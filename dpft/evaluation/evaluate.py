@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_spec
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_specs
+from dpft.evaluation.metrics_settings import MetricsConfig
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
 from dpft.evaluation.settings import EvalConfig
@@ -68,6 +69,7 @@ def evaluate_model(
     *,
     config: EvalConfig,
     decode: DecodeConfig,
+    metrics: MetricsConfig | None = None,
     split: str | None = None,
     stage: str = "after",
     extra_positions: int = 0,
@@ -82,6 +84,7 @@ def evaluate_model(
         examples: The split ``config.split``, or the part of it that ``split`` names.
         config: How much of the split is scored.
         decode: How texts are written.
+        metrics: Models of the metrics' own; None: no models.
         split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
         extra_positions: Positions of the model that a prompt or prefix takes.
@@ -106,9 +109,9 @@ def evaluate_model(
         labels = [task.predicted(answer) for answer in outputs.answers(chosen, count)]
         paired = label_predictions(task, chosen, labels)
         read = {LABELS: label_columns(chosen, labels)}
-        return _evaluation(task, name, stage, len(chosen), paired, read)
+        return _evaluation(task, name, stage, len(chosen), paired, read, metrics)
     groups = _groups(task, examples, config, name)
-    kinds = {metric_spec(metric).inputs for metric in task.metrics}
+    kinds = {spec.inputs for spec in metric_specs(task.metrics)}
     columns: dict[str, Columns] = {}
     predictions: tuple[Prediction, ...] = ()
     if TEXTS in kinds:
@@ -119,7 +122,7 @@ def evaluate_model(
         scored = [example for group in groups for example in group.examples]
         count = _counter("likelihoods", len(scored), on_progress)
         columns[LIKELIHOODS] = outputs.likelihoods(scored, count)._asdict()
-    return _evaluation(task, name, stage, len(groups), predictions, columns)
+    return _evaluation(task, name, stage, len(groups), predictions, columns, metrics)
 
 
 def evaluate_parts(
@@ -130,6 +133,7 @@ def evaluate_parts(
     *,
     config: EvalConfig,
     decode: DecodeConfig,
+    metrics: MetricsConfig | None = None,
     stage: str = "after",
     extra_positions: int = 0,
 ) -> list[Evaluation]:
@@ -142,6 +146,7 @@ def evaluate_parts(
             examples,
             config=config,
             decode=decode,
+            metrics=metrics,
             split=part,
             stage=stage,
             extra_positions=extra_positions,
@@ -168,6 +173,7 @@ def score_predictions(
     predictions: Sequence[str],
     *,
     config: EvalConfig,
+    metrics: MetricsConfig | None = None,
     split: str | None = None,
     stage: str = "after",
 ) -> Evaluation:
@@ -180,6 +186,7 @@ def score_predictions(
             first occurrence; ``dpft.evaluation.predictions.read_predictions`` gives them. For
             labels: a class's name or number, or a score, for each record.
         config: How much of the split is scored.
+        metrics: Models of the metrics' own; None: no models.
         split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
 
@@ -194,12 +201,12 @@ def score_predictions(
         labels = read_labels(task, predictions)
         paired = label_predictions(task, chosen, labels)
         read = {LABELS: label_columns(chosen, labels)}
-        return _evaluation(task, name, stage, len(chosen), paired, read)
+        return _evaluation(task, name, stage, len(chosen), paired, read, metrics)
     groups = _groups(task, examples, config, name)
     _check_count(predictions, len(groups), name)
     paired = _predictions(groups, predictions)
     columns = {TEXTS: _text_columns(paired)}
-    return _evaluation(task, name, stage, len(groups), paired, columns)
+    return _evaluation(task, name, stage, len(groups), paired, columns, metrics)
 
 
 def _chosen(task: Task, examples: Sequence[Any], config: EvalConfig, split: str) -> Sequence[Any]:
@@ -259,10 +266,11 @@ def _evaluation(
     count: int,
     predictions: tuple[Prediction, ...],
     columns: Mapping[str, Columns],
+    metrics: MetricsConfig | None,
 ) -> Evaluation:
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}.")
-    values, not_computed = compute_metrics(task.metrics, columns)
+    values, not_computed = compute_metrics(task.metrics, columns, metrics)
     return Evaluation(
         task=task.name,
         split=split,

@@ -4,7 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_spec
+from dpft.evaluation.metrics.base import (
+    LABELS,
+    LIKELIHOODS,
+    TEXTS,
+    MetricSpec,
+    NotComputed,
+    metric_specs,
+)
+from dpft.evaluation.metrics_settings import MetricsConfig
 
 Columns = Mapping[str, Sequence[Any]]
 """Column name to its values, all of one length."""
@@ -17,31 +25,45 @@ _WHY_MISSING = {
 
 
 def compute_metrics(
-    names: Sequence[str], columns: Mapping[str, Columns]
+    names: Sequence[str],
+    columns: Mapping[str, Columns],
+    settings: MetricsConfig | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns the metrics' values, and the reason of each that has none.
 
     Args:
         names: Metrics, modules of ``dpft.evaluation.metrics``.
         columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
+        settings: Models of the metrics' own; None: no models.
 
     Returns:
-        Finite values by name, and reasons by name; every name is in one of the two.
+        Finite values by key, and reasons by key; every metric is in one of the two.
 
     Raises:
-        InputError: A metric is unknown.
+        InputError: A metric is unknown, or two share a key.
+    """
+    values: dict[str, float] = {}
+    not_computed: dict[str, str] = {}
+    for spec in metric_specs(names):
+        try:
+            values[spec.reported_as] = _value(spec, columns, settings or MetricsConfig())
+        except NotComputed as reason:
+            not_computed[spec.reported_as] = str(reason)
+    return values, not_computed
+
+
+def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
+    """Returns a metric's finite value.
+
+    Raises:
+        NotComputed: It has none.
     """
     from dpft.evaluation.metrics.local import compute
 
-    values: dict[str, float] = {}
-    not_computed: dict[str, str] = {}
-    for spec in [metric_spec(name) for name in names]:
-        if spec.inputs not in columns:
-            not_computed[spec.name] = _WHY_MISSING[spec.inputs]
-            continue
-        value = compute(spec, columns[spec.inputs])
-        if math.isfinite(value):
-            values[spec.name] = value
-        else:
-            not_computed[spec.name] = f"not a finite number ({value})"
-    return values, not_computed
+    reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
+    if reason is not None:
+        raise NotComputed(reason)
+    value = compute(spec, columns[spec.inputs], settings)
+    if not math.isfinite(value):
+        raise NotComputed(f"not a finite number ({value})")
+    return value

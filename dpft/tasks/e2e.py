@@ -38,7 +38,17 @@ class E2ETask(TextTask):
 
     separator: str = "\n"
     """Text between the linearised record and the target."""
-    metrics: tuple[str, ...] = ("bleu", "rouge_l", "perplexity")
+    metrics: tuple[str, ...] = (
+        "bleu",
+        "nist",
+        "meteor",
+        "rouge_l",
+        "cider",
+        "perplexity",
+        "distinct_1",
+        "distinct_2",
+        "mean_length",
+    )
 
     ships_sample: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "tuetschek/e2e_nlg"

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import EVALUATION, SETTING, TRAINING, Workspace, make_workspace, write_rows
+from tests.cli.tiny import (
+    EVALUATION,
+    METRICS,
+    SETTING,
+    TRAINING,
+    Workspace,
+    make_workspace,
+    write_rows,
+)
 
 RUN = "run=run"
 
@@ -82,6 +90,7 @@ def test_a_model_without_a_run_is_scored_in_a_folder_of_its_own(workspace: Works
     assert "perplexity" in outcome.out
 
 
+INNS = ("task=e2e", "task.data_dir=inns", METRICS)
 TEXTS = {f"name[Inn {i}], eatType[inn]": f"Inn {i} is an inn." for i in range(6)}
 
 
@@ -97,12 +106,32 @@ def test_a_file_of_outputs_is_scored_without_a_model(workspace: Workspace, endin
         "txt": list(TEXTS.values()),
     }
     path.write_text("\n".join(lines[ending]) + "\n")
-    arguments = ("task=e2e", "task.data_dir=inns", f"predictions=outputs.{ending}", "output=json")
+    arguments = (*INNS, f"predictions=outputs.{ending}", "output=json")
     outcome = workspace.run("eval", *arguments)
     assert outcome.code == 0, outcome.err
     (entry,) = json.loads(outcome.out)["evaluations"]
     assert entry["metrics"] == pytest.approx({"bleu": 100.0, "rouge_l": 1.0})
     assert "likelihoods" in entry["not_computed"]["perplexity"]
+
+
+def test_without_java_the_other_metrics_of_e2e_are_computed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = workspace.root / "short.txt"
+    path.write_text("An inn.\n" * 6)
+    monkeypatch.setenv("PATH", str(workspace.root))
+    own = ("task.metrics=[nist,meteor,bertscore,mean_length]", "metrics.bertscore_model=nowhere")
+    arguments = (*SETTING, "predictions=short.txt", *own)
+    outcome = workspace.run("eval", *arguments, "output=json")
+    assert outcome.code == 0, outcome.err
+    (entry,) = json.loads(outcome.out)["evaluations"]
+    assert set(entry["metrics"]) == {"nist", "mean_length"}
+    assert entry["not_computed"] == {
+        "meteor": "needs Java; install a Java runtime (8 or newer)",
+        "bertscore": "needs a model folder; metrics.bertscore_model=nowhere is none",
+    }
+    table = workspace.run("eval", *arguments).out
+    assert "not computed: needs Java" in table
 
 
 @pytest.mark.parametrize(
@@ -116,6 +145,8 @@ def test_a_file_of_outputs_is_scored_without_a_model(workspace: Workspace, endin
         ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
         ([RUN, "output=xml"], ["output must be one of table, json, got 'xml'"]),
         ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
+        ([RUN, "task.metrics=[rouge_l,rouge_score_l]"], ["task.metrics", "one metric", "rouge_l"]),
+        ([RUN, "metrics.bleurt=x"], ["metrics.bleurt", "did you mean metrics.bleurt_model?"]),
         ([RUN, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
         ([*SETTING, "predictions=none.txt"], ["predictions", "none.txt", "no such file"]),
         ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),

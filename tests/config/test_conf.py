@@ -13,7 +13,7 @@ from dpft.cli.run_folders import register_resolver
 from dpft.config import schema
 from dpft.config.account import AccountConfig
 from dpft.config.doctor import DoctorConfig
-from dpft.config.load import load, to_yaml
+from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 from dpft.errors import InputError
@@ -138,3 +138,12 @@ def test_the_defaults_are_the_published_recipe_for_e2e() -> None:
 def test_a_setting_of_another_optimizer_is_refused() -> None:
     with pytest.raises(InputError, match="unknown configuration key optimizer.beta1"):
         loaded("train", ["privacy.eps=3", "optimizer=sgd", "+optimizer.beta1=0.5"])
+
+
+def test_a_run_saved_before_metrics_had_settings_still_loads(tmp_path: Path) -> None:
+    config = loaded("train", ["privacy.eps=3"])
+    saved = OmegaConf.create(to_yaml(config))
+    del saved["metrics"]
+    path = tmp_path / "config.yaml"
+    path.write_text(OmegaConf.to_yaml(saved))
+    assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config

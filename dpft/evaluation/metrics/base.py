@@ -6,10 +6,11 @@ needs no library of Hugging Face; ``dpft.evaluation.metrics.local`` wraps it.
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpft.errors import InputError
+from dpft.evaluation.metrics_settings import MetricsConfig
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""
@@ -18,7 +19,16 @@ LIKELIHOODS = "likelihoods"
 LABELS = "labels"
 """Classes or, for regression, scores: columns ``predicted`` and ``gold``, numbers."""
 
-_INFRASTRUCTURE = {"base", "local", "ptb"}
+_INFRASTRUCTURE = {"base", "local", "needs", "ngrams", "ptb", "rouge"}
+
+
+class NotComputed(Exception):
+    """A metric has no value on these columns; the message is the reason and quotes no text."""
+
+
+def nothing_missing(settings: MetricsConfig) -> str | None:
+    """Returns None: a metric that needs no more than dpft itself."""
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +36,26 @@ class MetricSpec:
     """One metric: what it is called, what it reads and how it is computed."""
 
     name: str
-    """Key in metrics.json, and name of the module."""
+    """Name of the module."""
     inputs: str
     """The kind of columns it reads, which are the parameters of ``score``: ``TEXTS``, say."""
     score: Callable[..., float]
-    """The arithmetic; keyword parameters named as the columns."""
+    """The arithmetic; keyword parameters named as the columns. May raise ``NotComputed``."""
     description: str
     """What the number means, with its scale."""
     citation: str
     """Where the metric is defined."""
+    key: str = ""
+    """Key in metrics.json, which metrics of one kind may share; empty: ``name``."""
+    missing: Callable[[MetricsConfig], str | None] = nothing_missing
+    """Why the metric cannot be computed here and how to mend that; None where it can."""
+    reads_settings: bool = False
+    """Whether ``score`` also takes ``settings``, a ``MetricsConfig``."""
+
+    @property
+    def reported_as(self) -> str:
+        """Its key in metrics.json."""
+        return self.key or self.name
 
 
 def metric_names() -> list[str]:
@@ -55,3 +76,21 @@ def metric_spec(name: str) -> MetricSpec:
         )
     spec: MetricSpec = importlib.import_module(f"dpft.evaluation.metrics.{name}").METRIC
     return spec
+
+
+def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
+    """Returns the metrics of a task.
+
+    Raises:
+        InputError: There is no such metric, or two would share a key of metrics.json.
+    """
+    specs = [metric_spec(name) for name in names]
+    by_key: dict[str, str] = {}
+    for spec in specs:
+        other = by_key.setdefault(spec.reported_as, spec.name)
+        if other != spec.name or names.count(spec.name) > 1:
+            raise InputError(
+                f"task.metrics must hold one metric for each key of metrics.json, got {other} and"
+                f" {spec.name} for {spec.reported_as}; leave one out."
+            )
+    return specs

@@ -11,6 +11,7 @@ import datasets
 import evaluate
 
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, MetricSpec
+from dpft.evaluation.metrics_settings import MetricsConfig
 
 FEATURES = {
     TEXTS: datasets.Features(
@@ -27,6 +28,9 @@ FEATURES = {
     ),
 }
 """Kind of columns to their types."""
+
+NO_SETTINGS = MetricsConfig()
+"""No model of a metric's own."""
 
 
 class LocalMetric(evaluate.Metric):  # type: ignore[misc]
@@ -49,7 +53,11 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
         return {self.spec.name: self.spec.score(**columns)}
 
 
-def compute(spec: MetricSpec, columns: Mapping[str, Sequence[Any]]) -> float:
+def compute(
+    spec: MetricSpec,
+    columns: Mapping[str, Sequence[Any]],
+    settings: MetricsConfig = NO_SETTINGS,
+) -> float:
     """Returns the metric's value on the columns.
 
     Guarantees:
@@ -59,7 +67,12 @@ def compute(spec: MetricSpec, columns: Mapping[str, Sequence[Any]]) -> float:
     Args:
         spec: The metric.
         columns: Columns of equal length, of the metric's kind.
+        settings: For a metric that reads them.
+
+    Raises:
+        NotComputed: The metric has no value on these columns.
     """
+    more = {"settings": settings} if spec.reads_settings else {}
     with tempfile.TemporaryDirectory() as folder:
         metric = LocalMetric(spec, keep_in_memory=True, cache_dir=folder)
-        return float(metric.compute(**columns)[spec.name])
+        return float(metric.compute(**columns, **more)[spec.name])

@@ -7,7 +7,7 @@ the prompt's tokens not at all. It depends on the tokenizer, so it compares runs
 import math
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import LIKELIHOODS, MetricSpec
+from dpft.evaluation.metrics.base import LIKELIHOODS, MetricSpec, NotComputed
 
 
 def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
@@ -18,9 +18,15 @@ def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
 
     Args:
         nll_sums: Negative log-likelihood of each reference, summed over its tokens, in nats.
-        token_counts: Tokens of each reference; at least one in all.
+        token_counts: Tokens of each reference.
+
+    Raises:
+        NotComputed: There is no token.
     """
-    mean = math.fsum(nll_sums) / sum(token_counts)
+    total = sum(token_counts)
+    if total == 0:
+        raise NotComputed("the references have no tokens")
+    mean = math.fsum(nll_sums) / total
     # beyond 700 nats exp overflows a float
     return math.inf if mean > 700 else math.exp(mean)
 

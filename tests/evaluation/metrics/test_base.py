@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import metric_names, metric_spec
+from dpft.evaluation.metrics.base import metric_names, metric_spec, metric_specs
 from dpft.tasks.base import task_names
 
 CONF = Path(__file__).parents[3] / "conf" / "task"
@@ -22,7 +22,9 @@ def test_a_metric_is_a_module_of_its_own_name(name):
     spec = metric_spec(name)
     assert spec.name == name
     assert spec.score is getattr(importlib.import_module(f"dpft.evaluation.metrics.{name}"), name)
-    assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs]
+    assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs] + (
+        ["settings"] if spec.reads_settings else []
+    )
     assert spec.description and spec.citation
 
 
@@ -32,7 +34,20 @@ def test_the_metrics_of_every_task_exist(name):
     assert metrics and set(metrics) <= set(metric_names())
 
 
-@pytest.mark.parametrize("name", ["blue", "base", "local", "ptb"])
+@pytest.mark.parametrize("name", ["blue", "base", "local", "needs", "ngrams", "ptb", "rouge"])
 def test_an_unknown_metric_is_refused_with_the_known_ones(name):
     with pytest.raises(InputError, match=f"one of accuracy, .*, got '{name}'"):
         metric_spec(name)
+
+
+@pytest.mark.parametrize("names", [["rouge_l", "bleu", "rouge_score_l"], ["bleu", "bleu"]])
+def test_two_metrics_of_one_key_are_refused(names):
+    with pytest.raises(InputError, match=f"got {names[0]} and {names[-1]} for {names[0]}; leave"):
+        metric_specs(names)
+
+
+def test_metrics_that_share_a_key_are_taken_one_at_a_time():
+    assert [spec.reported_as for spec in metric_specs(["rouge_score_l", "token_f1"])] == [
+        "rouge_l",
+        "f1",
+    ]

@@ -6,6 +6,7 @@ import pytest
 
 from dpft.evaluation.metrics.base import metric_names, metric_spec
 from dpft.evaluation.metrics.local import LocalMetric, compute
+from dpft.evaluation.metrics_settings import MetricsConfig
 
 COLUMNS = {
     "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},
@@ -14,9 +15,16 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("name", metric_names())
+# METEOR's Java takes seconds; models of a metric's own are in the metric's tests
+QUICK = sorted(set(metric_names()) - {"meteor", "meteor_plain", "bertscore", "bleurt"})
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_the_metric_class_computes_what_the_function_does(name):
     spec = metric_spec(name)
+    reason = spec.missing(MetricsConfig())
+    if reason is not None:
+        pytest.skip(reason)
     columns = COLUMNS[spec.inputs]
     assert compute(spec, columns) == spec.score(**columns)
 
@@ -39,3 +47,16 @@ def test_private_text_is_not_written_to_a_cache(tmp_path, monkeypatch):
     compute(replace(metric_spec("bleu"), score=spying_score), COLUMNS["texts"])
     assert seen == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_metric_that_reads_settings_gets_them():
+    settings = MetricsConfig(bleurt_model="DIR")
+    seen = []
+
+    def spying_score(predictions, references, settings):
+        seen.append(settings)
+        return 0.0
+
+    spec = replace(metric_spec("bleu"), score=spying_score, reads_settings=True)
+    compute(spec, COLUMNS["texts"], settings)
+    assert seen == [settings]

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from dpft.evaluation.metrics.base import NotComputed
 from dpft.evaluation.metrics.perplexity import perplexity
 
 
@@ -20,3 +21,8 @@ def test_an_overflow_is_infinite():
 
 def test_a_broken_model_is_not_a_number():
     assert math.isnan(perplexity([math.nan], [1]))
+
+
+def test_no_token_has_no_perplexity():
+    with pytest.raises(NotComputed, match="no tokens"):
+        perplexity([0.0], [0])

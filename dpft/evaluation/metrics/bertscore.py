@@ -1,0 +1,140 @@
+"""BERTScore: F1 of a prediction's and a reference's words, matched by their embeddings.
+
+bert-score 0.3.13 does the matching; the model is a folder of the user's, never fetched. Under
+transformers 5 that release fails on empty texts and on tokenizers without a length limit, and no
+longer puts the blank before a RoBERTa text that its published scores have; its choice of model
+goes by letters in the folder's path. So the tokenizer and the model are made ready here.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.needs import missing_folder, missing_modules
+from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.models.positions import max_positions
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+BATCH_SIZE = 64
+MAX_LENGTH = 512
+"""Tokens of a text where the model has no limit of its own."""
+_KEY = "metrics.bertscore_model"
+
+
+def bertscore(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
+) -> float:
+    """Returns the mean over inputs of the best reference's F1, not rescaled; -1..1, mostly 0..1.
+
+    An empty prediction scores 0; an empty reference is left out.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to.
+        settings: Which model.
+
+    Raises:
+        InputError: The folder holds no encoder, or fewer layers than ``bertscore_layers``.
+    """
+    pairs = [
+        (index, prediction, text)
+        for index, (prediction, texts) in enumerate(zip(predictions, references, strict=True))
+        for text in texts
+        if prediction.strip() and text.strip()
+    ]
+    best = dict.fromkeys(range(len(predictions)), 0.0)
+    f1 = _f1([one[1] for one in pairs], [one[2] for one in pairs], settings) if pairs else []
+    found: dict[int, list[float]] = defaultdict(list)
+    for (index, _, _), value in zip(pairs, f1, strict=True):
+        found[index].append(value)
+    best |= {index: max(values) for index, values in found.items()}
+    return sum(best.values()) / len(best)
+
+
+def best_layers(folder: Path, config: "PretrainedConfig") -> int:
+    """Returns how many layers to use: the library's choice for a folder of that model's name.
+
+    Args:
+        folder: Its last part is compared to the names of models, ``roberta-large``: 17.
+        config: Of a model with no known best layer all are used.
+    """
+    from bert_score.utils import model2layers
+
+    by_name = {name.rpartition("/")[2]: layers for name, layers in model2layers.items()}
+    every: int = config.num_hidden_layers
+    best: int = by_name.get(folder.resolve().name, every)
+    return min(best, every)
+
+
+def missing_bertscore(settings: MetricsConfig) -> str | None:
+    """See ``MetricSpec.missing``."""
+    folder = missing_folder(_KEY, settings.bertscore_model, "roberta-large")
+    return missing_modules("bert_score") or folder
+
+
+def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) -> list[float]:
+    """Returns the F1 of each pair of texts, none of them empty."""
+    import torch
+    from bert_score.utils import bert_cos_score_idf
+    from transformers import AutoConfig, AutoModel
+
+    folder = Path(str(settings.bertscore_model))
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        layers = settings.bertscore_layers or best_layers(folder, config)
+        if config.is_encoder_decoder or layers > config.num_hidden_layers:
+            raise InputError(
+                f"{_KEY} must hold an encoder of at least {layers} layers, got {folder}"
+                f" ({config.model_type}, {config.num_hidden_layers} layers)."
+            )
+        tokenizer = _tokenizer(folder, config)
+        model = AutoModel.from_pretrained(
+            folder, num_hidden_layers=layers, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{_KEY} must hold an encoder and its tokenizer: {reason}") from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights: dict[int | None, float] = defaultdict(lambda: 1.0)
+    weights |= {tokenizer.sep_token_id: 0.0, tokenizer.cls_token_id: 0.0}
+    scores = bert_cos_score_idf(
+        model.to(device).eval(),
+        references,
+        predictions,
+        tokenizer,
+        weights,
+        device=device,
+        batch_size=BATCH_SIZE,
+    )
+    values: list[float] = scores[:, 2].tolist()
+    return values
+
+
+def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizerBase":
+    """Returns the model's tokenizer, which cuts texts to the positions that the model has."""
+    from transformers import AutoTokenizer
+
+    # RoBERTa and its kin tell a word by the blank before it
+    blank = {"add_prefix_space": True} if config.model_type in ("roberta", "gpt2") else {}
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, **blank
+    )
+    room = max_positions(config) or MAX_LENGTH
+    tokenizer.model_max_length = min(tokenizer.model_max_length, room)
+    return tokenizer
+
+
+METRIC = MetricSpec(
+    name="bertscore",
+    inputs=TEXTS,
+    score=bertscore,
+    description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
+    citation="Zhang et al. 2020 (arXiv 1904.09675).",
+    missing=missing_bertscore,
+    reads_settings=True,
+)

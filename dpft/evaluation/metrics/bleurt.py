@@ -1,0 +1,112 @@
+"""BLEURT: a regression model's judgement of a prediction beside a reference.
+
+The model is a folder of the user's, never fetched: a checkpoint converted to Hugging Face's form,
+a sequence classifier with one output, that reads the reference first. Other scorers differ in the
+references and the checkpoint: DART's takes the first reference and BLEURT's test checkpoint, GEM's
+the mean over references; here the best reference counts.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.needs import missing_folder
+from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.models.positions import max_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BATCH_SIZE = 64
+MAX_LENGTH = 512
+"""Tokens of a pair where the model has no limit of its own."""
+_KEY = "metrics.bleurt_model"
+
+
+def bleurt(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
+) -> float:
+    """Returns the mean over inputs of the best reference's score, about -2..1.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to, at least one.
+        settings: Which model.
+
+    Raises:
+        InputError: The folder holds no sequence classifier with one output.
+    """
+    model, tokenizer = _load(Path(str(settings.bleurt_model)))
+    pairs = [
+        (text, prediction)
+        for prediction, texts in zip(predictions, references, strict=True)
+        for text in texts
+    ]
+    scores = [score for batch in _batches(pairs) for score in _scores(model, tokenizer, batch)]
+    ends = list(accumulate(len(texts) for texts in references))
+    best = [max(scores[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return sum(best) / len(best)
+
+
+def missing_bleurt(settings: MetricsConfig) -> str | None:
+    """See ``MetricSpec.missing``."""
+    return missing_folder(_KEY, settings.bleurt_model, "Elron/bleurt-base-128")
+
+
+def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{_KEY} must hold a classifier and its tokenizer: {reason}") from None
+    if model.config.num_labels != 1:
+        raise InputError(
+            f"{_KEY} must hold a classifier with one output, got {folder} with"
+            f" {model.config.num_labels}."
+        )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:
+    return (pairs[start : start + BATCH_SIZE] for start in range(0, len(pairs), BATCH_SIZE))
+
+
+def _scores(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    pairs: Sequence[tuple[str, str]],
+) -> list[float]:
+    """Returns the model's output for each pair of reference and prediction."""
+    import torch
+
+    inputs = tokenizer(
+        [reference for reference, _ in pairs],
+        [prediction for _, prediction in pairs],
+        padding=True,
+        truncation=True,
+        max_length=min(tokenizer.model_max_length, max_positions(model.config) or MAX_LENGTH),
+        return_tensors="pt",
+    )
+    with torch.no_grad():
+        scores: list[float] = model(**inputs.to(model.device)).logits[:, 0].tolist()
+    return scores
+
+
+METRIC = MetricSpec(
+    name="bleurt",
+    inputs=TEXTS,
+    score=bleurt,
+    description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
+    citation="Sellam et al. 2020 (arXiv 2004.04696).",
+    missing=missing_bleurt,
+    reads_settings=True,
+)

@@ -1,0 +1,27 @@
+"""Mean length: words of a prediction, as blanks part them."""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+
+
+def mean_length(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns the mean number of words, from 0 upwards.
+
+    >>> mean_length(["It's a pub.", ""], [["x"], ["y"]])
+    1.5
+
+    Args:
+        predictions: One text per input.
+        references: Not read.
+    """
+    return sum(len(text.split()) for text in predictions) / len(predictions)
+
+
+METRIC = MetricSpec(
+    name="mean_length",
+    inputs=TEXTS,
+    score=mean_length,
+    description="Mean words of a prediction, parted by blanks; from 0 upwards.",
+    citation="Gehrmann et al. 2021 (GEM, arXiv 2102.01672), section 5.",
+)

@@ -1,0 +1,118 @@
+"""METEOR 1.5 for English, by the Java program that pycocoevalcap carries.
+
+It is run as coco-caption, and with it the E2E NLG Challenge, runs it: on lower-cased tokens without
+punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.ptb``, so no tokenizer
+writes texts to a file: they reach the program through a pipe, one input a line. The 19 challenge
+systems score as with pycocoevalcap's tokenizer to 1.2e-4. The WebNLG and DART scorers give it
+plain text instead: ``meteor_plain``.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed
+from dpft.evaluation.metrics.needs import missing_java, missing_modules
+from dpft.evaluation.metrics.ptb import ptb_tokens
+from dpft.evaluation.metrics_settings import MetricsConfig
+
+SEPARATOR = " ||| "
+# A crash report or a performance file could hold texts; the encoding must not be the machine's.
+_JAVA = ("java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-XX:-UsePerfData", "-XX:ErrorFile=/dev/null")
+_METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
+
+
+def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns METEOR of the corpus, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to, at least one.
+
+    Raises:
+        NotComputed: The Java program cannot be started or breaks off.
+    """
+    pairs = zip(predictions, references, strict=True)
+    return corpus_score([score_line(prediction, texts) for prediction, texts in pairs])
+
+
+def corpus_score(lines: Sequence[str]) -> float:
+    """Returns the program's score of the corpus, 0..1.
+
+    Args:
+        lines: One for each input, ``SCORE ||| reference ||| … ||| prediction``.
+
+    Raises:
+        NotComputed: The Java program cannot be started or breaks off.
+    """
+    command = [*_JAVA, "-jar", str(jar()), *_METEOR]
+    pipe = subprocess.PIPE
+    try:
+        # what it says on stderr may quote texts
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8"
+        ) as program:
+            return _dialogue(program, lines)
+    except (OSError, ValueError):
+        raise NotComputed(
+            "Java could not run METEOR; it needs a Java runtime (8 or newer) and 2 GB of memory"
+        ) from None
+
+
+def score_line(prediction: str, references: Sequence[str]) -> str:
+    """Returns the program's line for one input, of tokens: it holds no line end and no other |||.
+
+    >>> score_line("A pub|||bar.", ["A pub."])
+    'SCORE ||| a pub ||| a pub | | | bar'
+    """
+    return joined([" ".join(ptb_tokens(text)) for text in (*references, prediction)])
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Returns the line for texts that hold neither a line end nor |||."""
+    line = SEPARATOR.join(["SCORE", *texts])
+    return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
+
+
+def jar() -> Path:
+    """Returns the program, which finds its tables beside itself."""
+    package = find_spec("pycocoevalcap")
+    assert package is not None and package.submodule_search_locations
+    return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"
+
+
+def missing_meteor(settings: MetricsConfig) -> str | None:
+    """See ``MetricSpec.missing``."""
+    return missing_java() or missing_modules("pycocoevalcap.meteor.meteor")
+
+
+def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
+    """Returns the score of the corpus: statistics of each input first, then all of them at once.
+
+    Raises:
+        OSError: The program broke off.
+        ValueError: Its answer is no number.
+    """
+    assert program.stdin is not None and program.stdout is not None
+    statistics = []
+    for line in lines:
+        program.stdin.write(line + "\n")
+        program.stdin.flush()
+        statistics.append(program.stdout.readline().strip())
+    program.stdin.write(SEPARATOR.join(["EVAL", *statistics]) + "\n")
+    program.stdin.close()  # so that a program with nothing to say ends, and is not waited for
+    scores = program.stdout.read().split()
+    if len(scores) != len(lines) + 1:
+        raise ValueError("METEOR gives a score for each input, and one for all")
+    return float(scores[-1])
+
+
+METRIC = MetricSpec(
+    name="meteor",
+    inputs=TEXTS,
+    score=meteor,
+    description="METEOR 1.5 of the corpus, English, all references; 0..1.",
+    citation="Denkowski and Lavie 2014 (WMT).",
+    missing=missing_meteor,
+)

@@ -1,0 +1,53 @@
+"""F1 of words as ParlAI computes it for dialogue; the metric ``f1`` is of labels instead.
+
+ParlAI's ``normalize_answer`` lower-cases, makes blanks of punctuation and drops the articles a, an
+and the: "It's the end." reads "it s end".
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
+
+
+def token_f1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns the mean over inputs of the best reference's F1, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to, at least one.
+    """
+    scores = [
+        max(pair_f1(words(prediction), words(text)) for text in texts)
+        for prediction, texts in zip(predictions, references, strict=True)
+    ]
+    return sum(scores) / len(scores)
+
+
+def words(text: str) -> list[str]:
+    """Returns the words that ParlAI compares.
+
+    >>> words("The end of an era, isn't it?")
+    ['end', 'of', 'era', 'isn', 't', 'it']
+    """
+    return _ARTICLE.sub(" ", _PUNCTUATION.sub(" ", text.lower())).split()
+
+
+def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
+    """Returns 2PR / (P + R) of the words in common, each as often as both have it."""
+    common = sum((Counter(prediction) & Counter(reference)).values())
+    return 2 * common / (len(prediction) + len(reference)) if common else 0.0
+
+
+METRIC = MetricSpec(
+    name="token_f1",
+    inputs=TEXTS,
+    score=token_f1,
+    description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
+    citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
+    key="f1",
+)
