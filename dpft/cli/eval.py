@@ -157,7 +157,7 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
 def subject_of(config: EvaluateConfig) -> Subject:
     """Returns the model to score."""
     if config.run is None:
-        return Subject(model=config.model)
+        return Subject(model=config.model, tokens=config.task.special_tokens)
     return subject_of_run(Path(config.run), saved_run(config.run))
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dpft.cli.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding, TextEncoding
@@ -13,12 +14,10 @@ from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
-from dpft.models.checks import check_model
 from dpft.models.heads import padding_id
 from dpft.models.loading import (
     language_head,
     load_config,
-    load_model,
     meta_model,
     new_names,
     seeded,
@@ -83,8 +82,8 @@ def encoding_of(
     """Returns how the task's records become what that model reads.
 
     Raises:
-        InputError: A label word is not one token of the tokenizer, ``max_length`` leaves no room
-            for a record, or there is no such model.
+        InputError: A label word is not one token of the tokenizer, a token of the task's is not
+            known to it, ``max_length`` leaves no room for a record, or there is no such model.
     """
     causal = head.kind != MASKED
     if head.kind == CLASSIFIER:
@@ -97,7 +96,12 @@ def encoding_of(
     if not isinstance(task, GlueTask):
         layout = layout_of(task, model, head, words=())
         layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
-        return TextEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length)
+        return TextEncoding(
+            tokenizer=tokenizer,
+            layout=layout,
+            max_length=task.max_length,
+            special_tokens=known_tokens(task, tokenizer),
+        )
     words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
     layout = layout_of(task, model, head, words=words)
     made = LabelWordEncoding(
@@ -110,17 +114,28 @@ def encoding_of(
     return _fitting(task, made)
 
 
-def prepare_model(config: TrainConfig, head: Head) -> tuple[PreTrainedModel, frozenset[str]]:
+def prepare_model(
+    config: TrainConfig, head: Head, *, planned: bool = False
+) -> tuple[PreTrainedModel, frozenset[str]]:
     """Returns the model that the method makes of the configured one, and its new parameters.
 
-    The names are those of the model before the method changed it.
+    The task's tokens have their rows before the method sees it. The names are those of the model
+    before the method changed it.
+
+    Args:
+        config: Says which model, method and task.
+        head: What the model answers with.
+        planned: Only the shapes matter, so that no tokenizer is needed.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
     """
     new = new_names(config.model, head)
-    model = load_model(config.model, seed=config.train.seed, head=head)
-    check_model(model)
+    tokens = config.task.special_tokens
+    started = () if planned else tokens
+    model = load_with_tokens(config.model, head, started, seed=config.train.seed)
+    if planned:
+        grow_as_planned(model, config.model, head, tokens)
     with seeded(config.train.seed):
         return config.method.prepare(model, new), new
 

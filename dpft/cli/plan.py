@@ -18,6 +18,7 @@ from dpft.cli.assembly import (
 )
 from dpft.cli.parts import layout_of, prepare_model, training_head
 from dpft.cli.training_data import load_training_data
+from dpft.cli.vocabulary import grow_as_planned
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
@@ -81,7 +82,9 @@ def describe(
 ) -> dict[str, Any]:
     """Returns the plan under the keys of privacy.json (DESIGN section 9)."""
     new = new_names(config.model, head)
-    counts = count_parameters(config.method.prepare(meta_model(config.model, head), new), new)
+    model = meta_model(config.model, head)
+    grow_as_planned(model, config.model, head, config.task.special_tokens)
+    counts = count_parameters(config.method.prepare(model, new), new)
     if plan.privacy is not None and accounting is not None:
         record = plan_record(plan.privacy, accounting)
     else:
@@ -97,7 +100,7 @@ def measure(config: PlanConfig, plan: RunPlan, head: Head) -> Measurement:
     """Times one micro-batch of a model with random weights, so that none are fetched."""
     device = config.train.prepare()
     fresh = dataclasses.replace(config.model, init="random")
-    model, _ = prepare_model(dataclasses.replace(config, model=fresh), head)
+    model, _ = prepare_model(dataclasses.replace(config, model=fresh), head, planned=True)
     labels = config.task.labels if isinstance(config.task, GlueTask) else ()
     words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
     model.to(device)  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import hold_lock, private_folder, write_json
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
+from dpft.models.vocabulary import add_tokens
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.ledger import check_ledger, read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
@@ -71,6 +72,7 @@ def run(config: TrainConfig) -> None:
     warn_if_slow(config.train.precision, device)
     head = training_head(config)
     tokenizer = load_tokenizer(config.model, kind=head.kind)
+    add_tokens(tokenizer, config.task.special_tokens)
     encoding = encoding_of(config.task, config.model, head, tokenizer)
     data = load_training_data(config)
     held_out = load_held_out(config)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.parts import encoding_of, head_of
+from dpft.cli.vocabulary import load_with_tokens
 from dpft.config import schema
 from dpft.config.keys import plain
 from dpft.config.load import load_saved
@@ -16,9 +17,9 @@ from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
-from dpft.models.checks import check_model
-from dpft.models.loading import load_config, load_model, load_tokenizer
+from dpft.models.loading import load_config, load_tokenizer
 from dpft.models.source import ModelConfig
+from dpft.models.vocabulary import add_tokens
 from dpft.privacy.ledger import read_ledger
 from dpft.reports.run import CONFIGURATION
 from dpft.tasks.base import Task
@@ -37,6 +38,8 @@ class Subject:
     """Puts what the run trained onto the model; None: the model is whole."""
     folder: Path | None = None
     """Where that and the tokenizer are."""
+    tokens: tuple[str, ...] = ()
+    """Tokens of a task for which the model has no rows yet."""
 
     @property
     def extra_positions(self) -> int:
@@ -57,8 +60,7 @@ class Subject:
         Raises:
             InputError: It cannot be found or understood, or mixes examples.
         """
-        model = load_model(self.model, seed=seed, head=head)
-        check_model(model)
+        model = load_with_tokens(self.model, head, self.tokens, seed=seed)
         if self.method is None or self.folder is None:
             return model
         return self.method.restore(model, self.folder)
@@ -66,9 +68,11 @@ class Subject:
     def tokenizer(self, head: Head) -> PreTrainedTokenizerBase:
         """Returns the tokenizer, which a run saves beside its model."""
         if self.folder is None:
-            return load_tokenizer(self.model, kind=head.kind)
-        beside = replace(self.model, path=str(self.folder))
-        return load_tokenizer(beside, kind=head.kind, architecture=load_config(self.model))
+            tokenizer = load_tokenizer(self.model, kind=head.kind)
+            add_tokens(tokenizer, self.tokens)
+            return tokenizer
+        beside, base = replace(self.model, path=str(self.folder)), load_config(self.model)
+        return load_tokenizer(beside, kind=head.kind, architecture=base, added=self.tokens)
 
     def encoding(self, task: Task, head: Head) -> Encoding:
         """Returns how the task's records become what the model reads."""
@@ -85,10 +89,11 @@ def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
     saved = folder / MODEL
     if config.method.saves_whole_model:
         return Subject(model=replace(config.model, path=str(saved), init="pretrained"))
-    base, model = base_folder(saved), config.model
+    base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
-        model = replace(model, path=str(base), init="pretrained")
-    return Subject(model=model, method=config.method, folder=saved)
+        # saved with the rows that it had been given
+        model, tokens = replace(model, path=str(base), init="pretrained"), ()
+    return Subject(model=model, method=config.method, folder=saved, tokens=tokens)
 
 
 def saved_run(folder: str) -> TrainConfig:

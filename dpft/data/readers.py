@@ -1,8 +1,8 @@
-"""Rows of a .csv, .jsonl or .jsonl.gz file, streamed, each with its place in the file.
+"""Rows of a .csv, .jsonl, .jsonl.gz or .json file, each with its place in the file.
 
 Written here rather than taken from a library because private files must not land in a library's
 cache (DESIGN §6.11), and because an error must name file and line but never quote the row (§6.7):
-exceptions of the parsers, which may hold content, are not chained.
+exceptions of the parsers, which may hold content, are not chained. All but .json are streamed.
 """
 
 import csv
@@ -96,6 +96,22 @@ def _gzip_jsonl_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
         raise InputError(f"{file}: not a complete gzip file; pack it anew.") from None
 
 
+def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
+    """Yields the objects of a file that is one list of them."""
+    text = "".join(_lines(stream, file))
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, list):
+        raise InputError(f"{file}: not a JSON list of objects; give one, or a .jsonl file.")
+    for number, value in enumerate(values, start=1):
+        place = f"{file}, record {number}"
+        if not isinstance(value, dict):
+            raise InputError(f"{place}: not a JSON object; the file's list must hold objects.")
+        yield Row(place, value)
+
+
 def _lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
     """Yields the decoded lines, ends included, without a byte-order mark."""
     for number, line in enumerate(stream, start=1):
@@ -116,5 +132,6 @@ FORMATS: dict[str, Callable[[BinaryIO, str], Iterator[Row]]] = {
     ".csv": _csv_rows,
     ".jsonl": _jsonl_rows,
     ".jsonl.gz": _gzip_jsonl_rows,
+    ".json": _json_rows,
 }
 """Endings of a file's name, in the order they are listed to the user, and their readers."""

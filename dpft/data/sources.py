@@ -6,7 +6,9 @@ and line and never quotes the row: rows may be private, messages are not (DESIGN
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.readers import FORMATS, Row, read_rows
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
-from dpft.tasks.base import SPLITS, Record, Task
+from dpft.tasks.base import SPLITS, Example, Record, Task
 
 
 def load_examples(task: Task, split: str) -> list[Any]:
@@ -57,9 +59,13 @@ def _records(task: Task, split: str, column: str | None) -> list[tuple[Any, str]
     if split not in known:
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
     records = []
+    taken: set[str] = set()
     for row in _ROWS[task.effective_source](task, split):
         unit = "" if column is None else _unit(row, column)
-        records += [(example, unit) for example in _examples(task, row)]
+        examples = _examples(task, row)
+        if task.scores_rows:
+            examples = _apart(examples, taken)
+        records += [(example, unit) for example in examples]
     if not records:
         raise InputError(
             f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
@@ -172,17 +178,36 @@ def _origin(task: Task, split: str) -> str:
 
 
 def _examples(task: Task, row: Row) -> Sequence[Record]:
-    values = {column: _value(task, row, column) for column in task.columns}
+    optional = [column for column in task.optional_columns if _present(task, row, column)]
+    values = {column: _value(task, row, column) for column in (*task.columns, *optional)}
     try:
         return task.examples(values)
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from None
 
 
+def _apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
+    """Returns a row's examples in groups of its own: the second row of an input is "… (2)".
+
+    Args:
+        examples: Of one row.
+        taken: Groups of the rows before; those of this row join them.
+    """
+    texts = [example for example in examples if isinstance(example, Example)]
+    names = {group: _unused(group, taken) for group in {example.group for example in texts}}
+    taken.update(names.values())
+    return [replace(example, group=names[example.group]) for example in texts]
+
+
+def _unused(group: str, taken: set[str]) -> str:
+    numbered = (f"{group} ({number})" for number in count(2))
+    return next(name for name in chain([group], numbered) if name not in taken)
+
+
 def _value(task: Task, row: Row, column: str) -> object:
-    names = [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
-    present = [name for name in names if name in row.values]
+    present = _present(task, row, column)
     if not present:
+        names = _names(task, column)
         raise InputError(
             f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)};"
             f" task={task.name} needs {', '.join(task.columns)}."
@@ -195,6 +220,16 @@ def _value(task: Task, row: Row, column: str) -> object:
             f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."
         )
     return value
+
+
+def _names(task: Task, column: str) -> list[str]:
+    """Returns what a column may be called."""
+    return [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
+
+
+def _present(task: Task, row: Row, column: str) -> list[str]:
+    """Returns those of a column's names that the row has."""
+    return [name for name in _names(task, column) if name in row.values]
 
 
 def _is_unicode(text: str) -> bool:

@@ -17,8 +17,9 @@ class Group:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The texts a prediction for this input is compared to."""
-        return tuple(example.target for example in self.examples)
+        """The texts a prediction for this input is compared to; empty ones only without others."""
+        targets = tuple(example.target for example in self.examples)
+        return tuple(filter(None, targets)) or targets
 
 
 def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> list[Group]:

@@ -3,7 +3,7 @@
 Parameters are float32 whatever the checkpoint's precision (speed comes from autocast).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,7 +122,11 @@ def load_model(config: ModelConfig, *, seed: int, head: Head = CAUSAL_HEAD) -> P
 
 
 def load_tokenizer(
-    config: ModelConfig, *, kind: str = CAUSAL, architecture: PretrainedConfig | None = None
+    config: ModelConfig,
+    *,
+    kind: str = CAUSAL,
+    architecture: PretrainedConfig | None = None,
+    added: Sequence[str] = (),
 ) -> PreTrainedTokenizerBase:
     """Returns the model's tokenizer; padding is the end-of-text token where it has none.
 
@@ -130,6 +134,7 @@ def load_tokenizer(
         config: Which model.
         kind: Kind of model it is used with; one that writes needs an end-of-text token.
         architecture: Of the model it belongs to; None reads it where the tokenizer is.
+        added: Tokens that it may have beyond the model's vocabulary, which will be given them.
 
     Raises:
         InputError: It cannot be found or reached, lacks an end-of-text token, or is larger than
@@ -140,7 +145,7 @@ def load_tokenizer(
         check_tokenizer_files(config, config.folder)
     with loading_errors(config):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(config))
-    _check_tokenizer(config, tokenizer, architecture, kind)
+    _check_tokenizer(config, tokenizer, architecture, kind, added)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -204,6 +209,7 @@ def _check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     architecture: PretrainedConfig,
     kind: str,
+    added: Sequence[str],
 ) -> None:
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
@@ -213,8 +219,9 @@ def _check_tokenizer(
             f"The tokenizer of {origin(config)} has no end-of-text token; give it an eos_token."
         )
     rows = architecture.get_text_config().vocab_size
-    if len(tokenizer) > rows:
+    own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+    if own > rows:
         raise InputError(
-            f"The tokenizer of {origin(config)} has {len(tokenizer)} tokens where the model has"
+            f"The tokenizer of {origin(config)} has {own} tokens where the model has"
             f" {rows}; give the tokenizer that belongs to the model."
         )

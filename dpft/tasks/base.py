@@ -78,7 +78,7 @@ class Task(ABC):
     source: str = "hub"
     """Where rows come from: hub, url, local or embedded; a given data_dir means local."""
     data_dir: str | None = None
-    """Folder with train|validation|test as .csv, .jsonl or .jsonl.gz."""
+    """Folder with train|validation|test as .csv, .jsonl, .jsonl.gz or .json."""
     num_train_examples: int | None = None
     """The public number of training records, as published."""
     max_length: int = 100
@@ -109,6 +109,8 @@ class Task(ABC):
     """The hub data set whose splits are published; another one is the user's own."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
+    scores_rows: ClassVar[bool] = False
+    """Whether every row is scored apart, though another has the same input."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -117,10 +119,11 @@ class Task(ABC):
             )
         if self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
-        unknown = sorted(set(self.column_aliases.values()) - set(self.columns))
+        known = (*self.columns, *self.optional_columns)
+        unknown = sorted(set(self.column_aliases.values()) - set(known))
         if unknown:
             raise InputError(
-                f"task.column_aliases must point to {', '.join(self.columns)}, got {unknown[0]!r}."
+                f"task.column_aliases must point to {', '.join(known)}, got {unknown[0]!r}."
             )
 
     @property
@@ -129,8 +132,13 @@ class Task(ABC):
         """Columns every row must have."""
 
     @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """Columns that are read where a row has them; ``examples`` says which it misses."""
+        return ()
+
+    @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Those of ``columns`` that need not hold text."""
+        """Those of all its columns that need not hold text."""
         return ()
 
     def parts(self, split: str) -> tuple[str, ...]:
@@ -176,7 +184,7 @@ class Task(ABC):
 
         Args:
             row: Column name to text, or to whatever an untyped column holds; every name in
-                ``columns`` is present.
+                ``columns`` is present, and those of ``optional_columns`` that the row has.
 
         Raises:
             InputError: The row's text does not have the task's form. The message never quotes
@@ -262,7 +270,7 @@ class LabelTask(Task):
 def task_classes() -> dict[str, type[Task]]:
     """Returns every task by name: what the modules of this package call ``TASKS``."""
     package = importlib.import_module("dpft.tasks")
-    infrastructure = {"base", "templates"}
+    infrastructure = {"base", "templates", "values"}
     modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - infrastructure)
     found: dict[str, type[Task]] = {}
     for module in modules:

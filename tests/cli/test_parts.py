@@ -13,7 +13,9 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
+from dpft.models.vocabulary import add_tokens
 from dpft.tasks.base import LabelledExample, Task, task_class
+from dpft.tasks.personachat import TOKENS
 from tests.models import small
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
@@ -112,6 +114,15 @@ def test_words_that_are_no_tokens_are_refused(models):
     assert "'un' + '##likely'" in sentence
     words = {"negative": "Great", "positive": "great"}
     assert "share one" in refusal(encoding, task("sst2", label_words=words), models["bert"])
+
+
+def test_a_tasks_own_tokens_must_be_known_to_the_tokenizer(models):
+    assert "<persona>" in refusal(encoding, task("personachat"), models["gpt2"])
+    tokenizer = load_tokenizer(models["gpt2"])
+    add_tokens(tokenizer, TOKENS)
+    head = Head(kind=CAUSAL)
+    made = encoding_of(task("personachat"), models["gpt2"], head, tokenizer)
+    assert made.special_tokens == TOKENS
 
 
 def test_a_layout_needs_no_more_than_config_json(models, tmp_path):

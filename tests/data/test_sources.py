@@ -43,6 +43,10 @@ def write_jsonl(path: Path) -> None:
     path.write_text(GOOD_LINE + "\n" + GOOD_LINE.replace("Aromi is", "it is"), encoding="utf-8")
 
 
+def write_json(path: Path) -> None:
+    path.write_text(f"[\n{GOOD_LINE},\n{GOOD_LINE}]", encoding="utf-8")
+
+
 def write_jsonl_gz(path: Path) -> None:
     path.write_bytes(gzip.compress((GOOD_LINE * 2).encode()))
 
@@ -54,6 +58,7 @@ def write_jsonl_gz(path: Path) -> None:
         ("train.csv", lambda path: write_csv(path, ("mr", "ref"))),
         ("train.jsonl", write_jsonl),
         ("train.jsonl.gz", write_jsonl_gz),
+        ("train.json", write_json),
     ],
 )
 def test_each_format_gives_the_same_examples(tmp_path, file, write):
@@ -89,7 +94,7 @@ def test_a_missing_folder_names_the_key_and_the_value(tmp_path):
 
 def test_a_missing_split_lists_the_accepted_names(tmp_path):
     text = message(e2e(tmp_path), "validation")
-    assert "validation.csv, validation.jsonl or validation.jsonl.gz" in text
+    assert "validation.csv, validation.jsonl, validation.jsonl.gz or validation.json" in text
 
 
 def test_two_files_for_one_split_are_refused(tmp_path):

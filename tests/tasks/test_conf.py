@@ -25,6 +25,7 @@ def test_e2e_trains_on_the_published_number_of_examples():
 @pytest.mark.parametrize("name", task_names())
 def test_the_yaml_reads_the_published_data_unless_told_otherwise(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    for source in ("hub", "url") if values["urls"] else ("hub",):
+    published = [source for source, key in (("hub", "hub_name"), ("url", "urls")) if values[key]]
+    for source in published:
         task = task_class(name)(**{**values, "source": source})
         assert all(task.is_published(split) for split in ("train", "validation", "test"))

@@ -1,0 +1,133 @@
+"""The DART task: a set of triples in, a sentence about them out (Nan et al. 2021, 2007.02871).
+
+A record is a tripleset with one or more texts. It trains as one pair for each text, and is scored
+as one input with all its texts as references. It is linearised as in Li et al. 2022
+(arXiv 2110.05679), Table 12:
+
+>>> linearise([("Hawaii Five-O", "NOTES", "Pilot"), ("[TABLECONTEXT]", "TITLE", "Hawaii Five-O")])
+'Hawaii Five-O : NOTES : Pilot | [TABLECONTEXT] : TITLE : Hawaii Five-O'
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import Example, TextTask
+from dpft.tasks.values import list_of, objects_of, text_of, texts_of
+
+Triple = tuple[str, ...]
+"""Subject, predicate and object."""
+PARTS = 3
+
+OFFICIAL_NAMES = {"train": "train", "validation": "dev", "test": "test"}
+"""What the published files call the splits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DartTask(TextTask):
+    """DART's configuration, ``conf/task/dart.yaml``."""
+
+    separator: str = "\n"
+    """Text between the linearised tripleset and the target."""
+    lower_predicates: bool = False
+    """Whether predicates are written in lower case, as in Li et al. 2022, Table 12."""
+    metrics: tuple[str, ...] = (
+        "bleu",
+        "meteor_plain",
+        "rouge_1",
+        "rouge_2",
+        "rouge_score_l",
+        "bertscore",
+        "bleurt",
+        "perplexity",
+        "distinct_1",
+        "distinct_2",
+        "mean_length",
+    )
+
+    scores_rows: ClassVar[bool] = True
+    published_urls: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            split: "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/"
+            f"dart-v1.1.1-full-{name}.json"
+            for split, name in OFFICIAL_NAMES.items()
+        }
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """A tripleset and the texts about it."""
+        return ("tripleset", "annotations")
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """Both: lists."""
+        return self.columns
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The tripleset."""
+        return ("tripleset",)
+
+    @property
+    def unit_definition(self) -> str:
+        """A pair, as the published number of training records counts."""
+        return "pair of a tripleset and a text; the texts of one tripleset are records apart"
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
+        """Returns one example for each text.
+
+        An annotation without a text (the published test split has one: null) is an example
+        without a target.
+
+        Args:
+            row: ``tripleset``, a list of lists of three texts, and ``annotations``, a list of
+                objects with ``text``.
+
+        Raises:
+            InputError: They are not of that form.
+        """
+        prompt = self.prompt(row)
+        annotations = objects_of(row["annotations"], "annotations")
+        if not annotations:
+            raise InputError("annotations must hold at least one object with a text.")
+        return tuple(replace(prompt, target=_target(each)) for each in annotations)
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``."""
+        triples = _triples(row["tripleset"])
+        shown = [(s, p.lower(), o) for s, p, o in triples] if self.lower_predicates else triples
+        return Example(
+            prompt=linearise(shown) + self.separator,
+            target="",
+            group=linearise(triples),
+            separator=self.separator,
+        )
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """See ``TextTask.record``."""
+        return {"tripleset": row["tripleset"], "annotations": [{"text": text}]}
+
+
+def linearise(triples: Sequence[Triple]) -> str:
+    """Returns triples as ``subject : predicate : object | …``, in their own order."""
+    return " | ".join(" : ".join(triple) for triple in triples)
+
+
+def _triples(value: Any) -> list[Triple]:
+    triples = [texts_of(each, "each triple") for each in list_of(value, "tripleset", "triples")]
+    if not triples or any(len(triple) != PARTS for triple in triples):
+        raise InputError("tripleset must be a list of [subject, predicate, object], at least one.")
+    return [tuple(part.strip() for part in triple) for triple in triples]
+
+
+def _target(annotation: Mapping[str, Any]) -> str:
+    if "text" not in annotation:
+        raise InputError("each value of annotations must have a text.")
+    text = annotation["text"]
+    return "" if text is None else text_of(text, "text in annotations").strip()
+
+
+TASKS = {"dart": DartTask}

@@ -1,0 +1,164 @@
+"""The Persona-Chat task: a persona and a dialogue in, the next reply out (Zhang et al. 2018).
+
+One utterance with its history is one record (Li et al. 2022, arXiv 2110.05679, section 2). The
+persona and the speakers have tokens of their own, as in the code that Li et al. build on (Hugging
+Face's entry to ConvAI2): the reply is speaker2's, and the history alternates backwards from it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import Example, TextTask
+from dpft.tasks.values import objects_of, texts_of
+
+PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"
+TOKENS = (PERSONA, OTHER, REPLIER)
+SILENCE = "__SILENCE__"
+"""ParlAI's first turn of a dialogue that the replier opens: no words, so it is left out."""
+
+_SPELLED = re.compile("|".join(map(re.escape, TOKENS)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonaChatTask(TextTask):
+    """Persona-Chat's configuration, ``conf/task/personachat.yaml``."""
+
+    max_history: int | None = None
+    """Latest turns of the history that are read; None: all, as far as max_length reaches."""
+    use_persona: bool = True
+    """Whether the model reads the persona."""
+    eval_split: str = "validation"
+    metrics: tuple[str, ...] = (
+        "token_f1",
+        "perplexity",
+        "distinct_1",
+        "distinct_2",
+        "mean_length",
+    )
+
+    published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_history is not None and self.max_history < 0:
+            raise InputError(
+                f"task.max_history must be null (all) or at least 0, got {self.max_history}."
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The replier's persona."""
+        return ("personality",)
+
+    @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """One utterance (history and candidates), or those of a dialogue (utterances)."""
+        return ("history", "candidates", "utterances")
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """All: lists."""
+        return (*self.columns, *self.optional_columns)
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The persona and the turns before the reply."""
+        return ("personality", "history")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Of the persona, the other speaker and the replier."""
+        return TOKENS
+
+    @property
+    def unit_definition(self) -> str:
+        """An utterance; those of one dialogue share its turns, which the reader should know."""
+        return (
+            "utterance with its persona and history; the utterances of one dialogue, which share"
+            " its turns, are records apart"
+        )
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
+        """Returns an example for each utterance that the row holds.
+
+        Args:
+            row: ``personality``, a list of texts, and either ``history`` and ``candidates``, lists
+                of texts, the gold reply the last candidate; or ``utterances``, a list of objects
+                with these two.
+
+        Raises:
+            InputError: It is not of that form.
+        """
+        if "utterances" not in row:
+            return (self._example(row),)
+        utterances = objects_of(row["utterances"], "utterances")
+        persona = {"personality": row["personality"]}
+        return tuple(
+            self._numbered(number, {**utterance, **persona})
+            for number, utterance in enumerate(utterances, start=1)
+        )
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``.
+
+        The persona and the replier's token stay when a long prompt is cut; the history loses its
+        oldest turns first.
+        """
+        persona = " ".join(_texts(row["personality"], "personality"))
+        turns = _turns(row["history"])
+        first = 0 if self.max_history is None else max(0, len(turns) - self.max_history)
+        lead = f"{PERSONA}{persona}" if self.use_persona else ""
+        history = "".join(f"{speaker}{text}" for speaker, text in turns[first:])
+        return Example(
+            prompt=f"{lead}{history}{REPLIER}",
+            target="",
+            group=" ".join([PERSONA, persona, *(f"{speaker} {text}" for speaker, text in turns)]),
+            lead=lead,
+            separator=REPLIER,
+            cut_start=True,
+        )
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """See ``TextTask.record``."""
+        context = {column: row[column] for column in self.prompt_columns}
+        return {**context, "candidates": [text]}
+
+    def _numbered(self, number: int, utterance: Mapping[str, Any]) -> Example:
+        try:
+            return self._example(utterance)
+        except InputError as error:
+            raise InputError(f"utterance {number}: {error}") from None
+
+    def _example(self, row: Mapping[str, Any]) -> Example:
+        if "history" not in row or "candidates" not in row:
+            raise InputError(
+                "needs history and candidates of one utterance, or utterances, a list of objects"
+                " with these two."
+            )
+        candidates = texts_of(row["candidates"], "candidates")
+        if not candidates:
+            raise InputError("candidates must hold the gold reply, as the last of its texts.")
+        return replace(self.prompt(row), target=candidates[-1].strip())
+
+
+def _turns(value: Any) -> list[tuple[str, str]]:
+    """Returns each turn of a history with the token of who spoke it, oldest first."""
+    texts = _texts(value, "history")
+    speakers = [OTHER if (len(texts) - index) % 2 else REPLIER for index in range(len(texts))]
+    turns = list(zip(speakers, texts, strict=True))
+    return turns[1:] if texts[:1] == [SILENCE] else turns
+
+
+def _texts(value: Any, column: str) -> Sequence[str]:
+    """Returns a column's texts, in none of which a special token is spelled.
+
+    A blank breaks one that is: a record's words must not change who speaks.
+    """
+    found = (text.strip() for text in texts_of(value, column))
+    return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in found]
+
+
+TASKS = {"personachat": PersonaChatTask}
