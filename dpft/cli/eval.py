@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from dpft.cli.assembly import quiet_transformers
+from dpft.cli.held_out import records_to_score
 from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.parts import check_lengths, written_tokens
@@ -110,7 +111,7 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
     encoding = subject.encoding(config.task, head)
     if subject.method is None and new_names(subject.model, head):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
-    held_out = {part: load_examples(config.task, part) for part in parts}
+    held_out = records_to_score(config)
     device = config.train.prepare()
     model = subject.load(head)
     model.to(device)  # type: ignore[arg-type]
@@ -136,6 +137,11 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
         raise InputError(
             f"predictions are scored on one part of a split, got eval.split={config.eval.split},"
             f" which has {' and '.join(parts)}; set task.split_parts.{config.eval.split}=[PART]."
+        )
+    if config.eval.held_out is not None:
+        raise InputError(
+            "predictions are scored on a split that is stored as one, got eval.held_out, which"
+            " holds records out of another; give their file by task.data_dir and eval.split."
         )
     examples = load_examples(config.task, parts[0])
     texts = read_predictions(

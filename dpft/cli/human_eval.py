@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from dpft.cli.held_out import records_to_score
 from dpft.cli.parts import check_lengths
 from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.config.schema import EvaluateConfig
-from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.human import (
@@ -153,9 +153,8 @@ def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
 
 
 def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
-    parts = config.task.parts(config.eval.split)
-    examples = [example for part in parts for example in load_examples(config.task, part)]
-    return group_examples(examples, limit=limit)
+    parts = records_to_score(config).values()
+    return group_examples([example for part in parts for example in part], limit=limit)
 
 
 def _subject(config: EvaluateConfig, decode: DecodeConfig) -> Subject:

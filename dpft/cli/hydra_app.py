@@ -23,6 +23,7 @@ from dpft.cli.exit_codes import exit_code_of_job
 from dpft.cli.hydra_errors import as_input_error
 from dpft.cli.hydra_record import recorded_job
 from dpft.cli.run_folders import register_resolver, remove_empty_folders
+from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
@@ -41,8 +42,8 @@ class Subcommand:
     """``CONFIG``: the root dataclass."""
     run: Callable[[Any], None]
     """``run(config)``: the work, given an instance of the root dataclass."""
-    polymorphic: Mapping[str, Callable[[str], type]]
-    """``POLYMORPHIC``, optional: dotted key to the function from its ``name`` to its dataclass."""
+    polymorphic: Mapping[str, ClassChoice]
+    """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
     expand: Callable[[list[str]], list[str]]
     """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
 

@@ -53,7 +53,8 @@ def _unreadable_override(error: OverrideParseException) -> str:
     reason = " ".join(error.message.split("\n")[0].split())
     return (
         f"cannot read the argument {error.override!r} ({reason}); "
-        "write key=value, with quotes around values that hold spaces, commas or brackets."
+        "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
+        "hold spaces, commas, brackets or braces."
     )
 
 

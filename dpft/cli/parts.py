@@ -7,13 +7,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.config.schema import TrainConfig
+from dpft.data.chat import ChatEncoding
 from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.heads import padding_id
 from dpft.models.loading import (
     language_head,
@@ -25,7 +26,8 @@ from dpft.models.loading import (
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.source import ModelConfig
 from dpft.tasks.base import LabelledExample, LabelTask, Task
-from dpft.tasks.glue import CLS, GlueTask
+from dpft.tasks.classification import CLS, ClassificationTask
+from dpft.tasks.custom_chats import CustomChats
 
 
 def head_of(task: Task, model: ModelConfig) -> Head:
@@ -35,7 +37,7 @@ def head_of(task: Task, model: ModelConfig) -> Head:
         InputError: The model cannot do the task, or cannot be found.
     """
     kind = language_head(model).kind
-    if isinstance(task, GlueTask):
+    if isinstance(task, ClassificationTask):
         if task.objective != CLS:
             return Head(kind=kind)
         if kind == SEQ2SEQ:
@@ -43,7 +45,12 @@ def head_of(task: Task, model: ModelConfig) -> Head:
                 f"task.objective=cls needs an encoder or a causal model, got {model.name}, which is"
                 " seq2seq; it answers with label words, task.objective=infilling."
             )
-        return Head(kind=CLASSIFIER, labels=() if task.max_score is not None else task.labels)
+        return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
+    if isinstance(task, CustomChats) and kind != CAUSAL:
+        raise InputError(
+            f"task.messages needs a causal model with a chat template, got {model.name}, which is"
+            f" {kind}."
+        )
     if kind == MASKED:
         raise InputError(
             f"task={task.name} needs a model that writes, causal or seq2seq, got {model.name},"
@@ -93,10 +100,11 @@ def encoding_of(
             task,
             SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length),
         )
-    if not isinstance(task, GlueTask):
+    if not isinstance(task, ClassificationTask):
         layout = layout_of(task, model, head, words=())
         layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
-        return TextEncoding(
+        kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
+        return kind(
             tokenizer=tokenizer,
             layout=layout,
             max_length=task.max_length,
@@ -200,7 +208,7 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
 
     What must not be cut is the same in every record, so no record need be read to refuse it.
     """
-    texts = len(task.text_columns) if isinstance(task, GlueTask) else 1
+    texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
     encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
     return encoding
 
@@ -217,8 +225,8 @@ def _room(positions: int, extra_positions: int) -> int:
 
 def _answer(task: Task, head: Head) -> str:
     """Returns what the task's labels are to that model."""
-    if not isinstance(task, GlueTask):
+    if not isinstance(task, ClassificationTask):
         return TEXT
     if head.kind != CLASSIFIER:
         return LABEL_WORDS
-    return SCORE if task.max_score is not None else CLASSES
+    return SCORE if task.is_score else CLASSES

@@ -28,7 +28,7 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
-from dpft.tasks.glue import GlueTask
+from dpft.tasks.classification import ClassificationTask
 from dpft.training.measure import Measurement, measure_step
 
 CONFIG = PlanConfig
@@ -101,7 +101,7 @@ def measure(config: PlanConfig, plan: RunPlan, head: Head) -> Measurement:
     device = config.train.prepare()
     fresh = dataclasses.replace(config.model, init="random")
     model, _ = prepare_model(dataclasses.replace(config, model=fresh), head, planned=True)
-    labels = config.task.labels if isinstance(config.task, GlueTask) else ()
+    labels = config.task.labels if isinstance(config.task, ClassificationTask) else ()
     words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
     model.to(device)  # type: ignore[arg-type]
     privacy = config.privacy

@@ -23,7 +23,7 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], *, public
     """
     shown = folder if public else private_folder(folder)
     last = [each for each in evaluations if each.stage == evaluations[-1].stage]
-    for evaluation in last:
+    for evaluation in filter(lambda each: each.predictions, last):
         name = PREDICTIONS if len(last) == 1 else f"predictions_{evaluation.split}.jsonl"
         write_predictions(shown / name, evaluation.predictions, private=not public)
     entries = [evaluation.record() for evaluation in evaluations]

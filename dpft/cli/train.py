@@ -22,6 +22,7 @@ from dpft.cli.assembly import (
     with_transferred_batch_size,
 )
 from dpft.cli.fresh_folder import refuse_used_folder, start_anew
+from dpft.cli.held_out import divide, keep_key, not_evaluated
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.parts import encoding_of, prepare_model, training_head
 from dpft.cli.scores import write_evaluations
@@ -30,7 +31,6 @@ from dpft.config.load import dump
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
-from dpft.data.sources import load_examples
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.settings import eval_split_is_public
@@ -75,7 +75,7 @@ def run(config: TrainConfig) -> None:
     add_tokens(tokenizer, config.task.special_tokens)
     encoding = encoding_of(config.task, config.model, head, tokenizer)
     data = load_training_data(config)
-    held_out = load_held_out(config)
+    division = divide(config, data)
     config = with_transferred_batch_size(config, lambda: data.num_units)
     plan = plan_run(config, lambda: data.num_units)
     warn(config, plan)
@@ -83,7 +83,7 @@ def run(config: TrainConfig) -> None:
     model.to(device)  # type: ignore[arg-type]
     prove_clipper(config, plan, model, encoding.layout)
     key = unit_key(config)
-    records = make_records(config, data, encoding, device, unit_key=key)
+    records = make_records(config, data.only(division.kept), encoding, device, unit_key=key)
     counts = count_parameters(model, new)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
@@ -92,19 +92,13 @@ def run(config: TrainConfig) -> None:
         record_configuration(folder, config)
         if data.units is not None:
             save_unit_key(folder, key)
-        evaluations = evaluate(config, model, encoding, held_out, "before")
+        keep_key(folder, division.key)
+        evaluations = evaluate(config, model, encoding, division.scored, "before")
         train(config, plan, folder, model, tokenizer, records)
-        evaluations += evaluate(config, model, encoding, held_out, "after")
+        evaluations += evaluate(config, model, encoding, division.scored, "after")
+        evaluations += not_evaluated(config)
         report(config, plan, folder, counts, evaluations)
     logger.info("report: %s", folder / REPORT)
-
-
-def load_held_out(config: TrainConfig) -> dict[str, list[Any]]:
-    """Returns the records to score, by part of the evaluation split; none where it is off."""
-    if not config.eval.enabled:
-        return {}
-    parts = config.task.parts(config.eval.split)
-    return {part: load_examples(config.task, part) for part in parts}
 
 
 def warn(config: TrainConfig, plan: RunPlan) -> None:

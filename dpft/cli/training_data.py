@@ -29,6 +29,11 @@ class TrainingData:
     units: Sequence[str] | None
     """The privacy unit of each; None: each is one of its own."""
 
+    def only(self, places: Sequence[int]) -> "TrainingData":
+        """Returns the records at some places alone."""
+        units = None if self.units is None else [self.units[at] for at in places]
+        return TrainingData(examples=[self.examples[at] for at in places], units=units)
+
     @property
     def num_units(self) -> int:
         """How many units were read."""

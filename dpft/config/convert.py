@@ -11,16 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpft.config.keys import MISSING, configuration_fields, join_key, unknown_key
+from dpft.config.keys import MISSING, configuration_fields, join_key, key_name, unknown_key
 from dpft.errors import InputError
+
+ClassChoice = Callable[[Mapping[str, Any]], type]
+"""From the values under a key, a ``name`` among them, to the dataclass they stand for."""
+
+
+def by_name(choose: Callable[[str], type]) -> ClassChoice:
+    """Returns the choice of a class by the ``name`` among its values alone."""
+    return lambda values: choose(values["name"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """What is known of the configuration beyond the types of its dataclasses."""
 
-    polymorphic: Mapping[str, Callable[[str], type]]
-    """Dotted key to the function from the ``name`` under it to the dataclass it stands for."""
+    polymorphic: Mapping[str, "ClassChoice"]
+    """Dotted key to the function from the values under it to the dataclass they stand for."""
     known_keys: tuple[str, ...]
     """Every dotted key, to suggest the one a misspelt key was meant to be."""
 
@@ -39,7 +47,7 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     """
     cls = _chosen_class(values, cls, key, schema)
     hints = get_type_hints(cls)
-    fields = {entry.name: entry for entry in configuration_fields(cls)}
+    fields = {key_name(entry): entry for entry in configuration_fields(cls)}
     _refuse_unknown(values, fields, key, schema)
     arguments = {}
     for name, entry in fields.items():
@@ -48,8 +56,9 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
         if value is _NOT_GIVEN and _has_default(entry):
             continue
         if value is _NOT_GIVEN or value == MISSING:
-            raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hints[name])}).")
-        arguments[name] = convert(value, hints[name], key=inner, schema=schema)
+            hint = describe(hints[entry.name])
+            raise InputError(f"{inner} has no value; set {inner}=VALUE ({hint}).")
+        arguments[entry.name] = convert(value, hints[entry.name], key=inner, schema=schema)
     return cls(**arguments)
 
 
@@ -155,7 +164,7 @@ def _chosen_class(values: Mapping[str, Any], cls: type, key: str, schema: Schema
     name = values.get("name", MISSING)
     if name == MISSING or not isinstance(name, str):
         raise InputError(f"{key} is not chosen; set {key}=NAME.")
-    return schema.polymorphic[key](name)
+    return schema.polymorphic[key](values)
 
 
 def _refuse_unknown(

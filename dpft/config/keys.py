@@ -19,7 +19,7 @@ def known_keys(root: type, *, parent: str = "") -> list[str]:
     hints = get_type_hints(root)
     keys = []
     for entry in configuration_fields(root):
-        key = join_key(parent, entry.name)
+        key = join_key(parent, key_name(entry))
         keys.append(key)
         nested = dataclass_in(hints[entry.name])
         if nested is not None:
@@ -30,12 +30,20 @@ def known_keys(root: type, *, parent: str = "") -> list[str]:
 def plain(value: Any) -> Any:
     """Returns a value with dataclasses as dicts and tuples as lists, as YAML knows them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+        return {key_name(e): plain(getattr(value, e.name)) for e in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value
+
+
+def key_name(entry: "dataclasses.Field[Any]") -> str:
+    """Returns the key that sets a field: its name, or ``metadata["key"]`` where a method has that.
+
+    ``task.prompt`` is a template, and ``Task.prompt`` makes a prompt of a row.
+    """
+    return str(entry.metadata.get("key", entry.name))
 
 
 def configuration_fields(root: type) -> list["dataclasses.Field[Any]"]:

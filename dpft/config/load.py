@@ -3,7 +3,7 @@
 Nothing below this room sees a ``DictConfig``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpft.config.convert import Schema, build
+from dpft.config.convert import ClassChoice, Schema, build
 from dpft.config.keys import known_keys, plain
 from dpft.errors import InputError
 from dpft.files import write_text
@@ -23,15 +23,15 @@ def load(
     cfg: DictConfig,
     root: type[Config],
     *,
-    polymorphic: Mapping[str, Callable[[str], type]] | None = None,
+    polymorphic: Mapping[str, ClassChoice] | None = None,
 ) -> Config:
     """Returns the dataclasses a composed configuration stands for, its interpolations resolved.
 
     Args:
         cfg: The composed configuration, without the ``hydra`` node.
         root: The dataclass of the whole configuration.
-        polymorphic: Dotted key to the function from the ``name`` under it to its dataclass, for
-            the keys whose class is chosen by name (``{"task": task_class}``).
+        polymorphic: Dotted key to the function from the values under it to their dataclass, for
+            the keys whose class is chosen (``{"method": by_name(method_class)}``).
 
     Raises:
         InputError: A key is unknown, a value is missing, of the wrong type or not finite, or a
@@ -49,7 +49,7 @@ def load_saved(
     path: Path,
     root: type[Config],
     *,
-    polymorphic: Mapping[str, Callable[[str], type]] | None = None,
+    polymorphic: Mapping[str, ClassChoice] | None = None,
 ) -> Config:
     """Returns the configuration that ``dump`` wrote to a file.
 
@@ -75,7 +75,7 @@ def dump(config: Any, path: Path) -> None:
 
 
 def _build(
-    values: Any, root: type[Config], polymorphic: Mapping[str, Callable[[str], type]] | None
+    values: Any, root: type[Config], polymorphic: Mapping[str, ClassChoice] | None
 ) -> Config:
     if not isinstance(values, Mapping):
         raise InputError("the configuration must be a mapping of keys to values.")

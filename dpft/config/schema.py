@@ -1,29 +1,30 @@
 """The root of each subcommand's configuration.
 
 Every section is a dataclass of the room that uses it; this file only says which sections a
-subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their ``name``.
+subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
 from dataclasses import dataclass, field
 
 from dpft.config.account import check_output
+from dpft.config.convert import ClassChoice, by_name
 from dpft.errors import InputError
 from dpft.evaluation.metrics_settings import MetricsConfig
-from dpft.evaluation.settings import EvalConfig
+from dpft.evaluation.settings import EvalConfig, check_held_out
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
-from dpft.tasks.base import Task, task_class
+from dpft.tasks.base import Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.settings import DeviceConfig, TrainingConfig
 
-TASK = {"task": task_class}
+TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
 POLYMORPHIC = {
     **TASK,
-    "method": method_class,
-    "privacy": privacy_class,
-    "optimizer": optimizer_class,
+    "method": by_name(method_class),
+    "privacy": by_name(privacy_class),
+    "optimizer": by_name(optimizer_class),
 }
 
 
@@ -43,6 +44,8 @@ class TrainConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
+        check_complete(self.task)
+        check_held_out(self.task, self.eval)
         check_loop(self.privacy, self.train)
         required = self.method.required_init
         if required not in (None, self.model.init):
@@ -98,6 +101,9 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_output(self.output)
         check_human_eval(self)
+        if self.run is None:
+            check_complete(self.task)
+        check_held_out(self.task, self.eval)
         if self.run is not None and self.predictions is not None:
             raise InputError(
                 "at most one of run and predictions may be given, got both; a run's own "
@@ -131,6 +137,16 @@ def check_human_eval(config: EvaluateConfig) -> None:
         raise InputError(f"human_eval must be at least 1, or null, got {config.human_eval}.")
     if config.run is None:
         raise InputError("human_eval needs run, got none; give the folder of a run with run=RUN.")
+
+
+def check_complete(task: Task) -> None:
+    """Refuses a task that lacks what it needs.
+
+    Raises:
+        InputError: It says what.
+    """
+    if task.lacks is not None:
+        raise InputError(task.lacks)
 
 
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a .csv, .jsonl, .jsonl.gz or .json file, each with its place in the file.
+"""Rows of a .csv, .jsonl, .jsonl.gz, .json or .parquet file, each with its place in the file.
 
 Written here rather than taken from a library because private files must not land in a library's
 cache (DESIGN §6.11), and because an error must name file and line but never quote the row (§6.7):
@@ -8,6 +8,7 @@ exceptions of the parsers, which may hold content, are not chained. All but .jso
 import csv
 import gzip
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
@@ -15,6 +16,8 @@ from typing import BinaryIO, NamedTuple
 from dpft.errors import InputError
 
 BYTE_ORDER_MARK = "\ufeff"
+# The library's own limit, 131,072 letters in a cell, is below a long document.
+csv.field_size_limit(sys.maxsize)
 
 
 class Row(NamedTuple):
@@ -112,6 +115,24 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
         yield Row(place, value)
 
 
+def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
+    import pyarrow  # costs half a second, and no other format needs it
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(f"{file}, row {number}", values)
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{file}, after row {number}: not UTF-8 text; write the file anew."
+        ) from None
+    except (pyarrow.ArrowException, OSError):
+        raise InputError(f"{file}: not a complete Parquet file; write it anew.") from None
+
+
 def _lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
     """Yields the decoded lines, ends included, without a byte-order mark."""
     for number, line in enumerate(stream, start=1):
@@ -133,5 +154,6 @@ FORMATS: dict[str, Callable[[BinaryIO, str], Iterator[Row]]] = {
     ".jsonl": _jsonl_rows,
     ".jsonl.gz": _gzip_jsonl_rows,
     ".json": _json_rows,
+    ".parquet": _parquet_rows,
 }
 """Endings of a file's name, in the order they are listed to the user, and their readers."""

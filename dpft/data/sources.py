@@ -18,7 +18,7 @@ from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.readers import FORMATS, Row, read_rows
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
-from dpft.tasks.base import SPLITS, Example, Record, Task
+from dpft.tasks.base import SPLITS, Example, Record, Task, is_unicode
 
 
 def load_examples(task: Task, split: str) -> list[Any]:
@@ -90,14 +90,57 @@ def _unit(row: Row, column: str) -> str:
 
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
     if task.data_dir is None:
-        raise InputError("task.source=local needs task.data_dir=DIR, the folder with the files.")
+        raise InputError(f"task.source=local needs task.data_dir={_places(task)}.")
     folder = Path(task.data_dir).expanduser()
+    if task.takes_file and folder.is_file():
+        return _file_rows(_only_file(folder, split))
     if not folder.is_dir():
+        file = f", or a file that ends with {', '.join(FORMATS)}" if task.takes_file else ""
         raise InputError(
-            f"task.data_dir must be a folder, got {task.data_dir!r}, which is not one;"
+            f"task.data_dir must be a folder{file}, got {task.data_dir!r}, which is not one;"
             f" give the folder that holds {_file_names(split)}."
         )
     return _file_rows(_split_file(folder, split))
+
+
+def _places(task: Task) -> str:
+    return "FILE or DIR, the data" if task.takes_file else "DIR, the folder with the files"
+
+
+def is_one_file(task: Task) -> bool:
+    """Returns whether the task's data are one file, the training split."""
+    return (
+        task.takes_file
+        and task.effective_source == "local"
+        and task.data_dir is not None
+        and Path(task.data_dir).expanduser().is_file()
+    )
+
+
+def has_split(task: Task, split: str) -> bool:
+    """Returns whether a local folder holds the split, in any of its parts."""
+    if task.effective_source != "local" or task.data_dir is None:
+        return False
+    folder = Path(task.data_dir).expanduser()
+    names = [part + ending for part in task.parts(split) for ending in FORMATS]
+    return any((folder / name).exists() for name in names)
+
+
+def _only_file(file: Path, split: str) -> Path:
+    """Returns the file, which is the training split.
+
+    Raises:
+        InputError: Another split is asked for, or the file has none of the formats.
+    """
+    if split != "train":
+        raise InputError(
+            f"task.data_dir={file} is one file, the training split, and has no {split} split; hold"
+            " records out with eval.held_out=0.1, or give a folder with train and"
+            f" {_file_names(split)}."
+        )
+    if not file.name.endswith(tuple(FORMATS)):
+        raise InputError(f"task.data_dir={file} must end with {', '.join(FORMATS)}; rename it.")
+    return file
 
 
 def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
@@ -148,6 +191,11 @@ def _url_rows(task: Task, split: str) -> Iterator[Row]:
 def _hub_rows(task: Task, split: str) -> Iterator[Row]:
     if task.hub_name is None:
         raise InputError("task.source=hub needs task.hub_name, a data set on the Hugging Face hub.")
+    if Path(task.hub_name).exists():  # the library would copy local files into its cache
+        raise InputError(
+            f"task.hub_name must name a data set on the hub, got {task.hub_name!r}, a local path;"
+            " read local files with task.data_dir."
+        )
     if not (hub_is_reachable() or constants.HF_HUB_OFFLINE):
         raise InputError(f"task.source=hub cannot reach the hub; {OFFLINE_WAYS_OUT}.")
     import datasets  # costs a second, and no other source needs it
@@ -209,13 +257,13 @@ def _value(task: Task, row: Row, column: str) -> object:
     if not present:
         names = _names(task, column)
         raise InputError(
-            f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)};"
-            f" task={task.name} needs {', '.join(task.columns)}."
+            f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
+            f"{_needed_by(task, row, column)}"
         )
     value = row.values[present[0]]
-    if column in task.untyped_columns:
+    if column in task.untyped_columns and not isinstance(value, str):
         return value
-    if not isinstance(value, str) or not _is_unicode(value):
+    if not isinstance(value, str) or not is_unicode(value):
         raise InputError(
             f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."
         )
@@ -232,13 +280,12 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
     return [name for name in _names(task, column) if name in row.values]
 
 
-def _is_unicode(text: str) -> bool:
-    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _needed_by(task: Task, row: Row, column: str) -> str:
+    """Returns the rest of the sentence: what asks for a column, and where to look for it."""
+    key = task.column_key(column)
+    if key is None:
+        return f"; task={task.name} needs {', '.join(task.columns)}."
+    return f", which {key} names; there are {', '.join(map(str, row.values)) or 'none'}."
 
 
 _ROWS = {

@@ -42,13 +42,17 @@ class TokenizedExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Prompt:
-    """A prompt in the three parts that cutting tells apart."""
+class Prompt:
+    """A prompt in the three parts that cutting tells apart, in token ids."""
 
     start: list[int]
+    """Stays."""
     record: list[int]
+    """Gives way where there is no room."""
     separator: list[int]
+    """Stays."""
     cut_start: bool
+    """Whether the record loses its beginning, not its end."""
 
     def cut_to(self, length: int) -> list[int]:
         """Returns at most ``length`` ids: the record gives way at its end or its beginning first.
@@ -85,9 +89,32 @@ def tokenize(
     targets = token_ids([example.target for example in examples], tokenizer)
     end, start = tokenizer.eos_token_id, start_id(tokenizer)
     return [
-        _joined(prompt, [*target, end], max_length, start=start, cut_end=example.cut_target_end)
+        joined(prompt, [*target, end], max_length, start=start, cut_end=example.cut_target_end)
         for example, prompt, target in zip(examples, prompts, targets, strict=True)
     ]
+
+
+def joined(
+    prompt: Prompt, target: list[int], max_length: int, *, start: int, cut_end: bool
+) -> TokenizedExample:
+    """Returns the row of a prompt and a target that ends with the end-of-text token.
+
+    Args:
+        prompt: Gives way to the target.
+        target: Token ids; the end-of-text token alone stands for none, and has no label.
+        max_length: Most tokens in the row.
+        start: Read where there is no prompt.
+        cut_end: Whether a target too long by itself loses its end, not its beginning.
+    """
+    is_empty = len(target) == 1
+    # A text cut at its end keeps a token before it, from which its first one is predicted.
+    target = target[: max_length - 1] if cut_end else target[-max_length:]
+    room = max_length - len(target)
+    prompt_ids = prompt.cut_to(room) or [start][:room]
+    labels = [IGNORED_LABEL] * len(target) if is_empty else target
+    return TokenizedExample(
+        input_ids=prompt_ids + target, labels=[IGNORED_LABEL] * len(prompt_ids) + labels
+    )
 
 
 def tokenize_prompts(
@@ -128,26 +155,11 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(cast(int, tokenizer.eos_token_id) if start is None else cast(int, start))
 
 
-def _joined(
-    prompt: _Prompt, target: list[int], max_length: int, *, start: int, cut_end: bool
-) -> TokenizedExample:
-    """Returns the row of a prompt and a target that ends with the end-of-text token."""
-    is_empty = len(target) == 1
-    # A text cut at its end keeps a token before it, from which its first one is predicted.
-    target = target[: max_length - 1] if cut_end else target[-max_length:]
-    room = max_length - len(target)
-    prompt_ids = prompt.cut_to(room) or [start][:room]
-    labels = [IGNORED_LABEL] * len(target) if is_empty else target
-    return TokenizedExample(
-        input_ids=prompt_ids + target, labels=[IGNORED_LABEL] * len(prompt_ids) + labels
-    )
-
-
 def _prompts(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: Sequence[str],
-) -> list[_Prompt]:
+) -> list[Prompt]:
     opening = _start_ids(tokenizer)
     parts = [
         (
@@ -161,7 +173,7 @@ def _prompts(
         token_ids([part[index] for part in parts], tokenizer, special_tokens) for index in range(3)
     )
     return [
-        _Prompt(start=opening + lead, record=record, separator=sep, cut_start=example.cut_start)
+        Prompt(start=opening + lead, record=record, separator=sep, cut_start=example.cut_start)
         for example, lead, record, sep in zip(examples, leads, records, separators, strict=True)
     ]
 

@@ -21,13 +21,41 @@ class EvalConfig:
     split_is_public: bool | None = None
     """Whether the split may be shown; None: see ``eval_split_is_public``."""
 
+    held_out: float | None = None
+    """Part of the training records of your own data that is scored and not trained on."""
+
     def __post_init__(self) -> None:
+        if self.held_out is not None and not 0 < self.held_out < 1:
+            raise InputError(
+                "eval.held_out must be a fraction above 0 and below 1, or null for none, got"
+                f" {self.held_out}."
+            )
         if self.split not in SPLITS:
             raise InputError(f"eval.split must be one of {', '.join(SPLITS)}, got {self.split!r}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"eval.limit must be at least 1, or null for all, got {self.limit}.")
         if self.batch_size < 1:
             raise InputError(f"eval.batch_size must be at least 1, got {self.batch_size}.")
+
+
+def check_held_out(task: Task, config: EvalConfig) -> None:
+    """Refuses to hold records out where there are others to score.
+
+    Raises:
+        InputError: The task has splits of its own, or another one is asked for.
+    """
+    if config.held_out is None:
+        return
+    if not task.takes_file:
+        raise InputError(
+            f"eval.held_out is for task=custom, got task={task.name}, which has splits of its own;"
+            " choose one with eval.split."
+        )
+    if config.split != task.eval_split:
+        raise InputError(
+            f"at most one of eval.held_out={config.held_out} and eval.split={config.split} may be"
+            " given, got both; set the other to eval.held_out=null."
+        )
 
 
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:

@@ -15,6 +15,11 @@ from dpft.errors import InputError
 
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded")
+INFRASTRUCTURE = {
+    *("base", "templates", "values", "columns", "classification"),
+    *("custom_texts", "custom_labels", "custom_chats"),
+}
+"""Modules of this package that hold no ``TASKS``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ class Task(ABC):
     source: str = "hub"
     """Where rows come from: hub, url, local or embedded; a given data_dir means local."""
     data_dir: str | None = None
-    """Folder with train|validation|test as .csv, .jsonl, .jsonl.gz or .json."""
+    """Folder with train|validation|test, a file each in one of the formats that are read."""
     num_train_examples: int | None = None
     """The public number of training records, as published."""
     max_length: int = 100
@@ -105,6 +110,8 @@ class Task(ABC):
 
     ships_sample: ClassVar[bool] = False
     """Whether a sample of its data comes with dpft, for source=embedded."""
+    takes_file: ClassVar[bool] = False
+    """Whether ``data_dir`` may also be one file, the training split."""
     published_hub_name: ClassVar[str | None] = None
     """The hub data set whose splits are published; another one is the user's own."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -126,10 +133,28 @@ class Task(ABC):
                 f"task.column_aliases must point to {', '.join(known)}, got {unknown[0]!r}."
             )
 
+    @classmethod
+    def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
+        """Returns the class that these values of its keys stand for: this one, unless it has forms.
+
+        Args:
+            values: Configuration key to plain value.
+        """
+        return cls
+
+    @property
+    def lacks(self) -> str | None:
+        """What must still be configured, in a sentence; evaluation of a run takes it from there."""
+        return None
+
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """Columns every row must have."""
+
+    def column_key(self, column: str) -> str | None:
+        """Returns the configuration key that names a column; None where the task itself does."""
+        return None
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
@@ -270,8 +295,7 @@ class LabelTask(Task):
 def task_classes() -> dict[str, type[Task]]:
     """Returns every task by name: what the modules of this package call ``TASKS``."""
     package = importlib.import_module("dpft.tasks")
-    infrastructure = {"base", "templates", "values"}
-    modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - infrastructure)
+    modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - INFRASTRUCTURE)
     found: dict[str, type[Task]] = {}
     for module in modules:
         found |= importlib.import_module(f"dpft.tasks.{module}").TASKS
@@ -293,3 +317,21 @@ def task_class(name: str) -> type[Task]:
     if name not in classes:
         raise InputError(f"task.name must be one of {', '.join(sorted(classes))}, got {name!r}.")
     return classes[name]
+
+
+def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
+    """Returns the class of the task that the values of its keys, ``name`` among them, stand for.
+
+    Raises:
+        InputError: There is no such task, or the keys do not go together.
+    """
+    return task_class(values["name"]).chosen(values)
+
+
+def is_unicode(text: str) -> bool:
+    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

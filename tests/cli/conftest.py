@@ -17,6 +17,7 @@ import pytest
 
 from dpft.cli import hydra_app, main
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.config.convert import by_name
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import rdp
@@ -94,7 +95,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     (conf / "method" / "full.yaml").write_text("name: full\n")
     (conf / "method" / "lora.yaml").write_text("name: lora\nrank: 4\n")
     module = ModuleType("dpft.cli.fake")
-    vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": method_class}, run=run_fake)
+    vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": by_name(method_class)}, run=run_fake)
     monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
     monkeypatch.setattr(hydra_app, "config_directory", lambda: conf)

@@ -104,6 +104,7 @@ def test_the_defaults_of_a_subcommand_load(name: str) -> None:
 def test_every_choice_of_every_group_loads(path: Path) -> None:
     group, choice = path.parts[0], path.stem
     promise = [] if choice == "none" else ["privacy.eps=1"]
+    promise += ['task.text="{text}"'] if choice == "custom" else []
     assert isinstance(loaded("train", [f"{group}={choice}", *promise]), schema.TrainConfig)
 
 

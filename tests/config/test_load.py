@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from omegaconf import OmegaConf
 
+from dpft.config.convert import by_name
 from dpft.config.keys import known_keys
 from dpft.config.load import dump, load, load_saved, to_yaml
 from dpft.errors import InputError
@@ -57,7 +58,7 @@ def method_class(name: str) -> type:
 
 def loaded(**changes: object) -> Root:
     values = {"method": {"name": "full"}, "privacy": {"eps": 3}} | changes
-    return load(OmegaConf.create(values), Root, polymorphic={"method": method_class})
+    return load(OmegaConf.create(values), Root, polymorphic={"method": by_name(method_class)})
 
 
 def refusal(**changes: object) -> str:
@@ -167,7 +168,9 @@ def test_a_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
     )
     config = dataclasses.replace(config, labels=("yes", "${x", "1e-5"))
     dump(config, tmp_path / "config.yaml")
-    saved = load_saved(tmp_path / "config.yaml", Root, polymorphic={"method": method_class})
+    saved = load_saved(
+        tmp_path / "config.yaml", Root, polymorphic={"method": by_name(method_class)}
+    )
     assert saved == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 

@@ -4,6 +4,7 @@ from dpft.config.account import AccountConfig, check_exactly_one, check_output, 
 from dpft.config.keys import known_keys
 from dpft.config.schema import EvaluateConfig, PlanConfig, TrainConfig
 from dpft.errors import InputError
+from dpft.evaluation.settings import EvalConfig
 
 MECHANISM = {"num_examples": 9, "expected_batch_size": 1, "epochs": 1.0}
 
@@ -28,7 +29,9 @@ def test_no_guarantee_rests_on_gdp() -> None:
 
 def test_a_run_and_a_file_of_predictions_are_not_scored_at_once() -> None:
     with pytest.raises(InputError, match="at most one of run and predictions"):
-        EvaluateConfig(task=None, model=None, eval=None, decode=None, run="a", predictions="b")
+        EvaluateConfig(
+            task=None, model=None, eval=EvalConfig(), decode=None, run="a", predictions="b"
+        )
 
 
 def test_plan_takes_all_that_train_takes() -> None:

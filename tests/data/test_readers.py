@@ -1,6 +1,8 @@
 import io
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dpft.data.readers import read_rows
 from dpft.errors import InputError
@@ -50,3 +52,50 @@ def test_what_is_no_json_list_of_objects_is_refused_without_being_quoted(content
     assert str(caught.value).startswith(reason)
     assert "secret" not in str(caught.value)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def parquet_bytes(rows: list[dict[str, object]], **settings: object) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink, **settings)
+    return sink.getvalue()
+
+
+def test_a_parquet_file_gives_its_rows_over_row_groups():
+    said = [{"role": "user", "content": "é"}]
+    rows = [{"a": f"x{n}", "n": n, "none": None, "talk": said} for n in range(5)]
+    found = list(read_rows(io.BytesIO(parquet_bytes(rows, row_group_size=2)), "x.parquet"))
+    assert [row.values for row in found] == rows
+    assert [row.place for row in found][-1] == "x.parquet, row 5"
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, -9])
+def test_a_broken_parquet_file_is_refused_by_its_name(cut):
+    whole = parquet_bytes([{"a": "secret" * 50}] * 100)
+    with pytest.raises(InputError, match=r"x\.parquet: not a complete Parquet file") as caught:
+        list(read_rows(io.BytesIO(whole[:cut]), "x.parquet"))
+    assert caught.value.__cause__ is None
+
+
+def test_a_parquet_text_that_is_no_utf_8_is_refused_and_not_quoted():
+    bad = pyarrow.array([b"fine", b"secret\xff"], pyarrow.binary()).cast(
+        pyarrow.string(), safe=False
+    )
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.table({"a": bad}), sink)
+    with pytest.raises(InputError, match="not UTF-8") as caught:
+        list(read_rows(io.BytesIO(sink.getvalue()), "x.parquet"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_csv_cell_may_hold_quotes_line_breaks_and_a_long_document():
+    long = "z " * 100_000
+    content = f'\ufeffa,b\n"say ""hi""\n, there","{long}"\n'.encode()
+    (row,) = read_rows(io.BytesIO(content), "x.csv")
+    assert row.values == {"a": 'say "hi"\n, there', "b": long}
+
+
+def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
+    content = "a\nfine\nsecret caf\u00e9\n".encode("latin-1")
+    with pytest.raises(InputError, match=r"x\.csv, line 3: not UTF-8 text") as caught:
+        list(read_rows(io.BytesIO(content), "x.csv"))
+    assert "secret" not in str(caught.value)

@@ -11,9 +11,11 @@ from huggingface_hub import constants
 from omegaconf import OmegaConf
 
 from dpft.data import sources
-from dpft.data.sources import load_examples, load_with_units
+from dpft.data.readers import FORMATS
+from dpft.data.sources import has_split, is_one_file, load_examples, load_with_units
 from dpft.errors import InputError
 from dpft.tasks.base import LabelledExample
+from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 
@@ -94,7 +96,7 @@ def test_a_missing_folder_names_the_key_and_the_value(tmp_path):
 
 def test_a_missing_split_lists_the_accepted_names(tmp_path):
     text = message(e2e(tmp_path), "validation")
-    assert "validation.csv, validation.jsonl, validation.jsonl.gz or validation.json" in text
+    assert all(f"validation{ending}" in text for ending in FORMATS)
 
 
 def test_two_files_for_one_split_are_refused(tmp_path):
@@ -211,7 +213,7 @@ def test_offline_mode_without_a_cached_copy_is_said_with_the_ways_out(monkeypatc
         ({"source": "local"}, "task.data_dir"),
         ({"source": "hub"}, "task.hub_name"),
         ({"source": "url"}, "task.urls.train"),
-        ({"source": "url", "urls": {"train": "https://x.org/train.parquet"}}, ".jsonl.gz"),
+        ({"source": "url", "urls": {"train": "https://x.org/train.xlsx"}}, ".jsonl.gz"),
     ],
 )
 def test_a_source_without_its_setting_names_the_key(settings, key):
@@ -273,6 +275,61 @@ def test_a_split_is_read_by_its_parts(tmp_path):
     assert len(load_examples(glue(tmp_path), "validation_b")) == 1
     assert "task.data_dir" in message(glue(tmp_path), "validation_a")
     assert "train, validation_a, validation_b, test" in message(glue(tmp_path), "validation")
+
+
+QA = "question,answer,customer_id\nWhy?,So.,7\nHow?,,8\n"
+
+
+def custom(place: Path, **settings: object) -> CustomTexts:
+    forms = {"prompt_template": "{question} ", "target_template": "{answer}"}
+    return CustomTexts(**{"name": "custom", "data_dir": str(place), **forms, **settings})
+
+
+def test_your_own_data_may_be_one_file_or_a_folder(tmp_path):
+    (tmp_path / "qa.csv").write_text(QA)
+    (tmp_path / "test.csv").write_text(QA)
+    alone, folder = custom(tmp_path / "qa.csv"), custom(tmp_path)
+    assert [e.target for e in load_examples(alone, "train")] == ["So.", ""]
+    assert load_examples(folder, "test") == load_examples(alone, "train")
+    assert (is_one_file(alone), is_one_file(folder)) == (True, False)
+    assert [has_split(folder, split) for split in ("train", "test")] == [False, True]
+    assert "eval.held_out=0.1" in message(alone, "test")
+
+
+def test_only_your_own_data_may_be_one_file(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl")
+    assert "must be a folder, got" in message(e2e(tmp_path / "train.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "reasons"),
+    [
+        ("qa.csv", QA, {"target_template": "{reply}"}, ["line 2: lacks the column reply", "task.target names; there are question, answer, customer_id."]),  # noqa: E501
+        ("qa.csv", "question,answer\nsecret\n", {}, ["line 2: lacks the column answer"]),
+        ("qa.jsonl", '{"question": "secret", "answer": null}\n', {}, ["line 1: the column answer, which task.target names, holds no value"]),  # noqa: E501
+        ("qa.jsonl", '{"question": "secret\\ud800", "answer": ""}\n', {}, ["must hold text"]),
+        ("qa.txt", QA, {}, ["must end with .csv, .jsonl, .jsonl.gz", ".parquet"]),
+        ("qa.csv", "", {}, ["holds no rows"]),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_fit_is_named_and_never_quoted(
+    tmp_path, name, content, settings, reasons
+):
+    (tmp_path / name).write_text(content)
+    text = message(custom(tmp_path / name, **settings))
+    assert [reason for reason in reasons if reason not in text] == [], text
+    assert name in text and SECRET not in text
+
+
+def test_a_missing_file_and_a_folder_without_files_are_refused(tmp_path):
+    assert "a folder, or a file that ends with" in message(custom(tmp_path / "qa.csv"))
+    assert "holds no train split" in message(custom(tmp_path))
+    assert "FILE or DIR" in message(CustomTexts(name="custom", text_template="{a}"))
+
+
+def test_a_local_path_is_not_handed_to_the_hub_library_which_would_copy_it(tmp_path):
+    task = custom(tmp_path, data_dir=None, source="hub", hub_name=str(tmp_path))
+    assert "task.data_dir" in message(task)
 
 
 REAL_E2E = Path(os.environ.get("DPFT_E2E_DIR", Path(__file__).parents[3] / "shared/data/e2e"))

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.settings import EvalConfig, eval_split_is_public
+from dpft.evaluation.settings import EvalConfig, check_held_out, eval_split_is_public
+from dpft.tasks.custom_texts import CustomTexts
 from tests.evaluation.letters import LetterTask
 
 
@@ -72,6 +73,22 @@ def test_trust_rule_8_every_part_of_a_public_split_is_published():
 def test_bad_settings_are_refused_by_name(setting, message):
     with pytest.raises(InputError, match=message):
         EvalConfig(**setting)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5])
+def test_a_held_out_part_is_a_fraction(fraction):
+    with pytest.raises(InputError, match="eval.held_out must be a fraction"):
+        EvalConfig(held_out=fraction)
+
+
+def test_records_are_held_out_of_your_own_data_alone_and_instead_of_another_split():
+    own = CustomTexts(name="custom", text_template="{text}")
+    check_held_out(own, EvalConfig(held_out=0.1))
+    check_held_out(LetterTask(name="letters"), EvalConfig())
+    with pytest.raises(InputError, match="eval.held_out is for task=custom"):
+        check_held_out(LetterTask(name="letters"), EvalConfig(held_out=0.1))
+    with pytest.raises(InputError, match="eval.held_out=0.1 and eval.split=train"):
+        check_held_out(own, EvalConfig(held_out=0.1, split="train"))
 
 
 def test_the_yaml_holds_every_field_at_its_default():

@@ -1,0 +1,161 @@
+"""Which records a run trains on and which it scores; they are told apart before either is used.
+
+A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
+of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpft.cli.trained import saved_run
+from dpft.cli.training_data import TrainingData, load_training_data
+from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.data.held_out import new_key, split_held_out
+from dpft.data.sources import has_split, is_one_file, load_examples
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import Evaluation
+from dpft.files import private_folder, write_text
+
+HELD_OUT = "held_out"
+"""What the records are called in metrics.json, where other runs have the split's name."""
+KEY_FILE = "held_out.key"
+
+NOT_EVALUATED = (
+    "task.data_dir is one file, which was trained on as a whole; hold some of it out with"
+    " eval.held_out=0.1, or give a folder with other splits"
+)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The records of a run; private."""
+
+    kept: Sequence[int]
+    """Places of those to train on."""
+    scored: dict[str, list[Any]]
+    """Those to score, by part of the split; none where nothing is scored."""
+    key: bytes | None = None
+    """Secret, where records were held out."""
+
+
+def divide(config: TrainConfig, data: TrainingData) -> Division:
+    """Returns the training records without those held out, and those to score.
+
+    Args:
+        config: The run's configuration.
+        data: Every record of the training split, in its order.
+
+    Raises:
+        InputError: Records are to be held out and there are others to score, or one side is empty;
+            or the evaluation split cannot be read.
+    """
+    if config.eval.held_out is None:
+        return Division(kept=range(len(data.examples)), scored=_own_split(config))
+    if has_split(config.task, config.eval.split):
+        raise InputError(
+            f"task.data_dir={config.task.data_dir} holds a {config.eval.split} split to score, so"
+            " nothing can be held out; drop eval.held_out, or give the training file alone."
+        )
+    key = new_key()
+    kept, held = _sides(data, config.eval.held_out, key)
+    scored = {HELD_OUT: [data.examples[at] for at in held]} if config.eval.enabled else {}
+    return Division(kept=kept, scored=scored, key=key)
+
+
+def keep_key(folder: Path, key: bytes | None) -> None:
+    """Writes the key of a run's held-out records into its private/, for the owner alone."""
+    path = private_folder(folder) / KEY_FILE
+    path.unlink(missing_ok=True)
+    if key is not None:
+        write_text(path, key.hex() + "\n", mode=0o600)
+
+
+def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
+    """Returns the records to score, by part of the split.
+
+    Args:
+        config: What is scored, a run's or any other model.
+
+    Raises:
+        InputError: They cannot be read, or were held out otherwise, or by a key that is not there.
+    """
+    if config.eval.held_out is None:
+        return {part: load_examples(config.task, part) for part in _parts(config)}
+    if config.run is None:
+        raise InputError(
+            "eval.held_out needs run=RUN, the run that held the records out; other records are"
+            " scored from a folder, task.data_dir=DIR."
+        )
+    trained = saved_run(config.run)
+    if trained.eval.held_out != config.eval.held_out:
+        raise InputError(
+            f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
+            f" {config.eval.held_out}: other records were trained on; drop it."
+        )
+    data = load_training_data(dataclasses.replace(trained, task=config.task))
+    _, held = _sides(data, config.eval.held_out, _read_key(Path(config.run)))
+    return {HELD_OUT: [data.examples[at] for at in held]}
+
+
+def not_evaluated(config: TrainConfig) -> list[Evaluation]:
+    """Returns an entry for metrics.json that says why nothing was scored; none where it was."""
+    if not _is_unscored(config):
+        return []
+    why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
+    return [
+        Evaluation(
+            task=config.task.name,
+            split=config.eval.split,
+            examples=0,
+            stage="after",
+            metrics={},
+            not_computed=why,
+            predictions=(),
+        )
+    ]
+
+
+def _own_split(config: TrainConfig) -> dict[str, list[Any]]:
+    if not config.eval.enabled:
+        return {}
+    if _is_unscored(config):
+        logger.warning("not evaluated: %s", NOT_EVALUATED)
+        return {}
+    return {part: load_examples(config.task, part) for part in _parts(config)}
+
+
+def _is_unscored(config: TrainConfig) -> bool:
+    asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
+    return config.eval.enabled and not asked and is_one_file(config.task)
+
+
+def _parts(config: TrainConfig | EvaluateConfig) -> tuple[str, ...]:
+    return config.task.parts(config.eval.split)
+
+
+def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[list[int], list[int]]:
+    places = [str(number) for number in range(len(data.examples))]
+    names = places if data.units is None else data.units
+    kept, held = split_held_out(names, fraction, key)
+    if not kept or not held:
+        side, way = ("trained on", "lower") if not kept else ("scored", "raise")
+        raise InputError(
+            f"eval.held_out={fraction} left no record to be {side}; {way} it, or give more records."
+        )
+    return kept, held
+
+
+def _read_key(run: Path) -> bytes:
+    path = run / "private" / KEY_FILE
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        raise InputError(
+            f"{path} must hold the key by which records were held out, and cannot be read; without"
+            " it they cannot be told from those trained on."
+        ) from None

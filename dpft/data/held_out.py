@@ -1,0 +1,41 @@
+"""Which records of a training file are held out to be scored, under a secret key.
+
+A shuffle with a known seed would say which records were trained on; a keyed hash says it to none
+who lacks the key. Each unit falls on a side on its own, so one record more or less moves no other
+(row numbers shift, but sides are independent and of one distribution either way), and epsilon
+holds as for all the records.
+"""
+
+import hmac
+import secrets
+from collections.abc import Sequence
+
+KEY_BYTES = 32
+_BITS = 64
+
+
+def new_key() -> bytes:
+    """Returns a secret key from the operating system's entropy."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def split_held_out(
+    units: Sequence[str], fraction: float, key: bytes
+) -> tuple[list[int], list[int]]:
+    """Returns the positions of the units to train on, and of those held out, each ascending.
+
+    Args:
+        units: The privacy unit of each record; equal ones fall on one side.
+        fraction: Probability of a unit to be held out, above 0 and below 1.
+        key: Secret; the same key gives the same sides.
+    """
+    threshold = int(fraction * 2**_BITS)
+    side = {unit: _number(unit, key) < threshold for unit in units}
+    kept = [index for index, unit in enumerate(units) if not side[unit]]
+    return kept, [index for index, unit in enumerate(units) if side[unit]]
+
+
+def _number(unit: str, key: bytes) -> int:
+    """Returns the first bits of HMAC-SHA256 (RFC 2104) of the unit."""
+    digest = hmac.digest(key, unit.encode("utf-8"), "sha256")
+    return int.from_bytes(digest[: _BITS // 8], "big")

@@ -1,0 +1,150 @@
+"""Classes as answers, by text infilling or with a classification head: GLUE's and your own.
+
+Text infilling (Li et al. 2022, section 4 and Table 10; templates of Gao et al. 2020) asks the
+language model for a label word in place of a mask, so no new parameter has to be learned.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from dpft.errors import InputError
+from dpft.tasks.base import LabelledExample, LabelTask, Piece
+from dpft.tasks.templates import Template
+
+INFILLING, CLS = "infilling", "cls"
+OBJECTIVES = (INFILLING, CLS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask(LabelTask):
+    """A task whose answers are classes."""
+
+    objective: str = INFILLING
+    """infilling: label words by the language model; cls: a classification head."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; with max_score, its two ends."""
+    template: str = ""
+    """For masked language models: words with <S1>, <S2> and [MASK]."""
+    causal_template: str = ""
+    """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
+    label_words: dict[str, str] = field(default_factory=dict)
+    """Label to the word that stands for it, one token of the model's tokenizer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"task.objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}."
+            )
+        self._check_labels()
+        if self.objective == INFILLING:
+            self._check_templates()
+
+    @property
+    @abstractmethod
+    def texts_per_record(self) -> int:
+        """Texts that a record has: one, or two."""
+
+    @property
+    def is_score(self) -> bool:
+        """Whether labels are numbers rather than classes."""
+        return False
+
+    def label(self, value: Any) -> float:
+        """Returns the number of the class that a label names or numbers; see ``LabelTask.label``.
+
+        Raises:
+            InputError: It is not one of the task's; the message does not quote it.
+        """
+        return self._class_number(value, "label")
+
+    def prediction(self, text: str) -> float:
+        """Returns the class's number.
+
+        Raises:
+            InputError: It is no class; the message does not quote it.
+        """
+        return self._class_number(text, "a prediction")
+
+    def label_text(self, value: float) -> str:
+        """Returns the class's name."""
+        return self.labels[int(value)]
+
+    def predicted(self, outputs: Sequence[float]) -> float:
+        """Returns the likeliest class."""
+        return float(max(range(len(outputs)), key=lambda index: outputs[index]))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The label words, in the order of the labels."""
+        return tuple(self.label_words[name] for name in self.labels)
+
+    def pieces(self, example: LabelledExample, *, causal: bool) -> tuple[Piece, ...]:
+        """Returns a record's filled template, for causal and seq2seq models or for masked ones."""
+        return self._parsed(causal=causal).fill(example.texts)
+
+    def blank_before_mask(self, *, causal: bool) -> bool:
+        """Returns whether a blank stands before the label word."""
+        return self._parsed(causal=causal).blank_before_mask
+
+    def distribution(self, label: float) -> tuple[float, ...]:
+        """Returns the probabilities of the labels that training aims at: a class has all of it."""
+        return tuple(float(index == label) for index in range(len(self.labels)))
+
+    def _class_number(self, value: Any, what: str) -> float:
+        number = float(self.labels.index(value)) if value in self.labels else as_number(value)
+        if number is None or number not in range(len(self.labels)):
+            known = ", ".join(f"{index} ({name})" for index, name in enumerate(self.labels))
+            raise InputError(f"{what} must be one of {known}.")
+        return number
+
+    def _parsed(self, *, causal: bool) -> Template:
+        text = self.causal_template if causal else self.template
+        return _parse(text, self.texts_per_record)
+
+    def _check_labels(self) -> None:
+        least = 2
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) < least:
+            raise InputError(
+                f"task.labels must name at least {least} different classes, got"
+                f" {list(self.labels)}."
+            )
+
+    def _check_templates(self) -> None:
+        count = self.texts_per_record
+        Template.parse(self.template, texts=count)
+        causal = Template.parse(self.causal_template, texts=count, key="task.causal_template")
+        if not causal.ends_with_mask:
+            raise InputError(
+                f"task.causal_template must end with [MASK], got {self.causal_template!r}; a causal"
+                " model answers after the text."
+            )
+        if set(self.label_words) != set(self.labels):
+            raise InputError(
+                f"task.label_words must give a word for each of {', '.join(self.labels)}, got"
+                f" {', '.join(self.label_words) or 'none'}."
+            )
+        if len(set(self.words)) != len(self.words):
+            raise InputError(
+                f"task.label_words must be different words, got {', '.join(self.words)}."
+            )
+
+
+def as_number(value: Any) -> float | None:
+    """Returns a label as a number, or None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number == number else None
+
+
+@cache
+def _parse(text: str, texts: int) -> Template:
+    """Returns a template, parsed once for all records."""
+    return Template.parse(text, texts=texts)

@@ -1,0 +1,91 @@
+"""Your own classes: a text made by a template, and the column of its class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dpft.errors import InputError
+from dpft.tasks.base import LabelledExample
+from dpft.tasks.classification import ClassificationTask, as_number
+from dpft.tasks.columns import ColumnTemplate
+from dpft.tasks.custom import CustomTask
+
+TWO_CLASSES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomLabels(CustomTask, ClassificationTask):
+    """``task.label`` with ``task.text`` and ``task.labels``."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            two = len(self.labels) == TWO_CLASSES
+            object.__setattr__(self, "metrics", ("accuracy", "f1") if two else ("accuracy",))
+        super().__post_init__()
+        assert self._text.columns  # parsed here: bad braces fail early
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the template, each once, and the label's."""
+        return tuple(dict.fromkeys((*self._text.columns, self._label)))
+
+    @property
+    def texts_per_record(self) -> int:
+        """One, which ``<S1>`` stands for."""
+        return 1
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return self._text.key if column in self._text.columns else "task.label"
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[LabelledExample, ...]:
+        """Returns the row's one example."""
+        text = self._text.fill(row).strip()
+        return (LabelledExample(texts=(text,), label=self.label(row[self._label])),)
+
+    def label(self, value: Any) -> float:
+        """Returns the number of the class that a value names.
+
+        Names lead; a number is a class's place in ``task.labels``, from 0, only where no class is
+        itself named by a number.
+
+        Raises:
+            InputError: It is not one of the task's classes; the message does not quote it.
+        """
+        name = spelled(value)
+        if name in self.labels:
+            return float(self.labels.index(name))
+        if any(as_number(label) is not None for label in self.labels):
+            raise InputError(
+                f"the column {self._label}, which task.label names, must hold one of"
+                f" {', '.join(self.labels)}."
+            )
+        return self._class_number(value, f"the column {self._label}, which task.label names,")
+
+    def prediction(self, text: str) -> float:
+        """See ``LabelTask.prediction``."""
+        name = text.strip()
+        known = name in self.labels
+        return float(self.labels.index(name)) if known else super().prediction(text)
+
+    @property
+    def _label(self) -> str:
+        return self.label_column or ""
+
+    @cached_property
+    def _text(self) -> ColumnTemplate:
+        return ColumnTemplate.parse(self.text_template or "", key="task.text")
+
+
+def spelled(value: Any) -> str | None:
+    """Returns a label as ``task.labels`` would spell it; None for what is no label.
+
+    >>> [spelled(value) for value in (" spam ", 3, 3.0, 0.5, True, None)]
+    ['spam', '3', '3', '0.5', 'true', None]
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip() if isinstance(value, str | int | float) else None

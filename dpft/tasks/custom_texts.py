@@ -1,0 +1,83 @@
+"""Your own texts: a prompt and a target made by templates, or a plain text as a whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from dpft.tasks.base import Example, TextTask
+from dpft.tasks.columns import ColumnTemplate
+from dpft.tasks.custom import CustomTask
+
+TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
+PLAIN_METRICS = ("perplexity",)
+"""Plain text has no prompt, so there is nothing to write an answer to."""
+
+UNREAD = "text"
+"""The key of a generated text that does not have the form of its template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomTexts(CustomTask, TextTask):
+    """``task.prompt`` and ``task.target``, or ``task.text`` alone."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            plain = self.text_template is not None
+            object.__setattr__(self, "metrics", PLAIN_METRICS if plain else TEXT_METRICS)
+        super().__post_init__()
+        assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the templates, each once."""
+        return tuple(dict.fromkeys((*self._prompt.columns, *self._target.columns)))
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """Those of ``task.prompt``."""
+        return tuple(dict.fromkeys(self._prompt.columns))
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return self._prompt.key if column in self._prompt.columns else self._target.key
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
+        """Returns the row's one example; its target is empty where all its columns are blank."""
+        target = "" if self._target.is_blank(row) else self._target.fill(row)
+        example = replace(self.prompt(row), target=target)
+        if self.text_template is None:
+            return (example,)
+        return (replace(example, group=target, cut_target_end=True),)
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``: what the template says itself stays where a prompt is cut."""
+        text = self._prompt.fill(row)
+        return Example(
+            prompt=text,
+            target="",
+            group=text,
+            lead=self._prompt.lead,
+            separator=self._prompt.separator,
+            cut_target_end=self.text_template is not None,
+        )
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
+
+        A text that does not read as the target's template stands under ``text`` as it is.
+        """
+        given = {column: row[column] for column in self.prompt_columns}
+        written = self._target.read(text)
+        return ({UNREAD: text} if written is None else written) | given
+
+    @cached_property
+    def _prompt(self) -> ColumnTemplate:
+        text = self.prompt_template or ""
+        return ColumnTemplate.parse(text, key="task.prompt", needs_column=False)
+
+    @cached_property
+    def _target(self) -> ColumnTemplate:
+        if self.text_template is not None:
+            return ColumnTemplate.parse(self.text_template, key="task.text")
+        return ColumnTemplate.parse(self.target_template or "", key="task.target")

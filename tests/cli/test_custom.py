@@ -1,0 +1,196 @@
+"""Your own data, from a file to a private model and its scores."""
+
+import csv
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sklearn  # noqa: F401  # sets environment variables once; a run must set none
+
+from dpft.cli import held_out, train
+from dpft.cli.held_out import Division
+from dpft.cli.training_data import TrainingData
+from dpft.errors import InputError
+from tests.cli.tiny import EVALUATION, MARKER, Workspace, make_workspace
+
+QUICK = (
+    "model=tiny", "model.path=model", "task.max_length=64", "train.expected_batch_size=8",
+    "train.steps=2", "privacy.eps=8", "privacy.accountant=rdp", *EVALUATION,
+)  # fmt: skip
+QA = (
+    "task=custom", "task.data_dir=qa.csv", 'task.prompt="{question}\\nAnswer: "',
+    'task.target="{answer}"',
+)  # fmt: skip
+HELD_OUT = "eval.held_out=0.3"
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+    """A workspace with questions, a folder of texts with moods, and a finished run ``run``."""
+    workspace = make_workspace(tmp_path_factory.mktemp("custom"))
+    with (workspace.root / "qa.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["question", "answer", "customer_id"])
+        table.writerows([f"{MARKER}, where is\n{n}?", f"In town {n}.", n % 20] for n in range(ROWS))
+    write_moods(workspace.root / "moods")
+    outcome = workspace.run("train", *QA, *QUICK, HELD_OUT, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    return workspace
+
+
+def write_moods(folder: Path) -> None:
+    folder.mkdir()
+    for split, count in (("train", ROWS), ("test", 4)):
+        rows = ({"text": f"day {n}", "mood": ("good", "bad")[n % 2]} for n in range(count))
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def scored(folder: Path) -> list[dict]:
+    return json.loads((folder / "metrics.json").read_text())["evaluations"]
+
+
+def test_a_csv_becomes_a_private_model_with_scores_on_held_out_rows(workspace: Workspace) -> None:
+    folder = workspace.root / "run"
+    privacy = json.loads((folder / "privacy.json").read_text())
+    assert privacy["epsilon"] <= 8
+    assert privacy["num_examples"] == ROWS  # those held out among them
+    before, after = scored(folder)
+    assert (before["split"], after["split"]) == ("held_out", "held_out")
+    written = {"bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length"}
+    assert set(after["metrics"]) == written
+    assert not after["split_is_public"]
+    key = folder / "private" / "held_out.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert "Scores on custom, split held_out" in (folder / "report.md").read_text()
+
+
+def test_no_public_file_holds_a_row(workspace: Workspace) -> None:
+    folder = workspace.root / "run"
+    public = [p for p in folder.rglob("*") if p.is_file() and "private" not in p.parts]
+    assert not [path for path in public if MARKER.encode() in path.read_bytes()]
+    assert MARKER in (folder / "private" / "predictions.jsonl").read_text()
+
+
+def test_a_run_is_scored_on_the_rows_that_it_held_out(workspace: Workspace) -> None:
+    folder = workspace.root / "run"
+    kept, at_the_end = (folder / "private" / "predictions.jsonl").read_text(), scored(folder)[1]
+    outcome = workspace.run("eval", "run=run", "output=json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["evaluations"] == [at_the_end]
+    assert (folder / "private" / "predictions.jsonl").read_text() == kept
+
+
+@pytest.mark.parametrize("unit", ["example", "customer_id"])
+def test_held_out_rows_are_never_trained_on(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    divided: list[Any] = []
+
+    def divide(*given: Any) -> Division:
+        divided.append(held_out.divide(*given))
+        return divided[0]
+
+    def records(config: Any, data: TrainingData, *_: Any, **__: Any) -> None:
+        divided.append(data)
+        raise InputError("enough seen.")
+
+    monkeypatch.setattr(train, "divide", divide)
+    monkeypatch.setattr(train, "make_records", records)
+    quick = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.self_check=false")
+    given = (
+        *QA,
+        *QUICK,
+        "eval.held_out=0.5",
+        *quick,
+        f"privacy.unit={unit}",
+        "privacy.records_per_unit=2",
+    )
+    sentence = workspace.refusal("train", *given, "train.expected_batch_size=2")
+    assert sentence == "enough seen."
+    division, trained = divided
+    held = [example.prompt for example in division.scored["held_out"]]
+    kept = [example.prompt for example in trained.examples]
+    assert not {*held} & {*kept}
+    assert len(kept) < ROWS == len({*kept, *held})
+    if unit == "customer_id":
+        rows = csv.DictReader((workspace.root / "qa.csv").open(encoding="utf-8-sig"))
+        owners = {f"{row['question']}\nAnswer: ": row["customer_id"] for row in rows}
+        assert {owners[p] for p in held}.isdisjoint({owners[p] for p in kept})
+
+
+def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Workspace) -> None:
+    unit = ("privacy.unit=customer_id", "privacy.records_per_unit=2", "train.expected_batch_size=2")
+    trained = workspace.run(
+        "train", *QA, *QUICK, "eval.held_out=0.5", *unit, "hydra.run.dir=by_customer"
+    )
+    assert trained.code == 0, trained.err
+    before = (workspace.root / "by_customer/private/predictions.jsonl").read_bytes()
+    scored = workspace.run("eval", "run=by_customer")
+    assert scored.code == 0, scored.err
+    assert (workspace.root / "by_customer/private/predictions.jsonl").read_bytes() == before
+    other = workspace.refusal("eval", "run=by_customer", "eval.held_out=0.9")
+    assert "eval.held_out must stay as the run had it" in other
+
+
+def test_one_file_as_a_whole_is_trained_on_and_the_report_says_that_nothing_is_scored(
+    workspace: Workspace,
+) -> None:
+    text = ("task=custom", "task.data_dir=qa.csv", 'task.text="{question} {answer}"')
+    outcome = workspace.run("train", *text, *QUICK, "hydra.run.dir=whole")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("not evaluated: ") == 1
+    folder = workspace.root / "whole"
+    (entry,) = scored(folder)
+    assert (entry["metrics"], entry["examples"]) == ({}, 0)
+    assert "eval.held_out=0.1" in entry["not_computed"]["perplexity"]
+    assert "Not computed: perplexity" in (folder / "report.md").read_text()
+    assert not list(folder.rglob("predictions*"))
+    assert "eval.held_out=0.1" in workspace.refusal("eval", "run=whole")
+
+
+def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace) -> None:
+    labels = ("task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood")
+    outcome = workspace.run(
+        "train", *labels, "task.labels=[bad,good]", *QUICK, "hydra.run.dir=classes"
+    )
+    assert outcome.code == 0, outcome.err
+    assert set(scored(workspace.root / "classes")[1]["metrics"]) == {"accuracy", "f1"}
+    model = json.loads((workspace.root / "classes" / "model" / "config.json").read_text())
+    assert model["id2label"] == {"0": "bad", "1": "good"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["task=custom", "task.data_dir=qa.csv"], ["one of task.prompt and task.target", "none"]),
+        ([*QA, 'task.text="{answer}"'], ["exactly one of", "task.prompt and task.target and"]),
+        ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "customer_id"]),
+        ([*QA, 'task.target="{reply"'], ["task.target", "in braces"]),
+        ([*QA, "task.target={answer}"], ["cannot read the argument", "key=\"VALUE\""]),
+        ([*QA, "task.data_dir=none.csv"], ["task.data_dir", "'none.csv'"]),
+        ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
+        ([*QA, "task.data_dir=moods", 'task.prompt="{text}"', 'task.target="{mood}"', HELD_OUT],
+         ["task.data_dir=moods holds a test split", "drop eval.held_out"]),
+        ([*QA, HELD_OUT, "eval.split=validation"], ["eval.held_out=0.2 and eval.split=validation"]),
+        ([*QA, "eval.held_out=1e-9"], ["eval.held_out=1e-09 left no record to be scored"]),
+        ([*QA, "eval.split=validation"], ["has no validation split", "eval.held_out=0.1"]),
+        (["task=custom", "task.data_dir=qa.csv", "task.messages=question"], ["chat template"]),
+        (["task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood",
+          "task.labels=[x,y]"], ["line 1: the column mood", "must be one of 0 (x), 1 (y)"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence_that_quotes_no_row(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("train", *QUICK, *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+    assert MARKER not in sentence
+
+
+def test_held_out_records_need_the_run_that_held_them_out(workspace: Workspace) -> None:
+    given = (*QA, HELD_OUT, "model=tiny", "model.path=model", "task.max_length=64", *EVALUATION)
+    assert "needs run=RUN" in workspace.refusal("eval", *given)
+    assert "predictions are scored" in workspace.refusal("eval", *given, "predictions=x.txt")

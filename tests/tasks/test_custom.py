@@ -1,0 +1,221 @@
+from dataclasses import fields, replace
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.tasks.base import LabelledExample, chosen_task_class
+from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
+from dpft.tasks.custom_labels import CustomLabels, spelled
+from dpft.tasks.custom_texts import CustomTexts
+
+QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
+ROW = {"question": "Why?", "answer": "So."}
+CLASSES = {"text_template": "{text}", "label_column": "mood", "labels": ("bad", "good")}
+SECRET = "secret"
+
+
+def texts(**settings: object) -> CustomTexts:
+    return CustomTexts(name="custom", **{**QA, **settings})
+
+
+def plain(template: str) -> CustomTexts:
+    return CustomTexts(name="custom", text_template=template)
+
+
+def labels(**settings: object) -> CustomLabels:
+    return CustomLabels(name="custom", **{**CLASSES, **settings})
+
+
+def chats() -> CustomChats:
+    return CustomChats(name="custom", messages_column="talk")
+
+
+def talk(*roles: str) -> dict[str, object]:
+    return {"talk": [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]}
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "made"),
+    [
+        ({"prompt": "{q}", "target": "{a}"}, CustomTexts),
+        ({"text": "{a}"}, CustomTexts),
+        ({"messages": "talk"}, CustomChats),
+        ({"text": "{a}", "label": "mood"}, CustomLabels),
+    ],
+)
+def test_the_keys_that_are_given_choose_the_form(values, made):
+    assert chosen_task_class({"name": "custom", "prompt": None, **values}) is made
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt"},
+        {"target"},
+        {"label"},
+        {"prompt", "text"},
+        {"prompt", "target", "text"},
+        {"messages", "text"},
+        {"label", "prompt", "target"},
+    ],
+)
+def test_other_combinations_are_refused_with_the_four_forms(given):
+    sentence = refusal(chosen_task_class, {"name": "custom", **dict.fromkeys(given, "{x}")})
+    assert all(f"task.{key}" in sentence.rpartition("got ")[2] for key in given)
+    assert "task.prompt and task.target" in sentence and "task.messages" in sentence
+
+
+def test_every_form_has_the_keys_of_one_yaml():
+    names = [{field.name for field in fields(kind)} for kind in (CustomTexts, CustomLabels)]
+    assert names[0] == names[1] == {field.name for field in fields(CustomChats)}
+
+
+def test_classes_without_a_label_column_are_refused():
+    assert "task.label=COLUMN" in refusal(texts, labels=("a", "b"))
+
+
+@pytest.mark.parametrize("source", ["hub", "local", "url"])
+def test_trust_rule_8_nothing_of_it_counts_as_published(source):
+    task = texts(source=source, hub_name="someone/qa")
+    assert not any(task.is_published(split) for split in ("train", "validation", "test"))
+    assert task.public_num_train_examples is None
+
+
+def test_prompt_and_target_are_filled_and_what_the_prompt_says_itself_survives_cutting():
+    (made,) = texts().examples(ROW)
+    assert (made.prompt, made.target, made.group) == ("Q: Why?\nA: ", "So.", "Q: Why?\nA: ")
+    assert (made.lead, made.separator, made.cut_start) == ("Q: ", "\nA: ", False)
+    assert texts().columns == ("question", "answer")
+
+
+def test_a_prompt_is_the_example_without_its_target_and_a_record_has_the_files_columns():
+    task = texts()
+    (made,) = task.examples(ROW)
+    assert task.prompt({"question": "Why?"}) == replace(made, target="")
+    assert task.record(ROW | {"id": 7}, "So.") == ROW
+
+
+def test_a_row_whose_target_says_nothing_has_no_target():
+    task = texts(target_template="{answer}.")
+    assert [e.target for e in task.examples({"question": "Why?", "answer": " "})] == [""]
+
+
+def test_a_plain_text_is_learned_as_a_whole_and_cut_at_its_end():
+    (made,) = plain("{title}\n{body}").examples({"title": "A", "body": "B"})
+    assert (made.prompt, made.target, made.cut_target_end) == ("", "A\nB", True)
+    assert plain("{body}").prompt_columns == ()
+
+
+def test_a_generated_text_is_read_as_its_template_or_stands_as_it_is():
+    task = plain("{title}\n{body}")
+    assert task.record({}, "A\nB\nC") == {"title": "A", "body": "B\nC"}
+    assert task.record({}, "A B") == {"text": "A B"}
+
+
+def test_the_metrics_are_those_of_the_form_unless_given():
+    two, three = labels(), labels(labels=("a", "b", "c"))
+    written = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
+    assert texts().metrics == chats().metrics == written
+    assert plain("{a}").metrics == ("perplexity",)
+    assert (two.metrics, three.metrics) == (("accuracy", "f1"), ("accuracy",))
+    assert texts(metrics=("bleu",)).metrics == ("bleu",)
+
+
+def test_bad_braces_are_refused_as_the_task_is_made():
+    assert "task.prompt must hold columns" in refusal(texts, prompt_template="{q")
+    assert "task.target must name a column" in refusal(texts, target_template="yes")
+    assert "task.text may hold nothing but" in refusal(labels, text_template="{a.b}")
+
+
+def test_a_column_is_known_by_the_key_that_names_it():
+    assert [texts().column_key(column) for column in ("question", "answer")] == [
+        "task.prompt",
+        "task.target",
+    ]
+    assert [labels().column_key(column) for column in ("text", "mood")] == [
+        "task.text",
+        "task.label",
+    ]
+
+
+def test_a_class_is_read_by_name_or_place():
+    (made,) = labels().examples({"text": " fine ", "mood": "good"})
+    assert made == LabelledExample(texts=("fine",), label=1.0)
+    assert [labels().label(value) for value in (0, "1", " bad ", 1.0)] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_classes_named_by_numbers_are_names_not_places():
+    stars = labels(labels=("1", "2", "3"))
+    assert [stars.label(value) for value in (1, "3", 2.0)] == [0.0, 2.0, 1.0]
+    assert "must hold one of 1, 2, 3." in refusal(stars.label, 0)
+    assert labels(labels=("-1", "1")).label(-1) == 0.0
+    assert labels(labels=("false", "true")).label(True) == 1.0
+
+
+@pytest.mark.parametrize("value", [SECRET, None, "", 2, -1, [SECRET], float("nan"), 1e400])
+def test_a_label_that_is_no_class_is_refused_and_never_quoted(value):
+    sentence = refusal(labels().label, value)
+    assert sentence == (
+        "the column mood, which task.label names, must be one of 0 (bad), 1 (good)."
+    )
+    assert spelled(value) not in ("bad", "good")
+
+
+def test_classes_must_be_given():
+    assert "task.labels must name at least 2" in refusal(labels, labels=())
+
+
+def test_infilling_takes_a_template_and_words_as_glue_does():
+    words = {"bad": "terrible", "good": "great"}
+    filled = labels(
+        objective="infilling",
+        template="<S1> It was [MASK] .",
+        causal_template="<S1> It was [MASK]",
+        label_words=words,
+    )
+    (made,) = filled.examples({"text": "fun", "mood": "good"})
+    assert [piece.text for piece in filled.pieces(made, causal=True)] == ["fun", " It was", ""]
+    assert "task.template" in refusal(labels, objective="infilling")
+
+
+def test_the_assistants_last_message_is_learned_and_those_before_are_read():
+    (made,) = chats().examples(talk("system", "user", "assistant", "user", "assistant"))
+    assert isinstance(made, ChatExample)
+    assert made.target == "assistant 4"
+    assert made.messages[1] == Message(role="user", content="user 1")
+    assert len(made.messages) == 4
+    assert made.group.endswith("\nuser: user 3")
+
+
+def test_a_conversation_without_its_answer_is_a_prompt():
+    task, whole = chats(), talk("user", "assistant")
+    (made,) = task.examples(whole)
+    assert task.prompt(talk("user")) == replace(made, target="")
+    assert task.record(talk("user"), "assistant 1") == whole
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (SECRET, "must hold a list of messages"),
+        ([], "must hold a list of messages"),
+        (None, "must hold a list of messages"),
+        ([SECRET], "messages of the form {role, content}"),
+        ([{"role": SECRET, "content": "x"}], "a role of system, user, assistant"),
+        ([{"role": "user", "content": [SECRET]}], "a text as its content"),
+        ([{"role": "user"}], "a text as its content"),
+        ([{"role": "user", "content": "x\ud800"}], "a text as its content"),
+        ([{"role": "user", "content": SECRET}], "must end with a message of the assistant"),
+        ([{"role": "assistant", "content": SECRET}], "a message before the assistant's answer"),
+    ],
+)
+def test_messages_of_another_shape_are_refused_and_never_quoted(value, reason):
+    sentence = refusal(chats().examples, {"talk": value})
+    assert reason in sentence and "task.messages" in sentence
+    assert SECRET not in sentence
