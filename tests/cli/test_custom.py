@@ -24,6 +24,8 @@ QA = (
     'task.target="{answer}"',
 )  # fmt: skip
 HELD_OUT = "eval.held_out=0.3"
+HALF = "eval.held_out=0.5"
+FEW = ("privacy.records_per_unit=2", "train.expected_batch_size=2")
 ROWS = 40
 
 
@@ -174,7 +176,7 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
         ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
         ([*QA, "task.data_dir=moods", 'task.prompt="{text}"', 'task.target="{mood}"', HELD_OUT],
          ["task.data_dir=moods holds a test split", "drop eval.held_out"]),
-        ([*QA, HELD_OUT, "eval.split=validation"], ["eval.held_out=0.2 and eval.split=validation"]),
+        ([*QA, HELD_OUT, "eval.split=validation"], ["eval.held_out=0.3 and eval.split=validation"]),
         ([*QA, "eval.held_out=1e-9"], ["eval.held_out=1e-09 left no record to be scored"]),
         ([*QA, "eval.split=validation"], ["has no validation split", "eval.held_out=0.1"]),
         (["task=custom", "task.data_dir=qa.csv", "task.messages=question"], ["chat template"]),
