@@ -3,33 +3,28 @@
 With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.cli.human_eval``.
 """
 
-import dataclasses
 import json
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from dpft.cli.assembly import quiet_transformers
 from dpft.cli.held_out import records_to_score
 from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.inherited import given_overrides, inherit, with_task_of_run
 from dpft.cli.parts import check_lengths, written_tokens
+from dpft.cli.progress import batch_progress
 from dpft.cli.scores import write_evaluations
-from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
-from dpft.config.keys import plain
-from dpft.config.load import load
+from dpft.cli.trained import Subject, saved_run, subject_of_run
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions
-from dpft.evaluation.settings import eval_split_is_public
+from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.models.loading import new_names
 from dpft.reports.run import CONFIGURATION, PRIVACY, mark, metric_rows, write_report
@@ -48,47 +43,43 @@ def expand(overrides: list[str]) -> list[str]:
     Raises:
         InputError: There is no such run, or another model is given with it.
     """
-    given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
-    folder = given.get("run", "null")
-    if folder in ("", "null"):
-        return overrides
-    models = sorted(key for key in given if key.partition(".")[0] == "model")
-    if models:
+    expanded = with_task_of_run(overrides)
+    models = sorted(key for key in given_overrides(overrides) if key.partition(".")[0] == "model")
+    if expanded != overrides and models:
         raise InputError(
             f"at most one of run and {models[0]} may be given, got both; run=RUN scores the "
             "run's own model, and without run= any other model is scored."
         )
-    return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
+    return expanded
 
 
 def run(config: EvaluateConfig) -> None:
-    """Scores, writes metrics.json and predictions.jsonl, and prints the scores.
+    """Scores, writes the scores, predictions and samples, and prints the scores.
 
     With ``human_eval`` it writes a rating sheet instead.
     """
     quiet_transformers()
     if config.human_eval is not None:
-        write_sheet([configuration_of_run(config, folder) for folder in rated_runs(config)])
+        write_sheet([inherit(config, folder, SECTIONS) for folder in rated_runs(config)])
         return
     with ExitStack() as stack:
         if config.run is not None:
-            config = configuration_of_run(config, config.run)
+            config = inherit(config, config.run, SECTIONS)
             stack.enter_context(hold_lock(private_folder(Path(str(config.run))) / "lock"))
         evaluations = score(config)
         public = eval_split_is_public(config.task, config.eval)
-        folder = run_folder() if config.run is None else Path(config.run)
-        write(folder, evaluations, public=public, own_folder=config.run is None)
+        write(config, evaluations, public=public)
     show(config, evaluations, public=public)
 
 
-def write(
-    folder: Path, evaluations: Sequence[Evaluation], *, public: bool, own_folder: bool
-) -> None:
-    """Writes metrics.json, the predictions and, into a run's folder, the report anew."""
+def write(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:
+    """Writes metrics.json, the texts and, into a run's folder, the report anew."""
+    folder = run_folder() if config.run is None else Path(config.run)
     folder.mkdir(parents=True, exist_ok=True)
-    if own_folder:
+    if config.run is None:
         write_hydra_record(folder)
-    write_evaluations(folder, evaluations, public=public)
+    training = reads_training_split(config.task, config.eval)
+    write_evaluations(folder, evaluations, public=public, training=training)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
     logger.info("scores and predictions: %s", folder)
@@ -115,16 +106,18 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
     device = config.train.prepare()
     model = subject.load(head)
     model.to(device)  # type: ignore[arg-type]
-    return evaluate_parts(
-        model,
-        encoding,
-        config.task,
-        held_out,
-        config=config.eval,
-        decode=config.decode,
-        metrics=config.metrics,
-        extra_positions=subject.extra_positions,
-    )
+    with batch_progress() as on_progress:
+        return evaluate_parts(
+            model,
+            encoding,
+            config.task,
+            held_out,
+            config=config.eval,
+            decode=config.decode,
+            metrics=config.metrics,
+            extra_positions=subject.extra_positions,
+            on_progress=on_progress,
+        )
 
 
 def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:
@@ -182,24 +175,3 @@ def show(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: b
             print(f"{name:<22}not computed: {why}")
         if not public:
             print(entry["note"])
-
-
-def configuration_of_run(config: EvaluateConfig, folder: str) -> EvaluateConfig:
-    """Returns the run's own task, model and settings, changed where an override says so."""
-    saved = saved_configuration(folder)
-    sections = {name: saved[name] for name in SECTIONS}
-    given = plain(config)
-    for override in HydraConfig.get().overrides.task[1:]:
-        path = override.partition("=")[0].lstrip("+~").split(".")
-        if path[0] in sections:
-            _copy(path, given, sections)
-    whole = given | sections
-    merged = load(OmegaConf.create(whole), EvaluateConfig, polymorphic=POLYMORPHIC)
-    return dataclasses.replace(merged, run=folder)
-
-
-def _copy(path: list[str], source: dict[str, Any], target: dict[str, Any]) -> None:
-    """Copies the value at a key path from one configuration to another."""
-    for name in path[:-1]:
-        source, target = source[name], target[name]
-    target[path[-1]] = source[path[-1]]

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from dpft.cli.scores import ALL_PREDICTIONS
+from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.errors import InputError
 from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
@@ -34,8 +34,9 @@ def start_anew(folder: Path) -> None:
     private = private_folder(folder)
     for name in (REPORT, METRICS, PRIVACY):
         (folder / name).unlink(missing_ok=True)
-    for stale in (*folder.glob(ALL_PREDICTIONS), *private.glob(ALL_PREDICTIONS)):
-        stale.unlink()
+    for place in (folder, private):
+        for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
+            stale.unlink()
     (private / "diagnostics.jsonl").unlink(missing_ok=True)
     for tree in (folder / "model", private / "checkpoints"):
         shutil.rmtree(tree, ignore_errors=True)

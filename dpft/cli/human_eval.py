@@ -27,7 +27,7 @@ from dpft.evaluation.human import (
     sheet_text,
 )
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.evaluation.settings import eval_split_is_public
+from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.tasks.base import TextTask
@@ -106,9 +106,9 @@ def _check_runs(runs: Sequence[EvaluateConfig], systems: Sequence[str], place: P
             f"human_eval_strategy must be one of {', '.join(STRATEGIES)},"
             f" got {runs[0].human_eval_strategy!r}."
         )
-    if split == "train":
+    if any(reads_training_split(config.task, config.eval) for config in runs):
         raise InputError(
-            "human_eval must not show training records to people, got eval.split=train; choose"
+            f"human_eval must not show training records to people, got eval.split={split}; choose"
             " validation or test."
         )
     folders = [Path(system).resolve() for system in systems]

@@ -15,6 +15,7 @@ from dpft.errors import InputError
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
     "eval": "generate from a trained model and score it, or score a file of outputs",
+    "generate": "write synthetic records with a trained model, at no further epsilon",
     "account": "compute epsilon from a noise multiplier, or the reverse",
     "export": "write a run's model as a folder to hand on, LoRA merged if asked",
     "plan": "say what a training run would cost, without training",
@@ -60,6 +61,7 @@ def usage() -> str:
             "examples:",
             "  dpft train task=e2e model=gpt2 privacy.eps=3",
             "  dpft eval run=outputs/2026-01-31/12-00-00",
+            "  dpft generate run=outputs/2026-01-31/12-00-00 prompts=prompts.jsonl",
             "  dpft account num_examples=42061 expected_batch_size=1024 epochs=10 eps=3",
         ]
     )

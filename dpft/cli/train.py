@@ -25,6 +25,7 @@ from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.held_out import divide, keep_key, not_evaluated
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.parts import encoding_of, prepare_model, training_head
+from dpft.cli.progress import batch_progress
 from dpft.cli.scores import write_evaluations
 from dpft.cli.training_data import load_training_data, make_records, save_unit_key, unit_key
 from dpft.config.load import dump
@@ -33,7 +34,7 @@ from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.evaluation.settings import eval_split_is_public
+from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import hold_lock, private_folder, write_json
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
@@ -193,7 +194,7 @@ def evaluate(
     """Returns the scores on each part of the evaluation split; none where evaluation is off."""
     if held_out:
         logger.info("evaluating %s fine-tuning", stage)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), batch_progress() as on_progress:
         return evaluate_parts(
             model,
             encoding,
@@ -204,6 +205,7 @@ def evaluate(
             metrics=config.metrics,
             stage=stage,
             extra_positions=config.method.extra_positions,
+            on_progress=on_progress,
         )
 
 
@@ -217,7 +219,8 @@ def report(
     """Writes predictions, metrics, the privacy record and the report."""
     public = eval_split_is_public(config.task, config.eval)
     if evaluations:
-        write_evaluations(folder, evaluations, public=public)
+        training = reads_training_split(config.task, config.eval)
+        write_evaluations(folder, evaluations, public=public, training=training)
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
         privacy = parameter_record(counts) | non_private_record(
             num_examples=plan.size.num_examples,

@@ -1,4 +1,4 @@
-"""What ``dpft eval`` and ``dpft export`` load: a run's trained model, or any other."""
+"""What ``dpft eval``, ``generate`` and ``export`` load: a run's trained model, or any other."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to score or to export, and what a method has to put onto it."""
+    """A model to score, to write with or to export, and what a method has to put onto it."""
 
     model: ModelConfig
     method: Method | None = None

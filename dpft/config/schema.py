@@ -149,6 +149,41 @@ def check_complete(task: Task) -> None:
         raise InputError(task.lacks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """``dpft generate``, conf/generate.yaml."""
+
+    task: Task
+    decode: DecodeConfig
+    run: str
+    """Folder of a run: its task, and its trained model."""
+    prompts: str | None = None
+    """File of rows in the task's own format, of which the prompt's columns are read."""
+    num: int | None = None
+    """Records to write from nothing, where whole records were trained on."""
+    to: str | None = None
+    """File to write; None: a new one in ``generated`` in the run's folder."""
+    batch_size: int = 32
+    """Prompts at once; memory and speed only."""
+    train: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        if (self.prompts is None) == (self.num is None):
+            given = "neither" if self.num is None else "both"
+            raise InputError(
+                f"exactly one of prompts=FILE and num=N must be given, got {given}; num is for"
+                " tasks whose whole record was trained on."
+            )
+        for name, value in (("num", self.num), ("batch_size", self.batch_size)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}.")
+        if self.num is not None and not self.decode.draws:
+            raise InputError(
+                f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
+                " writes the same record every time."
+            )
+
+
 def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
     """Refuses the loop engine on more than one example at a time, and units that do not fit.
 

@@ -5,12 +5,12 @@ and line and never quotes the row: rows may be private, messages are not (DESIGN
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import constants
 
@@ -19,6 +19,8 @@ from dpft.data.readers import FORMATS, Row, read_rows
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
 from dpft.tasks.base import SPLITS, Example, Record, Task, is_unicode
+
+Made = TypeVar("Made")
 
 
 def load_examples(task: Task, split: str) -> list[Any]:
@@ -93,14 +95,14 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
         raise InputError(f"task.source=local needs task.data_dir={_places(task)}.")
     folder = Path(task.data_dir).expanduser()
     if task.takes_file and folder.is_file():
-        return _file_rows(_only_file(folder, split))
+        return file_rows(_only_file(folder, split))
     if not folder.is_dir():
         file = f", or a file that ends with {', '.join(FORMATS)}" if task.takes_file else ""
         raise InputError(
             f"task.data_dir must be a folder{file}, got {task.data_dir!r}, which is not one;"
             f" give the folder that holds {_file_names(split)}."
         )
-    return _file_rows(_split_file(folder, split))
+    return file_rows(_split_file(folder, split))
 
 
 def _places(task: Task) -> str:
@@ -151,7 +153,7 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
         )
     sample = resources.files("dpft") / "models" / "embedded" / "sample"
     with resources.as_file(sample) as folder:
-        yield from _file_rows(_split_file(folder, split))
+        yield from file_rows(_split_file(folder, split))
 
 
 def _split_file(folder: Path, split: str) -> Path:
@@ -171,7 +173,12 @@ def _file_names(split: str) -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def _file_rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path) -> Iterator[Row]:
+    """Yields a file's rows, not yet checked.
+
+    Raises:
+        InputError: It cannot be read; names file and line.
+    """
     try:
         with path.open("rb") as stream:
             yield from read_rows(stream, str(path))
@@ -227,9 +234,14 @@ def _origin(task: Task, split: str) -> str:
 
 def _examples(task: Task, row: Row) -> Sequence[Record]:
     optional = [column for column in task.optional_columns if _present(task, row, column)]
-    values = {column: _value(task, row, column) for column in (*task.columns, *optional)}
+    values = row_values(task, row, task.columns) | row_values(task, row, optional)
+    return made_at(row, task.examples, values)
+
+
+def made_at(row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]) -> Made:
+    """Returns what the task makes of a row's values; a refusal says which row it is of."""
     try:
-        return task.examples(values)
+        return make(values)
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from None
 
@@ -252,13 +264,22 @@ def _unused(group: str, taken: set[str]) -> str:
     return next(name for name in chain([group], numbered) if name not in taken)
 
 
-def _value(task: Task, row: Row, column: str) -> object:
+def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
+    """Returns a row's values of some of the task's columns, under the task's own names.
+
+    Raises:
+        InputError: A column is missing, or does not hold text where it must.
+    """
+    return {column: _value(task, row, column, columns) for column in columns}
+
+
+def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     present = _present(task, row, column)
     if not present:
         names = _names(task, column)
         raise InputError(
             f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
-            f"{_needed_by(task, row, column)}"
+            f"{_needed_by(task, row, column, needed)}"
         )
     value = row.values[present[0]]
     if column in task.untyped_columns and not isinstance(value, str):
@@ -280,11 +301,11 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
     return [name for name in _names(task, column) if name in row.values]
 
 
-def _needed_by(task: Task, row: Row, column: str) -> str:
+def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
     """Returns the rest of the sentence: what asks for a column, and where to look for it."""
     key = task.column_key(column)
     if key is None:
-        return f"; task={task.name} needs {', '.join(task.columns)}."
+        return f"; task={task.name} needs {', '.join(needed)}."
     return f", which {key} names; there are {', '.join(map(str, row.values)) or 'none'}."
 
 

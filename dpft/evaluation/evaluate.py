@@ -136,6 +136,7 @@ def evaluate_parts(
     metrics: MetricsConfig | None = None,
     stage: str = "after",
     extra_positions: int = 0,
+    on_progress: Progress | None = None,
 ) -> list[Evaluation]:
     """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``."""
     return [
@@ -150,6 +151,7 @@ def evaluate_parts(
             split=part,
             stage=stage,
             extra_positions=extra_positions,
+            on_progress=on_progress,
         )
         for part, examples in parts.items()
     ]

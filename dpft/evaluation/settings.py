@@ -58,6 +58,20 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
         )
 
 
+def reads_training_split(task: Task, config: EvalConfig) -> bool:
+    """Returns whether the split, or a part of it, is the training split or a part of that.
+
+    Args:
+        task: The task, with its source.
+        config: ``split``.
+    """
+    training = {"train", *task.parts("train")}
+    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train.
+    return config.split == "train" or any(
+        name in part for part in task.parts(config.split) for name in training
+    )
+
+
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     """Returns whether predictions and scores on the split may be shown (DESIGN §6.8).
 
@@ -69,11 +83,8 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
         task: The task, with its source.
         config: ``split`` and ``split_is_public``.
     """
-    parts = task.parts(config.split)
-    training = {"train", *task.parts("train")}
-    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train.
-    if config.split == "train" or any(name in part for part in parts for name in training):
+    if reads_training_split(task, config):
         return False
     if config.split_is_public is not None:
         return config.split_is_public
-    return all(task.is_published(part) for part in parts)
+    return all(task.is_published(part) for part in task.parts(config.split))

@@ -2,12 +2,13 @@
 
 Prompts are sorted by length and padded on the left (on the right for a seq2seq model); the
 attention mask goes along and ``generate`` derives the position ids from it, so padding changes a
-logit by rounding only (1e-7 in float32). Beam search is transformers' own; no repetition penalty,
-no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
+logit by rounding only (1e-7 in float32). Searching is transformers' own, sampling in ``nucleus``;
+no repetition penalty, no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import (
         GenerationConfig,
+        LogitsProcessorList,
         PretrainedConfig,
         PreTrainedModel,
         PreTrainedTokenizerBase,
@@ -30,13 +32,20 @@ class DecodeConfig:
     """How a text is chosen, ``conf/decode/<strategy>.yaml``."""
 
     strategy: str = "beam"
-    """Name of a strategy; ``beam`` keeps the ``num_beams`` likeliest texts at every step."""
+    """beam keeps the ``num_beams`` likeliest texts at every step, greedy takes the likeliest token,
+    nucleus draws among the likeliest."""
     num_beams: int = 5
-    """Texts kept at every step."""
+    """Texts that beam keeps at every step."""
     max_new_tokens: int = 100
     """Most tokens written after the prompt, end-of-text included."""
     length_penalty: float = 1.0
-    """Power of a text's length, in tokens, that its log-likelihood is divided by."""
+    """For beam: power of a text's length, in tokens, that its log-likelihood is divided by."""
+    top_p: float = 0.9
+    """For nucleus: the likeliest tokens that hold this much of the probability are drawn from."""
+    temperature: float = 1.0
+    """For nucleus: what logits are divided by; below 1 likely tokens become likelier."""
+    seed: int | None = 0
+    """For nucleus: the same seed writes the same texts; None for fresh randomness."""
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -45,19 +54,40 @@ class DecodeConfig:
         for name in ("num_beams", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"decode.{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"decode.top_p must be in (0, 1], got {self.top_p}.")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"decode.temperature must be positive, got {self.temperature}.")
+        if self.seed is not None and self.seed < 0:
+            raise InputError(
+                f"decode.seed must be at least 0, or null for fresh randomness, got {self.seed}."
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether texts are drawn, so that one prompt may have several."""
+        return self.strategy == NUCLEUS
 
 
 def _beam_settings(config: DecodeConfig) -> dict[str, Any]:
     return {
-        "do_sample": False,
         "num_beams": config.num_beams,
         "length_penalty": config.length_penalty,
         "early_stopping": False,
     }
 
 
-STRATEGIES: dict[str, Callable[[DecodeConfig], dict[str, Any]]] = {"beam": _beam_settings}
-"""Strategy name to the transformers settings it stands for; a strategy is one more entry."""
+def _one_text(_: DecodeConfig) -> dict[str, Any]:
+    return {"num_beams": 1}
+
+
+NUCLEUS = "nucleus"
+STRATEGIES: dict[str, Callable[[DecodeConfig], dict[str, Any]]] = {
+    "beam": _beam_settings,
+    "greedy": _one_text,
+    NUCLEUS: _one_text,
+}
+"""Strategy name to the transformers settings it stands for."""
 
 
 def generate_texts(
@@ -84,8 +114,10 @@ def generate_texts(
         Texts in the order of the prompts, blanks around them stripped.
 
     Guarantees:
-        Beam search draws no random number, so training's generators stand as they stood. The
-        model's modes, configuration and generation settings are as before, also after an error.
+        No strategy touches torch's generators, so training's stand as they stood. A text depends
+        on its prompt, and for nucleus on the seed and the prompt's place; on the rest of its
+        batch by rounding only. The model's modes, configuration and generation settings are as
+        before, also after an error.
 
     Raises:
         InputError: A prompt has no token.
@@ -94,10 +126,12 @@ def generate_texts(
     if not all(token_ids):
         raise InputError("a prompt must have at least one token, got an empty one.")
     settings = _generation_config(config, tokenizer, model.config)
+    processors = _processors(config)
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
         for indices in _batches_by_length(token_ids, batch_size):
-            rows = _generate(model, [token_ids[index] for index in indices], settings)
+            batch = [token_ids[index] for index in indices]
+            rows = _generate(model, batch, settings, processors(indices))
             for index, row in zip(indices, rows, strict=True):
                 texts[index] = _text(row, tokenizer)
             if on_batch is not None:
@@ -123,6 +157,7 @@ def _generation_config(
 
     settings: GenerationConfig = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=config.max_new_tokens,
+        do_sample=False,
         use_cache=True,
         pad_token_id=tokenizer.pad_token_id if seq2seq else end,
         eos_token_id=end,
@@ -134,6 +169,23 @@ def _generation_config(
     return settings
 
 
+Processors = Callable[[Sequence[int]], "LogitsProcessorList | None"]
+"""From the places of a batch's prompts to what changes their logits."""
+
+
+def _processors(config: DecodeConfig) -> Processors:
+    if not config.draws:
+        return lambda _: None
+    from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
+
+    root = root_seed(config.seed)
+    return lambda places: nucleus_processors(
+        uniforms(root, places, config.max_new_tokens),
+        top_p=config.top_p,
+        temperature=config.temperature,
+    )
+
+
 def _batches_by_length(token_ids: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:
     """Yields positions in ``token_ids``, longest first: a batch too large fails at once."""
     order = sorted(range(len(token_ids)), key=lambda index: -len(token_ids[index]))
@@ -142,7 +194,10 @@ def _batches_by_length(token_ids: Sequence[list[int]], batch_size: int) -> Itera
 
 
 def _generate(
-    model: "PreTrainedModel", prompts: Sequence[list[int]], settings: "GenerationConfig"
+    model: "PreTrainedModel",
+    prompts: Sequence[list[int]],
+    settings: "GenerationConfig",
+    processors: "LogitsProcessorList | None",
 ) -> "Tensor":
     """Returns the new token ids of each prompt, shape (b, at most max_new_tokens)."""
     import torch
@@ -158,6 +213,7 @@ def _generate(
             input_ids=torch.tensor(ids, device=model.device),  # peft takes it by name alone
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=settings,
+            logits_processor=processors,
         )
     # A seq2seq model writes apart from what it reads, after one token to start with.
     return written[:, 1:] if seq2seq else written[:, length:]

@@ -50,7 +50,12 @@ def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
     assert stat.S_IMODE(predictions.stat().st_mode) == 0o600
     assert len(predictions.read_text().splitlines()) == 2
     assert "## Scores on e2e, split test" in (folder / "report.md").read_text()
-    assert {path.name for path in outcome.new} == {"metrics.json", "predictions.jsonl"}
+    samples = folder / "private" / "samples.md"
+    assert stat.S_IMODE(samples.stat().st_mode) == 0o600
+    assert "name\\[Inn 1\\]" in samples.read_text()
+    written = {"metrics.json", "predictions.jsonl", "samples.md"}
+    assert {path.name for path in outcome.new} == written
+    assert not (folder / "samples.md").exists()
 
 
 def test_overrides_lead_and_an_entry_is_replaced_while_others_stay(workspace: Workspace) -> None:
@@ -81,12 +86,29 @@ def test_the_training_split_is_always_private(workspace: Workspace) -> None:
     assert json.loads(outcome.out)["evaluations"][0]["split_is_public"] is False
 
 
+def test_there_are_no_samples_of_the_training_split(workspace: Workspace) -> None:
+    folder = workspace.root / "run" / "private"
+    (folder / "samples.md").unlink(missing_ok=True)
+    assert workspace.run("eval", RUN, "eval.split=train", "eval.limit=1").code == 0
+    assert (folder / "predictions.jsonl").exists()
+    assert not (folder / "samples.md").exists()
+
+
+def test_what_a_run_wrote_may_be_drawn_anew_by_another_strategy(workspace: Workspace) -> None:
+    texts = {}
+    for strategy in ("greedy", "nucleus"):
+        outcome = workspace.run("eval", RUN, f"decode={strategy}", "decode.max_new_tokens=4")
+        assert outcome.code == 0, outcome.err
+        texts[strategy] = (workspace.root / "run/private/predictions.jsonl").read_text()
+    assert texts["greedy"] != texts["nucleus"]
+
+
 def test_a_model_without_a_run_is_scored_in_a_folder_of_its_own(workspace: Workspace) -> None:
     public = "eval.split_is_public=true"
     outcome = workspace.run("eval", *SETTING, *EVALUATION, public, "hydra.run.dir=alone")
     assert outcome.code == 0, outcome.err
     names = {path.name for path in (workspace.root / "alone").iterdir()}
-    assert names == {".hydra", "metrics.json", "predictions.jsonl"}
+    assert names == {".hydra", "metrics.json", "predictions.jsonl", "samples.md"}
     assert "perplexity" in outcome.out
 
 
@@ -132,6 +154,43 @@ def test_without_java_the_other_metrics_of_e2e_are_computed(
     }
     table = workspace.run("eval", *arguments).out
     assert "not computed: needs Java" in table
+
+
+RECORDS = [f"name[Inn {i}], eatType[inn]" for i in range(6)]
+FITTING = [json.dumps({"input": mr, "prediction": "A."}) for mr in RECORDS]
+
+
+@pytest.mark.parametrize(
+    ("file", "lines", "parts"),
+    [
+        ("few.txt", ["A."] * 5, ["6 distinct inputs", "got 5 lines"]),
+        ("many.txt", ["A."] * 7, ["6 distinct inputs", "got 7 lines"]),
+        ("few.jsonl", FITTING[:5], ["few.jsonl", "6 distinct inputs", "5 of them (1 missing)"]),
+        (
+            "other.jsonl",
+            [*FITTING[:5], FITTING[5].replace("Inn", "Qzx")],
+            ["other.jsonl:6", "another"],
+        ),
+        ("twice.jsonl", [*FITTING, FITTING[0]], ["twice.jsonl:7", "a second one", "line 1"]),
+        ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["1 of them (5 missing)"]),
+        ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
+        (
+            "wide.tsv",
+            ["MR\toutput", f"{RECORDS[0]}\tA.\tB."],
+            ["wide.tsv:2", "two columns", "got 3"],
+        ),
+    ],
+)
+def test_outputs_that_do_not_fit_the_split_are_refused_in_one_sentence_without_quoting(
+    workspace: Workspace, file: str, lines: list[str], parts: list[str]
+) -> None:
+    data = workspace.root / "inns"
+    data.mkdir(exist_ok=True)
+    write_rows(data / "test.jsonl", [(mr, "A.") for mr in RECORDS])
+    (workspace.root / file).write_text("\n".join(lines) + "\n")
+    sentence = workspace.refusal("eval", "task=e2e", "task.data_dir=inns", f"predictions={file}")
+    assert [part for part in parts if part not in sentence] == [], sentence
+    assert "Qzx" not in sentence
 
 
 @pytest.mark.parametrize(

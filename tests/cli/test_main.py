@@ -13,7 +13,7 @@ def test_an_unknown_subcommand_names_the_nearest_and_the_list(
     assert main(["trian", "privacy.eps=3"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("dpft: error: unknown subcommand 'trian'; did you mean train?")
-    assert "train, eval, account, export, plan" in error
+    assert "train, eval, generate, account, export, plan" in error
 
 
 def test_no_arguments_print_the_usage_and_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,9 @@ def test_version_and_help_answer_without_importing_anything_heavy(
     assert done.stdout.startswith(begins)
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "account", "plan", "report", "doctor"])
+@pytest.mark.parametrize(
+    "name", ["train", "eval", "generate", "account", "plan", "report", "doctor"]
+)
 def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     program = (
         "import sys; from dpft.cli.main import main; code = main(sys.argv[1:]);"

@@ -7,10 +7,10 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
 
 
-def evaluation(stage: str, text: str) -> Evaluation:
+def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:
     return Evaluation(
         task="e2e",
-        split="test",
+        split=split,
         examples=1,
         stage=stage,
         metrics={"bleu": 1.0},
@@ -36,3 +36,50 @@ def test_private_predictions_are_the_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "predictions.jsonl").stat().st_mode) == 0o600
     assert "y" not in (tmp_path / "metrics.json").read_text().split()
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_samples_lie_beside_the_predictions(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    assert files(tmp_path) == {"metrics.json", "predictions.jsonl", "samples.md"}
+    samples = (tmp_path / "samples.md").read_text()
+    assert samples.startswith("# Samples of e2e, split test\n")
+    assert "not covered by epsilon" not in samples
+
+
+def test_private_samples_are_the_owners_alone(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
+    samples = tmp_path / "private" / "samples.md"
+    assert stat.S_IMODE(samples.stat().st_mode) == 0o600
+    assert "private held-out records, not covered by epsilon" in samples.read_text()
+    assert not (tmp_path / "samples.md").exists()
+
+
+def test_each_part_of_a_split_has_samples_of_its_own(tmp_path: Path) -> None:
+    parts = [evaluation("after", "y", split=split) for split in ("matched", "mismatched")]
+    write_evaluations(tmp_path, parts, public=True)
+    expected = {f"samples_{part}.md" for part in ("matched", "mismatched")}
+    assert expected <= files(tmp_path)
+    assert "samples.md" not in files(tmp_path)
+
+
+def test_of_records_that_were_trained_on_there_are_no_samples(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False, training=True)
+    assert files(tmp_path) == {"metrics.json", "private/predictions.jsonl"}
+
+
+def test_a_split_that_is_public_no_more_leaves_no_public_texts(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
+    assert files(tmp_path) == {
+        "metrics.json", "private/predictions.jsonl", "private/samples.md",
+    }  # fmt: skip
+
+
+def test_a_private_split_leaves_the_public_texts_of_another_one(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    write_evaluations(tmp_path, [evaluation("after", "y", "validation")], public=False)
+    assert {"predictions.jsonl", "samples.md"} <= files(tmp_path)

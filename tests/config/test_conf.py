@@ -24,6 +24,7 @@ ROOTS = {
     "train": schema.TrainConfig,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
+    "generate": schema.GenerateConfig,
     "export": schema.ExportConfig,
     "account": AccountConfig,
     "report": ReportConfig,
@@ -41,6 +42,7 @@ NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
     "plan": ["privacy.noise_multiplier=1"],
     "eval": [],
+    "generate": ["run=RUN", "prompts=FILE"],
     "export": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
     "report": ["ratings=FILE"],
@@ -51,7 +53,8 @@ NEEDED = {
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
     plain = dict.fromkeys(("account", "export", "report", "doctor"), {})
-    polymorphic = {**plain, "eval": schema.TASK}.get(name, schema.POLYMORPHIC)
+    of_task = dict.fromkeys(("eval", "generate"), schema.TASK)
+    polymorphic = {**plain, **of_task}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
     return load(config, ROOTS[name], polymorphic=polymorphic)

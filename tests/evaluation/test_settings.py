@@ -6,7 +6,12 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.settings import EvalConfig, check_held_out, eval_split_is_public
+from dpft.evaluation.settings import (
+    EvalConfig,
+    check_held_out,
+    eval_split_is_public,
+    reads_training_split,
+)
 from dpft.tasks.custom_texts import CustomTexts
 from tests.evaluation.letters import LetterTask
 
@@ -49,6 +54,8 @@ def test_trust_rule_8_a_users_own_hub_data_or_address_is_not_public(own):
 def test_trust_rule_8_a_split_with_a_part_of_the_training_split_is_never_public(part):
     task = LetterTask(name="letters", split_parts={"validation": ("validation", part)})
     config = EvalConfig(split="validation", split_is_public=True)
+    assert reads_training_split(task, config)
+    assert not reads_training_split(task, EvalConfig(split="test"))
     assert not eval_split_is_public(task, config)
 
 

@@ -46,15 +46,33 @@ def model():
     return GPT2LMHeadModel(config).double().train()
 
 
-@pytest.mark.parametrize("num_beams", [1, 5])
-def test_batch_size_does_not_change_the_texts(model, tokenizer, num_beams):
-    config = DecodeConfig(num_beams=num_beams, max_new_tokens=8)
+STRATEGIES = [
+    {"num_beams": 1},
+    {"num_beams": 5},
+    {"strategy": "greedy"},
+    {"strategy": "nucleus", "seed": 3},
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_batch_size_does_not_change_the_texts(model, tokenizer, strategy):
+    config = DecodeConfig(max_new_tokens=8, **strategy)
     texts = {
         batch_size: generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=batch_size)
         for batch_size in (1, 2, 3, 7)
     }
     assert len(set(texts[1])) > 3
     assert texts[1] == texts[2] == texts[3] == texts[7]
+
+
+def test_greedy_is_a_beam_of_one(model, tokenizer):
+    greedy, beam = (
+        generate_texts(
+            model, tokenizer, PROMPTS, config=DecodeConfig(max_new_tokens=8, **one), batch_size=7
+        )
+        for one in ({"strategy": "greedy"}, {"num_beams": 1})
+    )
+    assert greedy == beam
 
 
 def test_a_beam_that_holds_every_text_finds_the_likeliest_per_token(model, tokenizer):
@@ -82,24 +100,28 @@ def test_a_beam_that_holds_every_text_finds_the_likeliest_per_token(model, token
     assert text == " ".join(WORDS[token] for token in best if token != END)
 
 
-def test_decoding_leaves_generators_modes_and_settings_alone(model, tokenizer):
+@pytest.mark.parametrize("strategy", ["beam", "greedy", "nucleus"])
+def test_decoding_leaves_generators_modes_and_settings_alone(model, tokenizer, strategy):
     model.transformer.h[0].eval()
     modes = [module.training for module in model.modules()]
     settings, state = model.generation_config, torch.get_rng_state()
     before = (settings.to_dict(), model.config.to_dict())
-    generate_texts(model, tokenizer, ["a"], config=DecodeConfig(max_new_tokens=3), batch_size=1)
+    config = DecodeConfig(strategy=strategy, max_new_tokens=3, seed=None)
+    generate_texts(model, tokenizer, ["a"], config=config, batch_size=1)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
     assert model.generation_config is settings
     assert (settings.to_dict(), model.config.to_dict()) == before
 
 
-def test_the_checkpoints_own_generation_settings_are_not_used(model, tokenizer):
-    config = DecodeConfig(max_new_tokens=6)
+@pytest.mark.parametrize("strategy", ["beam", "nucleus"])
+def test_the_checkpoints_own_generation_settings_are_not_used(model, tokenizer, strategy):
+    config = DecodeConfig(strategy=strategy, max_new_tokens=6)
     plain = generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=7)
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.suppress_tokens = [0, 1, 2, 3]
     model.generation_config.min_length = 20
+    model.generation_config.update(do_sample=True, top_k=1, temperature=0.1, top_p=0.1)
     assert generate_texts(model, tokenizer, PROMPTS, config=config, batch_size=7) == plain
 
 
@@ -109,7 +131,7 @@ class Echo(nn.Module):
     device = torch.device("cpu")
     config = GPT2Config()
 
-    def generate(self, *, input_ids, attention_mask, generation_config):
+    def generate(self, *, input_ids, attention_mask, generation_config, logits_processor):
         ids = input_ids
         self.ids, self.attention_mask = ids, attention_mask
         end = torch.full((len(ids), 1), END)
@@ -145,9 +167,13 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"strategy": "bean"}, "decode.strategy must be one of beam, got 'bean'"),
+        ({"strategy": "bean"}, "decode.strategy must be one of beam, greedy, nucleus, got 'bean'"),
         ({"num_beams": 0}, "decode.num_beams must be at least 1, got 0"),
         ({"max_new_tokens": -1}, "decode.max_new_tokens must be at least 1, got -1"),
+        ({"top_p": 0.0}, r"decode.top_p must be in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, r"decode.top_p must be in \(0, 1\], got 1.5"),
+        ({"temperature": 0.0}, "decode.temperature must be positive, got 0.0"),
+        ({"seed": -1}, "decode.seed must be at least 0, or null .*, got -1"),
     ],
 )
 def test_bad_settings_are_refused_by_name(setting, message):
@@ -155,11 +181,15 @@ def test_bad_settings_are_refused_by_name(setting, message):
         DecodeConfig(**setting)
 
 
-def test_the_yaml_holds_every_field_at_its_default():
-    path = Path(__file__).parents[2] / "conf" / "decode" / "beam.yaml"
+@pytest.mark.parametrize("strategy", ["beam", "greedy", "nucleus"])
+def test_a_strategys_yaml_holds_every_field(strategy):
+    path = Path(__file__).parents[2] / "conf" / "decode" / f"{strategy}.yaml"
     values = yaml.safe_load(path.read_text())
     assert set(values) == {field.name for field in fields(DecodeConfig)}
-    assert DecodeConfig(**values) == DecodeConfig()
+    config = DecodeConfig(**values)
+    assert (config.strategy, config.draws) == (strategy, strategy == "nucleus")
+    assert (config.num_beams, config.top_p) == (5 if strategy == "beam" else 1, 0.9)
+    assert config.strategy != "beam" or config == DecodeConfig()
 
 
 SOURCES = [[5, 9, 7, 8, 4, 1], [6, 1], [30, 1], [12, 11, 1], [20, 21, 22, 1], [40, 1]]
@@ -182,9 +212,9 @@ def seq2seq_texts(model, sources, *, batch_size=1, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_seq2seq_models_texts_do_not_depend_on_their_batches(seq2seq, num_beams):
-    settings = {"num_beams": num_beams, "max_new_tokens": 7}
+@pytest.mark.parametrize("strategy", [*STRATEGIES[2:], {"num_beams": 4}])
+def test_a_seq2seq_models_texts_do_not_depend_on_their_batches(seq2seq, strategy):
+    settings = {"max_new_tokens": 7, **strategy}
     alone = seq2seq_texts(seq2seq, SOURCES, **settings)
     assert len(set(alone)) > 2
     assert any(alone)
@@ -250,7 +280,7 @@ def test_a_seq2seq_model_with_virtual_tokens_writes_the_same_alone_and_in_a_batc
 def test_sources_of_a_seq2seq_model_are_padded_on_the_right_with_its_padding(seq2seq):
     seen = {}
 
-    def generate(*, input_ids, attention_mask, generation_config):
+    def generate(*, input_ids, attention_mask, generation_config, logits_processor):
         ids = input_ids
         seen.update(ids=ids.tolist(), mask=attention_mask.tolist(), settings=generation_config)
         return torch.tensor([[0, 5, 1]] * len(ids))

@@ -1,0 +1,271 @@
+"""``dpft generate`` on runs of the tiny model."""
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pytest
+
+from dpft.cli.generate import text_task
+from dpft.data.sources import load_examples
+from dpft.errors import InputError
+from dpft.tasks import base
+from dpft.tasks.base import Example, TextTask
+from dpft.tasks.e2e import E2ETask
+from dpft.tasks.glue import GlueTask
+from tests.cli.tiny import TRAINING, Workspace, make_workspace, write_rows
+
+QUICK = ("train.steps=1", "eval.enabled=false", "privacy.self_check=false")
+PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", *QUICK)
+SHORT = "decode.max_new_tokens=5"
+MRS = ["name[Cafe 1], eatType[pub]", "name[Cafe 2]", "name[Cafe 1], eatType[pub]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteTask(TextTask):
+    """Whole texts, trained on without a prompt."""
+
+    @property
+    def columns(self):
+        return ("text",)
+
+    @property
+    def prompt_columns(self):
+        return ()
+
+    def examples(self, row):
+        return (replace(self.prompt(row), target=row["text"]),)
+
+    def prompt(self, row):
+        return Example(prompt="", target="", group="note", cut_target_end=True)
+
+    def record(self, row, text):
+        return {"text": text}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def notes():
+    """A task ``notes`` beside dpft's own."""
+    known = base.task_classes() | {"notes": NoteTask}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "task_classes", lambda: known)
+        yield
+
+
+NOTES = ("--config-dir", "extra")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+    """A workspace with a finished run of each kind, and prompts."""
+    workspace = make_workspace(tmp_path_factory.mktemp("generate"))
+    root = workspace.root
+    write_rows(root / "prompts.jsonl", [(mr, "") for mr in MRS])
+    (root / "extra" / "task").mkdir(parents=True)
+    (root / "extra" / "task" / "notes.yaml").write_text(
+        "name: notes\nsource: local\ndata_dir: notes\nmax_length: 24\ncolumn_aliases: {}\n"
+        "eval_split: test\nmetrics: [perplexity]\n"
+    )
+    (root / "notes").mkdir()
+    rows = "".join(json.dumps({"text": f"Place {i} is a pub."}) + "\n" for i in range(40))
+    (root / "notes" / "train.jsonl").write_text(rows)
+    whole = ("task=notes", "model=tiny", "model.path=model", *TRAINING[4:], *NOTES)
+    runs = {
+        "run": PRIVATE,
+        "seeded": (*PRIVATE, "privacy.noise_seed=1"),
+        "ordinary": (*TRAINING[:-1], "privacy=none", *QUICK[:2]),
+        "whole": (*whole, "privacy.noise_multiplier=1", *QUICK),
+    }
+    for name, arguments in runs.items():
+        outcome = workspace.run("train", *arguments, SHORT, f"hydra.run.dir={name}")
+        assert outcome.code == 0, outcome.err
+    return workspace
+
+
+def generate(workspace: Workspace, *arguments: str, to: str) -> tuple[list[dict], dict]:
+    """Runs the command, which must succeed and write nothing but its two files; returns those."""
+    outcome = workspace.run("generate", *arguments, f"to={to}.jsonl")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == ""
+    written = {path.relative_to(workspace.root).as_posix() for path in outcome.new}
+    assert written == {f"{to}.jsonl", f"{to}.privacy.json"}
+    lines = (workspace.root / f"{to}.jsonl").read_text().splitlines()
+    statement = json.loads((workspace.root / f"{to}.privacy.json").read_text())
+    return [json.loads(line) for line in lines], statement
+
+
+PROMPTS = ("run=run", "prompts=prompts.jsonl")
+
+
+def test_records_are_rows_of_the_task_in_the_order_of_the_prompts(workspace: Workspace) -> None:
+    records, _ = generate(workspace, *PROMPTS, to="rows")
+    assert [record["meaning_representation"] for record in records] == MRS
+    assert all(set(r) == {"meaning_representation", "human_reference"} for r in records)
+    assert records[0]["human_reference"] != records[2]["human_reference"]
+    again = workspace.root / "again"
+    again.mkdir()
+    shutil.copy(workspace.root / "rows.jsonl", again / "train.jsonl")
+    read = load_examples(E2ETask(name="e2e", data_dir=str(again)), "train")
+    assert [example.target for example in read] == [r["human_reference"] for r in records]
+
+
+def test_the_statement_is_the_runs_own_promise(workspace: Workspace) -> None:
+    _, statement = generate(workspace, *PROMPTS, to="stated")
+    privacy = json.loads((workspace.root / "run" / "privacy.json").read_text())
+    for key in ("private", "epsilon", "delta", "accountant", "unit", "ledger", "warnings"):
+        assert statement[key] == privacy[key], key
+    assert (statement["run"], statement["records"], statement["schema_version"]) == ("run", 3, 1)
+    assert statement["decode"]["strategy"] == "nucleus"
+    assert statement["decode"]["max_new_tokens"] == 5
+    same, prompts = statement["notes"]
+    assert "post-processing" in same and "the same (epsilon = " in same
+    assert "epsilon does not cover the prompts" in prompts
+
+
+@pytest.mark.parametrize(("run", "why"), [("seeded", "noise_seed"), ("ordinary", "privacy=none")])
+def test_a_run_that_is_not_private_says_so_in_the_statement_and_aloud(
+    workspace: Workspace, run: str, why: str
+) -> None:
+    outcome = workspace.run("generate", f"run={run}", "prompts=prompts.jsonl", f"to={run}.jsonl")
+    assert outcome.code == 0, outcome.err
+    statement = json.loads((workspace.root / f"{run}.privacy.json").read_text())
+    assert statement["private"] is False
+    assert "NOT PRIVATE" in statement["notes"][0] and why in statement["notes"][0]
+    assert "WARNING: NOT PRIVATE" in outcome.err
+
+
+def test_the_seed_and_not_the_batches_say_what_is_written(workspace: Workspace) -> None:
+    one, _ = generate(workspace, *PROMPTS, "decode.seed=1", to="one")
+    alone, _ = generate(workspace, *PROMPTS, "decode.seed=1", "batch_size=1", to="alone")
+    two, _ = generate(workspace, *PROMPTS, "decode.seed=2", to="two")
+    assert one == alone != two
+
+
+def test_beam_writes_equal_texts_after_equal_prompts(workspace: Workspace) -> None:
+    records, statement = generate(workspace, *PROMPTS, "decode=beam", to="beam")
+    assert records[0] == records[2]
+    assert statement["decode"]["num_beams"] == 5
+
+
+def test_without_to_each_call_has_files_of_its_own_in_the_run(workspace: Workspace) -> None:
+    folder = workspace.root / "run" / "generated"
+    for number in (1, 2):
+        outcome = workspace.run("generate", *PROMPTS)
+        assert outcome.code == 0, outcome.err
+        assert f"records: run/generated/{number}.jsonl" in outcome.err
+    names = {path.name for path in folder.iterdir()}
+    assert names == {f"{n}.{kind}" for n in (1, 2) for kind in ("jsonl", "privacy.json")}
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o644, 0o644), (0o600, 0o600)])
+def test_records_are_no_more_open_than_the_prompts_in_them(
+    workspace: Workspace, mode: int, expected: int
+) -> None:
+    prompts = workspace.root / f"mode-{mode:o}.csv"
+    prompts.write_text('meaning_representation\n"name[Qzxmine]"\n')
+    prompts.chmod(mode)
+    outcome = workspace.run("generate", "run=run", f"prompts={prompts}", f"to={mode:o}.jsonl")
+    assert outcome.code == 0 and "Qzxmine" not in outcome.err
+    written = workspace.root / f"{mode:o}.jsonl"
+    assert stat.S_IMODE(written.stat().st_mode) == expected
+    assert "Qzxmine" not in (workspace.root / f"{mode:o}.privacy.json").read_text()
+
+
+def test_where_whole_records_were_trained_on_records_come_from_nothing(
+    workspace: Workspace,
+) -> None:
+    records, statement = generate(workspace, "run=whole", "num=7", *NOTES, to="whole-7")
+    assert [set(record) for record in records] == [{"text"}] * 7
+    assert len({record["text"] for record in records}) > 4
+    assert (statement["prompts"], statement["records"], len(statement["notes"])) == ("none", 7, 1)
+
+
+def test_a_bar_counts_the_records(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    bar = nullcontext(lambda *moved: shown.append(moved))
+    monkeypatch.setattr("dpft.cli.generate.batch_progress", lambda: bar)
+    generate(workspace, *PROMPTS, "batch_size=2", to="counted")
+    assert shown == [("records", 2, 3), ("records", 3, 3)]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_the_runs_own_records_are_no_prompts(workspace: Workspace, split: str) -> None:
+    link = workspace.root / f"link-{split}.jsonl"
+    if not link.exists():
+        link.symlink_to(workspace.root / "data" / f"{split}.jsonl")
+    for file in (f"data/{split}.jsonl", link.name):
+        sentence = workspace.refusal("generate", "run=run", f"prompts={file}")
+        assert "trained or evaluated on" in sentence and f"own {split}.jsonl" in sentence
+
+
+def test_where_the_runs_data_has_gone_that_is_said(workspace: Workspace) -> None:
+    shutil.move(workspace.root / "data", workspace.root / "moved")
+    outcome = workspace.run("generate", *PROMPTS, "to=gone.jsonl")
+    shutil.move(workspace.root / "moved", workspace.root / "data")
+    assert outcome.code == 0, outcome.err
+    assert "WARNING: task.data_dir=data of the run is not here" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["prompts=prompts.jsonl"], ["run has no value", "run=VALUE"]),
+        (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
+        (["run=run"], ["prompts=FILE and num=N", "got neither"]),
+        ([*PROMPTS, "num=3"], ["prompts=FILE and num=N", "got both"]),
+        (["run=run", "num=3"], ["num needs", "task=e2e", "meaning_representation", "prompts=FILE"]),
+        (["run=run", "num=0"], ["num must be at least 1, got 0"]),
+        (["run=run", "num=3", "decode=greedy"], ["decode=nucleus", "got decode.strategy=greedy"]),
+        (["run=whole", "prompts=prompts.jsonl", *NOTES], ["task=notes", "num=N"]),
+        (["run=run", "prompts=none.jsonl"], ["prompts must name a file", "none.jsonl"]),
+        (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
+        ([*PROMPTS, "to=prompts.jsonl"], ["to must be a new file", "prompts.jsonl exists"]),
+        ([*PROMPTS, "to=new.csv"], ["to must end in .jsonl, got 'new.csv'"]),
+        ([*PROMPTS, "to=prompts.jsonl/x.jsonl"], ["to must be", "prompts.jsonl is a file"]),
+        ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
+        ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be in (0, 1], got 0.0"]),
+        ([*PROMPTS, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
+        ([*PROMPTS, "model.path=model"], ["unknown configuration key model"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("generate", *arguments)
+    assert [part for part in parts if part not in sentence] == [], sentence
+
+
+def test_a_task_of_labels_is_refused() -> None:
+    task = GlueTask(name="rte", labels=("yes", "no"), objective="cls")
+    with pytest.raises(InputError, match="answers are texts, got task=rte, whose answers are lab"):
+        text_task(task)
+
+
+def test_a_run_without_a_privacy_record_is_refused(workspace: Workspace) -> None:
+    shutil.copytree(workspace.root / "run", workspace.root / "unrecorded")
+    (workspace.root / "unrecorded" / "privacy.json").unlink()
+    sentence = workspace.refusal("generate", "run=unrecorded", PROMPTS[1])
+    assert "run must have a privacy.json" in sentence
+
+
+def test_a_run_that_another_process_writes_is_refused(workspace: Workspace) -> None:
+    descriptor = os.open(workspace.root / "run" / "private" / "lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    sentence = workspace.refusal("generate", *PROMPTS, "to=busy.jsonl")
+    os.close(descriptor)
+    assert "in use by another dpft process" in sentence
+
+
+def test_records_that_cannot_be_written_leave_no_statement(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("dpft.cli.generate.write_jsonl", full_disk)
+    outcome = workspace.run("generate", *PROMPTS, "to=full.jsonl")
+    assert (outcome.code, outcome.new) == (1, frozenset())
