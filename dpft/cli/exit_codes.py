@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 130 
 143 terminated. Tracebacks go to stderr alone: a file in the run folder would be public.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from types import FrameType
 
 from dpft.errors import DpftError
 
+FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a user can mend: a full disk, or a folder that may not be written to."""
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -33,6 +36,12 @@ def exit_code_of_job(job: Callable[[], None]) -> int:
         return error.exit_code
     except BrokenPipeError:
         return _close_standard_output()
+    except OSError as error:
+        if error.errno not in FULL_OR_FORBIDDEN:
+            traceback.print_exc(file=sys.stderr)
+            return FAILED
+        say(f"error: {error.filename or 'a file'} could not be written: {error.strerror}.")
+        return FAILED
     except Exception:
         traceback.print_exc(file=sys.stderr)
         return FAILED

@@ -7,7 +7,7 @@ from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.errors import InputError
 from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
-from dpft.training.session import LEDGER
+from dpft.training.resume import LEDGER
 
 
 def refuse_used_folder(folder: Path) -> None:

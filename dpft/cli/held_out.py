@@ -43,12 +43,13 @@ class Division:
     """Secret, where records were held out."""
 
 
-def divide(config: TrainConfig, data: TrainingData) -> Division:
+def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) -> Division:
     """Returns the training records without those held out, and those to score.
 
     Args:
         config: The run's configuration.
         data: Every record of the training split, in its order.
+        key: Of a run that goes on; None: a fresh one is drawn.
 
     Raises:
         InputError: Records are to be held out and there are others to score, or one side is empty;
@@ -61,7 +62,7 @@ def divide(config: TrainConfig, data: TrainingData) -> Division:
             f"task.data_dir={config.task.data_dir} holds a {config.eval.split} split to score, so"
             " nothing can be held out; drop eval.held_out, or give the training file alone."
         )
-    key = new_key()
+    key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
     scored = {HELD_OUT: [data.examples[at] for at in held]} if config.eval.enabled else {}
     return Division(kept=kept, scored=scored, key=key)

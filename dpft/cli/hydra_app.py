@@ -46,6 +46,8 @@ class Subcommand:
     """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
     expand: Callable[[list[str]], list[str]]
     """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
+    configuration: Callable[[DictConfig], Any] | None = None
+    """``configuration(composed)``, optional: what is run, in place of the composed values."""
 
     @classmethod
     def of(cls, name: str) -> "Subcommand":
@@ -56,10 +58,14 @@ class Subcommand:
             run=module.run,
             polymorphic=vars(module).get("POLYMORPHIC", {}),
             expand=vars(module).get("expand", _unchanged),
+            configuration=vars(module).get("configuration"),
         )
 
     def run_job(self, config: DictConfig) -> None:
         """Run the subcommand on one composed configuration."""
+        if self.configuration is not None:
+            self.run(self.configuration(config))
+            return
         self.run(load(config, self.config, polymorphic=self.polymorphic))
 
 

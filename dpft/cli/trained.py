@@ -23,7 +23,7 @@ from dpft.models.vocabulary import add_tokens
 from dpft.privacy.ledger import read_ledger
 from dpft.reports.run import CONFIGURATION
 from dpft.tasks.base import Task
-from dpft.training.session import LEDGER
+from dpft.training.resume import LEDGER
 
 MODEL = "model"
 """A run's folder of its model."""

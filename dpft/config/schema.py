@@ -4,7 +4,7 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dpft.config.account import check_output
 from dpft.config.convert import ClassChoice, by_name
@@ -30,7 +30,7 @@ POLYMORPHIC = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """``dpft train``, conf/train.yaml."""
+    """A run, config.yaml in its folder."""
 
     task: Task
     model: ModelConfig
@@ -55,6 +55,19 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainCommand(TrainConfig):
+    """``dpft train`` as it is called, conf/train.yaml."""
+
+    resume: str | None = None
+    """Folder of a run that broke off, to go on with it."""
+
+    def settings(self) -> TrainConfig:
+        """Returns what the run is, however it was called."""
+        names = [field.name for field in fields(TrainConfig)]
+        return TrainConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanSettings:
     """What ``dpft plan`` does beyond arithmetic."""
 
@@ -63,8 +76,8 @@ class PlanSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig(TrainConfig):
-    """``dpft plan``, conf/plan.yaml."""
+class PlanConfig(TrainCommand):
+    """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
 
     plan: PlanSettings = field(default_factory=PlanSettings)
     output: str = "table"
@@ -72,6 +85,10 @@ class PlanConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_output(self.output)
+        if self.resume is not None:
+            raise InputError(
+                "plan is of a run that begins, got resume; a run's own plan is in privacy.json."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

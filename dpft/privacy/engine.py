@@ -8,13 +8,12 @@ Algorithm 1). Where a phase begins, what trains and the clipping norm may change
 may not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
@@ -23,11 +22,17 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
-from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
 from dpft.privacy.sampling import PoissonSampler
+
+
+class StepLog(Protocol):
+    """Where a noisy step is recorded before its gradient is readable."""
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+        """Records the next step; an error means that it must not be released."""
 
 
 class PrivacyEngine:
@@ -49,8 +54,10 @@ class PrivacyEngine:
         model: nn.Module,
         *,
         plan: PrivacyPlan,
-        ledger: Ledger,
+        ledger: StepLog,
         randomness: Randomness,
+        steps_taken: int = 0,
+        last_step: int | None = None,
         engine: str = "auto",
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
@@ -59,11 +66,13 @@ class PrivacyEngine:
         """Binds a model to a plan.
 
         Args:
-            model: What requires grad now trains in the first phase; what does at the first
-                ``draw`` of each later one trains in that.
+            model: What requires grad now trains in the phase of the next step; what does at the
+                first ``draw`` of each later one trains in that.
             plan: The mechanism that was accounted for.
             ledger: Where steps are recorded.
             randomness: Secret sources of sampling, noise and dropout.
+            steps_taken: Steps of the plan that the weights have taken already.
+            last_step: Step of the plan to end at; None: its last.
             engine: Name of the clipping engine.
             groups: As ``PerExampleClipper``.
             memory_mb: As ``PerExampleClipper``.
@@ -75,7 +84,8 @@ class PrivacyEngine:
             InputError: As ``PerExampleClipper``.
         """
         self.plan = plan
-        self.steps_taken = 0
+        self.steps_taken = steps_taken
+        self._last_step = plan.steps if last_step is None else last_step
         self._model = model
         self._ledger = ledger
         self._randomness = randomness
@@ -83,16 +93,17 @@ class PrivacyEngine:
         for each in plan.phases:
             style = clipping_style(plan.clipping, max_grad_norm=each.max_grad_norm)
             _check_sensitivity(each, style.sensitivity)
+        self._phase_number = plan.phase_number_at(min(steps_taken, plan.steps - 1))
+        phase = plan.phases[self._phase_number]
         self._options = ClippingOptions(
-            max_grad_norm=plan.phases[0].max_grad_norm,
+            max_grad_norm=phase.max_grad_norm,
             clipping=plan.clipping,
             engine=engine,
             groups=groups,
             memory_mb=memory_mb,
             loss_scale=loss_scale,
         )
-        self._phase_number = 0
-        self._clipper = self._make_clipper(plan.phases[0])
+        self._clipper = self._make_clipper(phase)
         self._non_finite_before = 0
         self._parameters = self._trainable()
         self._device = self._parameters[0].device
@@ -102,7 +113,7 @@ class PrivacyEngine:
         self._clipping = ExitStack()
 
     def __enter__(self) -> Self:
-        self._resources.enter_context(private_dropout(self._randomness.dropout, self._device))
+        self._resources.enter_context(private_dropout(self._randomness, self._device))
         self._resources.enter_context(self._clipping)
         self._clipping.enter_context(self._clipper)
         self._entered = True
@@ -119,8 +130,8 @@ class PrivacyEngine:
 
     @property
     def steps(self) -> int:
-        """Steps planned."""
-        return self.plan.steps
+        """The step to end at."""
+        return self._last_step
 
     def draw(self, num_units: int) -> list[int]:
         """Starts a step: returns its logical batch, indices of units; private, maybe empty.
@@ -135,9 +146,9 @@ class PrivacyEngine:
         """
         if not self._entered:
             raise RuntimeError("draw must be called inside `with engine:`.")
-        if self._open_step or self.steps_taken >= self.plan.steps:
+        if self._open_step or self.steps_taken >= self._last_step:
             raise RuntimeError(
-                f"draw must follow a finished step and come at most {self.plan.steps} times, got "
+                f"draw must follow a finished step and come at most {self._last_step} times, got "
                 f"{'an unfinished step' if self._open_step else 'one more'}."
             )
         self._begin_phase()
@@ -170,7 +181,8 @@ class PrivacyEngine:
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.noise_multiplier * sensitivity
         add_noise(self._parameters, noise_std, self._randomness.noise)
-        self._ledger.append(self.steps_taken + 1, self.plan.mechanism_at(self.steps_taken))
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self._ledger.record_step(self.plan.mechanism_at(self.steps_taken), gradients)
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(self.plan.expected_batch_size)
@@ -179,14 +191,7 @@ class PrivacyEngine:
 
     def generator_states(self) -> dict[str, Any]:
         """Returns the state of every secret source, for a private checkpoint; never to be shown."""
-        states: dict[str, Any] = {
-            "sampling": self._randomness.sampling.state(),
-            "noise": self._randomness.noise.state(),
-            "dropout_key": self._randomness.dropout,
-        }
-        if self._entered:
-            states["dropout"] = torch.get_rng_state()
-        return states
+        return self._randomness.states(self._device if self._entered else None)
 
     @property
     def non_finite(self) -> int:

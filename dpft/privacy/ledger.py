@@ -9,17 +9,21 @@ elsewhere.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from torch import Tensor
 
 from dpft.errors import InputError, StateError
 from dpft.files import sync_folder
 from dpft.privacy.plan import PrivacyPlan
 
 GENESIS = "0" * 64
+CLOSING = '{"closed"'
+"""How the closing line begins, and no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,12 @@ class LedgerRecord:
         steps: Noisy steps taken.
         mechanisms: The mechanism of each step.
         closed: Whether the run ended as planned.
-        lines: Lines in the file, the closing one included.
-        head: Hash of the last line.
+        lines: Whole lines in the file, the closing one included.
+        head: Hash of the last of them.
+        heads: Head after each number of lines, that of none among them.
+        torn_at: Where a line begins that was being written when the run broke off, in bytes; None
+            where the last line is whole.
+        torn_step: Whether that line may be of a step: then the step counts as taken.
     """
 
     steps: int
@@ -39,6 +47,14 @@ class LedgerRecord:
     closed: bool
     lines: int
     head: str
+    heads: tuple[str, ...] = (GENESIS,)
+    torn_at: int | None = None
+    torn_step: bool = False
+
+    @property
+    def counted_steps(self) -> int:
+        """Noisy steps to account for: those taken, and one whose line is torn."""
+        return self.steps + self.torn_step
 
 
 class Ledger:
@@ -57,14 +73,40 @@ class Ledger:
                 f"{path} exists: the run in this folder has taken noisy steps; "
                 "choose another folder with hydra.run.dir=DIR."
             ) from None
-        self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+        self._begin(
+            descriptor, LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
+        )
         sync_folder(path.parent)
-        self.lines = 0
-        self.head = GENESIS
+
+    @classmethod
+    def reopen(cls, path: Path, record: LedgerRecord) -> Self:
+        """Returns the ledger of a run that broke off, to go on after its last whole line.
+
+        A torn line stays until the next one is written in its place.
+
+        Args:
+            path: The file.
+            record: What ``read_ledger`` says of it; not closed.
+        """
+        if record.closed:
+            raise ValueError("a closed ledger must stay as it is.")
+        ledger = cls.__new__(cls)
+        ledger._begin(os.open(path, os.O_WRONLY | os.O_APPEND), record)
+        return ledger
+
+    def _begin(self, descriptor: int, record: LedgerRecord) -> None:
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+        self.lines, self.head, self.steps = record.lines, record.head, record.steps
+        self._torn_at = record.torn_at
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+        """Records the next step; what its gradients are is not kept here."""
+        self.append(self.steps + 1, mechanism)
 
     def append(self, step: int, mechanism: Mapping[str, Any]) -> None:
         """Records step ``step`` (counted from 1) and waits until it is on disk."""
         self._write({"step": step, "mechanism": dict(mechanism)})
+        self.steps = step
 
     def close(self) -> None:
         """Writes the line that says the run ended as planned."""
@@ -84,6 +126,9 @@ class Ledger:
 
     def _write(self, entry: dict[str, Any]) -> None:
         line = json.dumps({**entry, "previous": self.head}, sort_keys=True)
+        if self._torn_at is not None:
+            os.ftruncate(self._file.fileno(), self._torn_at)
+            self._torn_at = None
         self._file.write(line + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -99,8 +144,10 @@ def read_ledger(path: Path) -> LedgerRecord:
             number.
     """
     head, closed = GENESIS, False
-    mechanisms: list[Mapping[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    heads, mechanisms = [GENESIS], list[Mapping[str, Any]]()
+    # Bytes that are no text make a line that is no JSON, which is refused by its number.
+    content = path.read_bytes()
+    *lines, torn = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         entry = _parse(line, path, number)
         expected_step = len(mechanisms) + 1
@@ -114,28 +161,37 @@ def read_ledger(path: Path) -> LedgerRecord:
         if not closed:
             mechanisms.append(entry["mechanism"])
         head = _hash(line)
+        heads.append(head)
+    if torn and closed:
+        raise StateError(f"{path}, line {len(lines) + 1}: nothing may follow the closing line.")
     return LedgerRecord(
         steps=len(mechanisms),
         mechanisms=tuple(mechanisms),
         closed=closed,
         lines=len(lines),
         head=head,
+        heads=tuple(heads),
+        torn_at=content.rfind(b"\n") + 1 if torn else None,
+        torn_step=bool(torn) and not torn.startswith(CLOSING),
     )
 
 
 def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     """Refuses a ledger that is not that of a finished run of ``plan``.
 
+    Steps that were taken again with new noise after a crash make it longer than the plan.
+
     Raises:
-        StateError: It is not closed, has another number of steps, or another mechanism.
+        StateError: It is not closed, has fewer steps, or another mechanism.
     """
-    if not record.closed or record.steps != plan.steps:
+    if not record.closed or record.steps < plan.steps:
         raise StateError(
             f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
             f"{'' if record.closed else ', not closed'}; it was changed while the run went on."
         )
+    allowed = [plan.mechanism_at(start) for start in plan.phase_starts()]
     for step, mechanism in enumerate(record.mechanisms):
-        if mechanism != plan.mechanism_at(step):
+        if mechanism not in allowed:
             raise StateError(f"the ledger's step {step + 1} is not the plan's mechanism.")
 
 

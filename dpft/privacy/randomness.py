@@ -7,9 +7,10 @@ instead; a CUDA generator keeps 64 bits, so there two independently keyed stream
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,14 +59,17 @@ class NormalStream:
         ]
         return draws[0] if len(draws) == 1 else (draws[0] + draws[1]).mul_(0.5**0.5)
 
-    def state(self) -> list[Tensor]:
-        """Returns the generators' states, byte tensors; secret."""
-        return [generator.get_state() for generator in self._generators]
+    def state(self) -> list[str]:
+        """Returns the generators' states in hexadecimal; secret."""
+        return [written_state(generator.get_state()) for generator in self._generators]
 
-    def restore(self, states: list[Tensor]) -> None:
-        """Puts the generators back to ``states``."""
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
+    @classmethod
+    def from_state(cls, device: torch.device, state: list[str]) -> Self:
+        """Returns the stream as it was when ``state`` was taken."""
+        stream = cls(device, bytes(ENTROPY_BYTES))
+        for generator, written in zip(stream._generators, state, strict=True):
+            generator.set_state(read_state(written))
+        return stream
 
 
 @dataclass
@@ -78,10 +82,31 @@ class Randomness:
     """Entropy of the dropout generator, used once, by ``private_dropout``."""
     reproducible: bool
     """True where a test seed made the streams, so that the run protects nothing."""
+    dropout_states: Mapping[str, str] = field(default_factory=dict)
+    """States to go on with in place of ``dropout``, by kind of device; of a run that broke off."""
+
+    def states(self, device: torch.device | None) -> dict[str, Any]:
+        """Returns what ``restore_randomness`` needs, ready for JSON; secret.
+
+        Args:
+            device: Where the model is, inside ``private_dropout``; None outside.
+        """
+        states = {
+            "sampling": self.sampling.state(),
+            "noise": self.noise.state(),
+            "dropout_key": self.dropout.hex(),
+        }
+        if device is None:
+            return states
+        return states | {"dropout": _dropout_states(device)}
 
 
 def make_randomness(
-    device: torch.device, noise_seed: int | None = None, *, secure_noise: bool = False
+    device: torch.device,
+    noise_seed: int | None = None,
+    *,
+    secure_noise: bool = False,
+    after: int = 0,
 ) -> Randomness:
     """Returns sources with fresh entropy, or, for tests, derived from ``noise_seed``.
 
@@ -89,8 +114,10 @@ def make_randomness(
         device: Where noise is drawn.
         noise_seed: None for privacy; a number makes every source predictable.
         secure_noise: Whether noise comes from a cryptographic stream, in float64.
+        after: Noisy steps that were taken before: a test seed gives other streams after them.
     """
-    keys = {purpose: secret_key(purpose, noise_seed) for purpose in PURPOSES}
+    again = f" after {after}" if after else ""
+    keys = {purpose: secret_key(purpose + again, noise_seed) for purpose in PURPOSES}
     return Randomness(
         sampling=UniformStream(keys["sampling"]),
         noise=(SecureNormalStream if secure_noise else NormalStream)(device, keys["noise"]),
@@ -99,8 +126,34 @@ def make_randomness(
     )
 
 
+def restore_randomness(
+    device: torch.device,
+    states: Mapping[str, Any],
+    noise_seed: int | None = None,
+    *,
+    secure_noise: bool = False,
+) -> Randomness:
+    """Returns the sources as they were when ``Randomness.states`` was asked.
+
+    Args:
+        device: Where noise is drawn; of the kind it was.
+        states: What it returned.
+        noise_seed: As ``make_randomness``.
+        secure_noise: As ``make_randomness``.
+    """
+    return Randomness(
+        sampling=UniformStream.from_state(states["sampling"]),
+        noise=(SecureNormalStream if secure_noise else NormalStream).from_state(
+            device, states["noise"]
+        ),
+        dropout=bytes.fromhex(states["dropout_key"]),
+        reproducible=noise_seed is not None,
+        dropout_states=states.get("dropout", {}),
+    )
+
+
 @contextmanager
-def private_dropout(entropy: bytes, device: torch.device) -> Iterator[None]:
+def private_dropout(randomness: Randomness, device: torch.device) -> Iterator[None]:
     """Keys torch's default generators, which dropout reads, and restores them on leaving.
 
     With a known mask the joint convexity that lets dropout out of the accounting would not hold
@@ -108,10 +161,35 @@ def private_dropout(entropy: bytes, device: torch.device) -> Iterator[None]:
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        fill_cpu_state(torch.default_generator, entropy)
-        if device.type == "cuda":
-            _key_generator(torch.cuda.default_generators[device.index or 0], entropy + b"\1")
+        for number, (kind, generator) in enumerate(_default_generators(device).items()):
+            if kind in randomness.dropout_states:
+                generator.set_state(read_state(randomness.dropout_states[kind]))
+            else:
+                _key_generator(generator, randomness.dropout + bytes([number]) * bool(number))
         yield
+
+
+def _default_generators(device: torch.device) -> dict[str, torch.Generator]:
+    """Returns torch's own generators, which dropout reads, by kind of device."""
+    generators = {"cpu": torch.default_generator}
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.default_generators[device.index or 0]
+    return generators
+
+
+def _dropout_states(device: torch.device) -> dict[str, str]:
+    generators = _default_generators(device).items()
+    return {kind: written_state(generator.get_state()) for kind, generator in generators}
+
+
+def written_state(state: Tensor) -> str:
+    """Returns a generator's state, a byte tensor, in hexadecimal."""
+    return state.cpu().numpy().tobytes().hex()
+
+
+def read_state(written: str) -> Tensor:
+    """Returns the state that ``written_state`` wrote."""
+    return torch.frombuffer(bytearray.fromhex(written), dtype=torch.uint8).clone()
 
 
 def secret_key(purpose: str, noise_seed: int | None = None) -> bytes:

@@ -65,6 +65,8 @@ class DifferentialPrivacy(PrivacyConfig):
     show_diagnostics: bool = False
     """Show training losses and gradient norms, which epsilon does not cover."""
     allow_large_delta: bool = False
+    resume_overspend: bool = False
+    """Let a resumed run that must draw new noise take all its steps, beyond eps."""
 
     def __post_init__(self) -> None:
         if (self.eps is None) == (self.noise_multiplier is None):

@@ -72,6 +72,7 @@ def privacy_record(
     size_source: str,
     secure_noise: bool = False,
     self_check: bool = True,
+    steps_kept: int | None = None,
 ) -> dict[str, Any]:
     """Returns the content of privacy.json of a private run.
 
@@ -84,6 +85,7 @@ def privacy_record(
         size_source: Who says how many examples there are.
         secure_noise: Whether noise came from a cryptographic stream.
         self_check: Whether the clipper was checked before training.
+        steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
     """
     record = plan_record(plan, accounting)
     record |= {
@@ -96,10 +98,19 @@ def privacy_record(
     }
     if not self_check:
         record["warnings"] = [*record["warnings"], NOT_CHECKED]
+    if steps_kept is not None and steps_kept != ledger.steps:
+        record["warnings"] = [*record["warnings"], _taken_again(ledger.steps, steps_kept)]
     if reproducible:
         record["reproducible"] = True
         record["warnings"] = [NOT_PRIVATE_SEED, *record["warnings"]]
     return record
+
+
+def _taken_again(taken: int, kept: int) -> str:
+    return (
+        f"the run broke off, and {taken - kept} of its {taken} noisy steps were taken again with"
+        f" new noise: all are counted, and the model has taken {kept}"
+    )
 
 
 def non_private_record(

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dpft.errors import StateError
-from dpft.files import sync_folder, write_json
+from dpft.errors import InputError, RunError, StateError
+from dpft.files import SCHEMA_VERSION, sync_folder, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
@@ -36,12 +37,24 @@ class Trained:
     scheduler: LambdaLR
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint says beside its tensors, once its checksums hold."""
+
+    path: Path
+    step: int
+    run: Mapping[str, Any]
+    """What the run was bound to when it was written, ready for JSON."""
+    generators: Mapping[str, Any] | None
+    """Secret generator states; None where the run has ended and they are deleted."""
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
     trained: Trained,
     *,
-    ledger: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
     generators: Mapping[str, Any] | None = None,
     keep: int = 1,
 ) -> Path:
@@ -51,8 +64,8 @@ def save_checkpoint(
         folder: The run's ``private/checkpoints``; made if need be.
         step: Steps taken; 0 before the first.
         trained: Model, optimizer and schedule.
-        ledger: Number of lines and head of the ledger, for a private run.
-        generators: Secret generator states, for a private run.
+        run: What the run is bound to: plan, environment, lines and head of the ledger.
+        generators: Secret generator states.
         keep: Checkpoints to leave.
 
     Returns:
@@ -64,19 +77,38 @@ def save_checkpoint(
     partial.mkdir(mode=0o700)
     _save_tensors(partial / MODEL, _model_state(trained.model))
     _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
+    files = [MODEL, OPTIMIZER]
     if generators is not None:
-        write_json(partial / GENERATORS, _encode(generators), mode=0o600)
-    checksums = {name: _checksum(partial / name) for name in (MODEL, OPTIMIZER)}
-    state = {"step": step, "scheduler_step": trained.scheduler.last_epoch, "checksums": checksums}
-    if ledger is not None:
-        state["ledger"] = dict(ledger)
-    write_json(partial / STATE, state, mode=0o600)
+        write_json(partial / GENERATORS, generators, mode=0o600)
+        files.append(GENERATORS)
+    state: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "step": step,
+        "scheduler_step": trained.scheduler.last_epoch,
+        "run": dict(run or {}),
+        "checksums": {name: _checksum(partial / name) for name in files},
+    }
+    write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
+    sync_folder(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     sync_folder(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Returns what a checkpoint says, after holding every file against its checksum.
+
+    Raises:
+        StateError: A file is missing or damaged.
+    """
+    state = _read_state(path)
+    generators = None
+    if (path / GENERATORS).exists():
+        generators = json.loads((path / GENERATORS).read_text(encoding="utf-8"))
+    return Checkpoint(path=path, step=int(state["step"]), run=state["run"], generators=generators)
 
 
 def restore_checkpoint(path: Path, trained: Trained) -> int:
@@ -153,21 +185,44 @@ def _restore_scheduler(trained: Trained, step: int) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Returns state.json after checking the tensors' checksums."""
+    """Returns state.json after checking its own checksum and those of the other files.
+
+    The generator states may be gone: they are deleted when a run has ended.
+    """
     try:
         state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        expected = state["checksums"]
-        actual = {name: _checksum(path / name) for name in (MODEL, OPTIMIZER)}
-    except (OSError, ValueError, KeyError) as error:
-        raise StateError(f"{path} is not a complete checkpoint.") from error
+        if state["schema_version"] != SCHEMA_VERSION:
+            raise InputError(
+                f"{path} was written in form {state['schema_version']}, and this dpft reads form"
+                f" {SCHEMA_VERSION}; go on with the dpft that wrote it."
+            )
+        known = state.pop("checksum")
+        present = [n for n in state["checksums"] if n != GENERATORS or (path / n).exists()]
+        actual = {name: _checksum(path / name) for name in present}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path} is not a complete checkpoint: a file is cut or gone.") from error
+    if _digest(state) != known:
+        raise StateError(f"{path / STATE} is damaged: its checksum is not the recorded one.")
     for name, checksum in actual.items():
-        if checksum != expected.get(name):
+        if checksum != state["checksums"][name]:
             raise StateError(f"{path / name} is damaged: its checksum is not the recorded one.")
     return state
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    """Writes tensors to disk.
+
+    Raises:
+        RunError: The disk is full, or the folder may not be written to.
+    """
+    written = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(written, path)
+    except SafetensorError as error:
+        raise RunError(
+            f"{path} could not be written ({error}); the checkpoint before it is whole. Make room,"
+            " then go on with the run."
+        ) from None
     path.chmod(0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -178,12 +233,5 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _encode(value: Any) -> Any:
-    """Returns generator states as JSON: byte tensors become hexadecimal."""
-    if isinstance(value, Tensor):
-        return value.cpu().numpy().tobytes().hex()
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {key: _encode(entry) for key, entry in value.items()}
-    return [_encode(entry) for entry in value] if isinstance(value, list) else value
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -16,15 +16,18 @@ from dpft.training.loop import Records, StepStatistics
 class Diagnostics:
     """Appends one line a step to private/diagnostics.jsonl."""
 
-    def __init__(self, private: Path, *, max_grad_norm: float | None) -> None:
+    def __init__(
+        self, private: Path, *, max_grad_norm: float | None, goes_on: bool = False
+    ) -> None:
         """Opens the file, mode 0600.
 
         Args:
             private: The folder.
             max_grad_norm: Norm above which a gradient counts as clipped; None where the style
                 has no such norm.
+            goes_on: Whether what is in the file stays.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if goes_on else os.O_TRUNC)
         descriptor = os.open(private / "diagnostics.jsonl", flags, 0o600)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._max_grad_norm = max_grad_norm

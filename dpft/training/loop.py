@@ -26,8 +26,12 @@ class StepEngine(Protocol):
     """Hands out a step's batch and makes its losses one gradient; private or ordinary."""
 
     @property
+    def steps_taken(self) -> int:
+        """Steps that the weights have taken."""
+
+    @property
     def steps(self) -> int:
-        """Steps planned."""
+        """The step to end at."""
 
     def __enter__(self) -> Self: ...
 
@@ -134,7 +138,7 @@ def train(
     after_step: Callable[[StepStatistics], None],
     hooks: StepHooks | None = None,
 ) -> None:
-    """Takes every planned step.
+    """Takes every planned step that is not taken yet.
 
     Args:
         model: The model, on ``records.device``; left in evaluation mode.
@@ -151,7 +155,7 @@ def train(
     hooks = hooks or NoHooks()
     model.train()
     with engine:
-        for step in range(1, engine.steps + 1):
+        for step in range(engine.steps_taken + 1, engine.steps + 1):
             hooks.begin_step(model, step - 1)
             statistics = compute_gradient(model, records, engine, step)
             hooks.finish_gradient(model)

@@ -3,13 +3,15 @@
 Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon.
 """
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
+from dpft.privacy.randomness import read_state, written_state
 
 
 class OrdinaryEngine:
@@ -23,8 +25,20 @@ class OrdinaryEngine:
         batch_size: int,
         seed: int,
         loss_scale: float = 1.0,
+        state: Mapping[str, Any] | None = None,
+        steps_taken: int = 0,
     ) -> None:
-        """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``."""
+        """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``.
+
+        Args:
+            model: What requires grad trains.
+            steps: The step to end at.
+            batch_size: Units of a batch.
+            seed: Of the order.
+            loss_scale: What losses are multiplied by before the backward pass.
+            state: Of a run that broke off, to go on with.
+            steps_taken: Steps it had taken then.
+        """
         self._loss_scale = loss_scale
         self.steps = steps
         self._model = model
@@ -32,9 +46,25 @@ class OrdinaryEngine:
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting: list[int] = []
         self._drawn = 0
+        self.steps_taken = steps_taken
+        self._dropout: str | None = None
+        if state is not None:
+            self._generator.set_state(read_state(state["order"]))
+            self._waiting = list(state["waiting"])
+            self._dropout = state["dropout"]
 
     def __enter__(self) -> Self:
+        if self._dropout is not None:
+            torch.set_rng_state(read_state(self._dropout))
         return self
+
+    def generator_states(self) -> dict[str, Any]:
+        """Returns what ``state`` takes, ready for JSON."""
+        return {
+            "order": written_state(self._generator.get_state()),
+            "waiting": list(self._waiting),
+            "dropout": written_state(torch.get_rng_state()),
+        }
 
     def __exit__(
         self,
@@ -66,6 +96,7 @@ class OrdinaryEngine:
 
     def finish_step(self) -> None:
         """Ends a step: takes the loss scale out of the gradient."""
+        self.steps_taken += 1
         if self._loss_scale != 1:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:

@@ -1,13 +1,14 @@
-"""A training session: the loop with its checkpoints, diagnostics and progress, in the safe order.
+"""A training session: the loop with its checkpoints, diagnostics and progress.
 
-A checkpoint of step 0 is complete before the first ledger line. At the end: last step, final
-checkpoint, model, the ledger's closing line, and then the secret generator states are deleted
-(DESIGN trust rule 4).
+What a private run adds, and in which order, is in ``private_run``.
 """
 
 import logging
+import signal
+import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,12 +20,12 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.files import private_folder
 from dpft.methods.base import Method, MethodPhase
-from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger
-from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.randomness import make_randomness
-from dpft.privacy.settings import DifferentialPrivacy
-from dpft.training.checkpoint import Trained, delete_generator_states, save_checkpoint
+from dpft.training.checkpoint import (
+    Trained,
+    delete_generator_states,
+    restore_checkpoint,
+    save_checkpoint,
+)
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.loop import Records, StepEngine, StepStatistics, train
 from dpft.training.optimizers import (
@@ -35,9 +36,11 @@ from dpft.training.optimizers import (
 )
 from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.progress import StepProgress
+from dpft.training.resume import Stopped
 from dpft.training.settings import TrainingConfig
 
-LEDGER = "ledger.jsonl"
+TERMINATED = 143
+"""Exit code of a run that SIGTERM ended."""
 logger = logging.getLogger(__name__)
 
 
@@ -64,105 +67,93 @@ class Session:
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
 
 
-def train_privately(
-    session: Session,
-    plan: PrivacyPlan,
-    privacy: DifferentialPrivacy,
-    *,
-    epsilon_after: Callable[[int], float],
-) -> None:
-    """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
-
-    Raises:
-        InputError: The folder has a ledger already.
-        RunError: A weight is no longer finite.
-    """
-    session.method.begin_step(session.model, 0)
-    randomness = make_randomness(
-        session.records.device, privacy.noise_seed, secure_noise=privacy.secure_noise
-    )
-    with Ledger(session.folder / LEDGER) as ledger:
-        engine = PrivacyEngine(
-            session.model,
-            plan=plan,
-            ledger=ledger,
-            randomness=randomness,
-            engine=privacy.engine,
-            groups=privacy.groups,
-            memory_mb=privacy.clipper_memory_mb,
-            loss_scale=session.settings.backward_scale,
-        )
-
-        def private_state() -> dict[str, Any]:
-            return {
-                "ledger": {"lines": ledger.lines, "head": ledger.head},
-                "generators": engine.generator_states(),
-            }
-
-        _train(
-            session,
-            engine,
-            steps=plan.steps,
-            private_state=private_state,
-            non_finite=lambda: engine.non_finite,
-            max_grad_norm=_one_max_grad_norm(plan),
-            epsilon_after=epsilon_after,
-        )
-        session.save_model()
-        ledger.close()
-    delete_generator_states(private_folder(session.folder) / "checkpoints")
-
-
-def train_ordinarily(session: Session, steps: int) -> None:
+def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = None) -> None:
     """Takes ``steps`` ordinary, non-private steps; leaves checkpoint and model.
 
+    Args:
+        session: Everything the run trains with.
+        steps: The step to end at.
+        stopped: Where the run broke off, to go on from there; None: it begins.
+
     Raises:
         RunError: A weight is no longer finite.
     """
-    session.method.begin_step(session.model, 0)
+    trained = prepare_trained(session, steps, stopped)
+    done = 0 if stopped is None else stopped.checkpoint.step
+    session.method.begin_step(session.model, min(done, steps - 1))
     engine = OrdinaryEngine(
         session.model,
         steps=steps,
         batch_size=session.settings.expected_batch_size,
         seed=session.settings.seed,
         loss_scale=session.settings.backward_scale,
+        state=None if stopped is None else stopped.checkpoint.generators,
+        steps_taken=done,
     )
-    _train(
+    take_steps(
         session,
         engine,
-        steps=steps,
-        private_state=dict,
+        trained,
+        state=lambda: {"generators": engine.generator_states()},
+        goes_on=stopped is not None,
         non_finite=lambda: 0,
         max_grad_norm=None,
         epsilon_after=None,
     )
     session.save_model()
+    delete_generator_states(private_folder(session.folder) / "checkpoints")
 
 
-def _train(
+def prepare_trained(session: Session, steps: int, stopped: Stopped | None) -> Trained:
+    """Returns model, optimizer and schedule as they are before the next step.
+
+    Raises:
+        StateError: The checkpoint is of another model.
+    """
+    session.method.begin_step(session.model, 0)
+    trained = _trained(session, steps)
+    if stopped is not None:
+        restore_checkpoint(stopped.checkpoint.path, trained)
+    return trained
+
+
+def take_steps(
     session: Session,
     engine: StepEngine,
+    trained: Trained,
     *,
-    steps: int,
-    private_state: Callable[[], Mapping[str, Any]],
+    state: Callable[[], Mapping[str, Any]],
+    goes_on: bool,
     non_finite: Callable[[], int],
     max_grad_norm: float | None,
     epsilon_after: Callable[[int], float] | None,
 ) -> None:
-    """Runs the loop between the first and the last checkpoint."""
+    """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
+
+    Args:
+        session: Everything the run trains with.
+        engine: Where gradients come from.
+        trained: What its steps move.
+        state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
+        goes_on: Whether the checkpoint to begin with is there already.
+        non_finite: How many examples were left out so far; private.
+        max_grad_norm: Norm above which a gradient counts as clipped.
+        epsilon_after: What a number of steps costs, for the progress bar.
+
+    Raises:
+        SystemExit: The run was terminated; a checkpoint of its last step is complete.
+    """
     settings, private = session.settings, private_folder(session.folder)
-    trained = _trained(session, steps)
-    diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm)
+    diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm, goes_on=goes_on)
     diagnostics.write_size(session.records, num_examples=session.num_examples)
     progress = StepProgress(
-        steps=steps,
+        steps=engine.steps,
         expected_batch_size=settings.expected_batch_size,
         epsilon_after=epsilon_after,
     )
 
     def save(step: int) -> None:
-        folder = private / "checkpoints"
-        save_checkpoint(folder, step, trained, keep=settings.keep, **private_state())
+        save_checkpoint(private / "checkpoints", step, trained, keep=settings.keep, **state())
 
     def after_step(statistics: StepStatistics) -> None:
         step = statistics.step
@@ -170,13 +161,17 @@ def _train(
         if session.show_diagnostics and statistics.losses:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", step, loss)
-        if step == steps or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
+        due = settings.checkpoint_every and step % settings.checkpoint_every == 0
+        if step == engine.steps or due or terminated():
             save(step)
         progress.advance(step)
+        if terminated() and step < engine.steps:
+            raise SystemExit(TERMINATED)
 
-    save(0)
+    if not goes_on:
+        save(0)
     try:
-        with progress:
+        with termination_requests() as terminated, progress:
             train(
                 session.model,
                 session.records,
@@ -188,6 +183,23 @@ def _train(
             )
     finally:
         diagnostics.close()
+
+
+@contextmanager
+def termination_requests() -> Iterator[Callable[[], bool]]:
+    """Gives whether SIGTERM has come, which inside the block ends nothing by itself.
+
+    Only the main thread is told of signals; elsewhere the answer is always no.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def learning_rate_factor(
@@ -214,12 +226,6 @@ def learning_rate_factor(
         return rates[min(bisect_right(ends, step), len(rates) - 1)] / learning_rate
 
     return factor
-
-
-def _one_max_grad_norm(plan: PrivacyPlan) -> float | None:
-    """Returns the norm above which a gradient is clipped, where all phases share one."""
-    norms = {phase.max_grad_norm for phase in plan.phases}
-    return norms.pop() if plan.clipping == "flat" and len(norms) == 1 else None
 
 
 def _trained(session: Session, steps: int) -> Trained:

@@ -21,7 +21,7 @@ from dpft.errors import InputError
 CONF = config_directory()
 FILES = sorted(CONF.rglob("*.yaml"))
 ROOTS = {
-    "train": schema.TrainConfig,
+    "train": schema.TrainCommand,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
     "generate": schema.GenerateConfig,
@@ -145,7 +145,7 @@ def test_a_setting_of_another_optimizer_is_refused() -> None:
 
 
 def test_a_run_saved_before_metrics_had_settings_still_loads(tmp_path: Path) -> None:
-    config = loaded("train", ["privacy.eps=3"])
+    config = loaded("train", ["privacy.eps=3"]).settings()
     saved = OmegaConf.create(to_yaml(config))
     del saved["metrics"]
     path = tmp_path / "config.yaml"

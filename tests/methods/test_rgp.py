@@ -29,7 +29,8 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
-from dpft.training.session import train_ordinarily, train_privately
+from dpft.training.private_run import train_privately
+from dpft.training.session import train_ordinarily
 from tests.training import toy
 
 BERT = {

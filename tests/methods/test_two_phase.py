@@ -27,8 +27,9 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
+from dpft.training.private_run import train_privately
 from dpft.training.self_check import synthetic_losses
-from dpft.training.session import learning_rate_factor, train_ordinarily, train_privately
+from dpft.training.session import learning_rate_factor, train_ordinarily
 from tests.training import toy
 
 STEPS, SWITCH = 5, 2

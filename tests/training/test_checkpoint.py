@@ -9,6 +9,7 @@ from dpft.training.checkpoint import (
     Trained,
     checkpoints,
     delete_generator_states,
+    read_checkpoint,
     restore_checkpoint,
     save_checkpoint,
 )
@@ -129,9 +130,10 @@ def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_pat
 
 def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
     folder, state = tmp_path / "checkpoints", trained()
-    generators = {"noise": [torch.arange(3, dtype=torch.uint8)], "dropout_key": b"\1"}
-    path = save_checkpoint(folder, 0, state, generators=generators)
-    assert (path / GENERATORS).exists()
+    generators = {"noise": ["0102"], "dropout_key": "01"}
+    path = save_checkpoint(folder, 0, state, generators=generators, run={"plan": 1})
+    read = read_checkpoint(path)
+    assert (read.step, read.run, read.generators["noise"]) == (0, {"plan": 1}, ["0102"])
     delete_generator_states(folder)
     assert not (path / GENERATORS).exists()
     assert restore_checkpoint(path, state) == 0

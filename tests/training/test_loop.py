@@ -19,6 +19,7 @@ class ScriptedEngine:
 
     def __init__(self, draws):
         self.steps, self._draws, self.calls = len(draws), iter(draws), []
+        self.steps_taken = 0
 
     def __enter__(self):
         self.calls.append("enter")

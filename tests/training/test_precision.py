@@ -5,7 +5,8 @@ import torch
 
 from dpft.errors import InputError
 from dpft.training.precision import autocast, warn_if_slow
-from dpft.training.session import train_ordinarily, train_privately
+from dpft.training.private_run import train_privately
+from dpft.training.session import train_ordinarily
 from dpft.training.settings import TrainingConfig
 from tests.training.toy import plan, privacy, records, session, tiny_model
 

@@ -15,7 +15,8 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
-from dpft.training.session import learning_rate_factor, train_ordinarily, train_privately
+from dpft.training.private_run import train_privately
+from dpft.training.session import learning_rate_factor, train_ordinarily
 from tests.training.toy import plan, privacy, session, tiny_model
 
 
@@ -67,7 +68,7 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
     save = session_module.save_checkpoint
 
     def spy(folder, step, *args, **kwargs):
-        seen.append((step, kwargs["ledger"]["lines"], GENERATORS))
+        seen.append((step, kwargs["run"]["ledger"]["lines"], GENERATORS))
         return save(folder, step, *args, **kwargs)
 
     monkeypatch.setattr(session_module, "save_checkpoint", spy)
@@ -177,4 +178,4 @@ def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_pat
 
     object.__setattr__(own, "method", Noted(name="full"))
     train_privately(own, plan(steps=2), privacy(), epsilon_after=lambda step: 1.0)
-    assert calls == [0, "moved", 0, 1]
+    assert calls == [0, "moved", 0, 0, 1]

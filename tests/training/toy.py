@@ -70,7 +70,7 @@ def session(folder: Path, model=None, **settings) -> Session:
         settings=TrainingConfig(expected_batch_size=6, learning_rate=1e-2, **settings),
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
-        save_model=lambda: (folder / "model").mkdir(),
+        save_model=lambda: (folder / "model").mkdir(exist_ok=True),
         num_examples=12,
         show_diagnostics=False,
     )

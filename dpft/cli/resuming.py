@@ -1,0 +1,178 @@
+"""``dpft train resume=RUN``: what a run that goes on is bound to, and what may change.
+
+Everything that epsilon rests on stays as it was: task, model, method, privacy, the steps and the
+records. What changes speed alone may be set anew; where it changes bits, steps are not replayed
+(``dpft.training.resume``).
+"""
+
+import hmac
+import json
+import secrets as entropy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from dpft.cli.assembly import RunPlan, method_phases, public_size
+from dpft.cli.held_out import KEY_FILE
+from dpft.cli.inherited import given_overrides
+from dpft.cli.training_data import UNIT_KEY
+from dpft.config.keys import plain
+from dpft.config.load import load, load_saved
+from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.data.fingerprint import fingerprint
+from dpft.errors import InputError, StateError
+from dpft.files import private_folder, write_json
+from dpft.privacy.planning import make_plan
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.reports.run import CONFIGURATION, METRICS
+from dpft.training.loop import Records
+from dpft.training.resume import Stopped
+
+FINGERPRINT = "fingerprint"
+MAY_CHANGE = (
+    *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
+    *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
+    *("privacy.resume_overspend", "privacy.show_diagnostics"),
+)
+"""Keys that a run may go on with otherwise; besides those of eval, decode and metrics."""
+SECTIONS = ("eval", "decode", "metrics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """A run's keys, from its private folder."""
+
+    unit_key: bytes
+    held_out_key: bytes | None
+
+
+def resumed_configuration(composed: DictConfig) -> TrainCommand:
+    """Returns the configuration of the run that ``resume`` names, with what may change.
+
+    Raises:
+        InputError: There is no such run, or an override changes what it is bound to.
+    """
+    folder = str(composed.resume)
+    path = Path(folder) / CONFIGURATION
+    if not path.is_file():
+        raise InputError(
+            f"resume must be the folder of a dpft run, got {folder!r}, which has no"
+            f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
+        )
+    saved = plain(load_saved(path, TrainConfig, polymorphic=POLYMORPHIC))
+    composed_values = OmegaConf.to_container(composed, resolve=True)
+    for key in given_overrides(HydraConfig.get().overrides.task[1:]):
+        if key == "resume":
+            continue
+        _check_may_change(key, saved)
+        _copy(key.split("."), composed_values, saved)
+    merged = OmegaConf.create({**saved, "resume": folder})
+    return load(merged, TrainCommand, polymorphic=POLYMORPHIC)
+
+
+def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[], int]) -> RunPlan:
+    """Returns the plan that a run was bound to, once its configuration is known to say the same.
+
+    The noise multiplier is the one that was calibrated then, on whatever machine.
+
+    Raises:
+        InputError: The configuration says otherwise, as one that was edited does.
+    """
+    size = public_size(config.task, config.privacy, count_units)
+    steps = config.train.planned_steps(size.num_examples)
+    phases = method_phases(config, steps, size.num_examples)
+    privacy = config.privacy
+    if not isinstance(privacy, DifferentialPrivacy):
+        return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
+    bound = stopped.plan()
+    own = make_plan(
+        replace(privacy, eps=None, noise_multiplier=bound.noise_multiplier),
+        num_examples=size.num_examples,
+        expected_batch_size=config.train.expected_batch_size,
+        phases=phases,
+        record=config.task.unit_definition,
+    )
+    if replace(bound, calibration=None) != own:
+        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
+        names = ", ".join(key for key in changed if key != "calibration")
+        raise InputError(
+            f"resume must go on with the plan that the run is bound to, got another {names}; put"
+            f" {CONFIGURATION} and the records back as they were, or begin a new run."
+        )
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def read_secrets(folder: Path) -> Secrets:
+    """Returns a run's keys.
+
+    Raises:
+        StateError: One cannot be read.
+    """
+    private = folder / "private"
+    unit, held_out = (_read_key(private / name) for name in (UNIT_KEY, KEY_FILE))
+    return Secrets(unit_key=unit or b"", held_out_key=held_out)
+
+
+def save_fingerprint(folder: Path, records: Records) -> None:
+    """Writes, for the owner alone, by what the run will know its records again."""
+    key = entropy.token_bytes(32)
+    content = {"key": key.hex(), "hmac": fingerprint(records.examples, records.units, key)}
+    write_json(private_folder(folder) / FINGERPRINT, content, mode=0o600)
+
+
+def same_records(folder: Path, records: Records) -> None:
+    """Refuses to go on with other records than the run began with.
+
+    Raises:
+        InputError: They are others.
+        StateError: The fingerprint cannot be read.
+    """
+    path = folder / "private" / FINGERPRINT
+    try:
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        key, expected = bytes.fromhex(known["key"]), str(known["hmac"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path} cannot be read, so the records cannot be known again.") from error
+    if not hmac.compare_digest(fingerprint(records.examples, records.units, key), expected):
+        raise InputError(
+            "resume must go on with the training records that the run began with, got others; put"
+            " them back as they were, or begin a new run."
+        )
+
+
+def has_scores(folder: Path, stage: str) -> bool:
+    """Returns whether metrics.json has scores of that stage."""
+    path = folder / METRICS
+    entries = json.loads(path.read_text())["evaluations"] if path.exists() else []
+    return any(entry["stage"] == stage for entry in entries)
+
+
+def _check_may_change(key: str, saved: dict[str, Any]) -> None:
+    section = key.partition(".")[0]
+    if key in MAY_CHANGE or (section in SECTIONS and "." in key):
+        if key.startswith("privacy.") and saved["privacy"]["name"] == "none":
+            raise InputError(f"resume goes on with a run without privacy, which has no {key}.")
+        return
+    raise InputError(
+        f"resume goes on as the run was begun, so {key} cannot change; besides"
+        f" {', '.join(SECTIONS)} only {', '.join(MAY_CHANGE)} can."
+    )
+
+
+def _copy(path: list[str], source: Any, target: Any) -> None:
+    for name in path[:-1]:
+        source, target = source[name], target[name]
+    target[path[-1]] = source[path[-1]]
+
+
+def _read_key(path: Path) -> bytes | None:
+    if not path.exists():
+        return None
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} is damaged: it must hold a key in hexadecimal.") from error

@@ -1,0 +1,129 @@
+"""What ``dpft train`` does with a model: prove the clipper on it, and train it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.cli.assembly import RunPlan, warn_of_delta
+from dpft.cli.exit_codes import say
+from dpft.config.schema import TrainConfig
+from dpft.data.collation import Layout
+from dpft.files import private_folder
+from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.reports.privacy import NOT_PRIVATE_SEED
+from dpft.training.checkpoint import checkpoints, delete_generator_states
+from dpft.training.loop import Records
+from dpft.training.private_run import train_privately
+from dpft.training.resume import Stopped
+from dpft.training.self_check import check_clipper
+from dpft.training.session import Session, prepare_trained, train_ordinarily
+
+logger = logging.getLogger(__name__)
+
+
+def warn(config: TrainConfig, plan: RunPlan) -> None:
+    """Says on stderr, before training, what makes the promise weak or void."""
+    if plan.privacy is None:
+        logger.warning("privacy=none: this run is not private")
+        return
+    warn_of_delta(plan.privacy)
+    if isinstance(config.privacy, DifferentialPrivacy) and config.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
+
+
+def prove_clipper(
+    config: TrainConfig, plan: RunPlan, model: PreTrainedModel, layout: Layout
+) -> None:
+    """Checks each phase's clipper against the one-at-a-time loop on synthetic tokens.
+
+    Without the self-check, that each phase's clipper can be made is seen before the first step.
+    """
+    privacy = config.privacy
+    if plan.privacy is None or not isinstance(privacy, DifferentialPrivacy):
+        return
+    options = privacy.clipping_options(config.train.backward_scale)
+    for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
+        config.method.begin_step(model, start)
+        own = replace(options, max_grad_norm=phase.max_grad_norm)
+        if not privacy.self_check:
+            own.resolved(model).make(model)
+            continue
+        difference = check_clipper(
+            model,
+            own,
+            vocab_size=model.config.get_text_config().vocab_size,
+            max_length=config.task.max_length,
+            layout=layout,
+            precision=config.train.precision,
+            has_units=privacy.has_units,
+        )
+        logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
+    config.method.begin_step(model, 0)
+
+
+def train(
+    config: TrainConfig,
+    plan: RunPlan,
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Records,
+    stopped: Stopped | None = None,
+) -> None:
+    """Takes every step that is left and saves the model; one that ended is only read back."""
+
+    def save_model() -> None:
+        config.method.save(model, folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+
+    session = Session(
+        folder=folder,
+        model=model,
+        method=config.method,
+        phases=plan.phases,
+        records=records,
+        settings=config.train,
+        optimizer=config.optimizer,
+        scheduler=config.scheduler,
+        save_model=save_model,
+        num_examples=plan.size.num_examples,
+        show_diagnostics=diagnostics_are_shown(config),
+    )
+    if stopped is not None and stopped.has_ended:
+        prepare_trained(session, plan.steps, stopped)
+        delete_generator_states(private_folder(folder) / "checkpoints")
+        return
+    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+        train_ordinarily(session, plan.steps, stopped)
+        return
+    calibration = plan.privacy.calibration
+    whole = float("inf") if calibration is None else calibration.epsilon
+    curve = EpsilonSoFar(plan.privacy, whole)
+    train_privately(session, plan.privacy, config.privacy, epsilon_after=curve, stopped=stopped)
+
+
+@contextmanager
+def hint_of_resume(folder: Path) -> Iterator[None]:
+    """Says, when the block breaks off, how to go on with the run, if there is anything to go on."""
+    try:
+        yield
+    except BaseException:
+        if checkpoints(folder / "private" / "checkpoints"):
+            say(f"to go on: dpft train resume={_short(folder)}")
+        raise
+
+
+def _short(folder: Path) -> Path:
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+def diagnostics_are_shown(config: TrainConfig) -> bool:
+    """Returns whether training losses are logged; epsilon does not cover them."""
+    privacy = config.privacy
+    return not isinstance(privacy, DifferentialPrivacy) or privacy.show_diagnostics

@@ -1,0 +1,115 @@
+"""What a replayed step is held against: ``private/steps.jsonl``, beside the ledger.
+
+A run that broke off goes on from a checkpoint, and takes the steps since then once more. Those are
+in the ledger already, and cost nothing more only if they release the very same noisy gradients:
+the same noise on another sum would give the sum away. So each step leaves a fingerprint of its
+noisy gradient here before it is in the ledger, and a replayed step must have the same.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dpft.errors import DpftError
+from dpft.privacy.ledger import Ledger
+
+
+class ReplayError(DpftError):
+    """A replayed step is not what it was; nothing of it was released."""
+
+
+class JournaledLedger:
+    """A ledger whose steps leave fingerprints, and may be replayed."""
+
+    def __init__(
+        self, ledger: Ledger, path: Path, *, environment: Mapping[str, Any], steps_done: int
+    ) -> None:
+        """Opens the journal, mode 0600, and goes on in it.
+
+        Args:
+            ledger: New or reopened.
+            path: The journal.
+            environment: What the bits of a sum depend on: threads, device and the like.
+            steps_done: Steps of the ledger that stand and are not replayed; those of the ledger
+                beyond it are.
+        """
+        self.ledger = ledger
+        self._expected = read_journal(path)
+        self._environment = dict(environment)
+        self._step = steps_done
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
+        _end_torn_line(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+        """Records a step, or holds a replayed one against what is recorded of it.
+
+        Args:
+            mechanism: What the ledger says of it.
+            gradients: The noisy gradients.
+
+        Raises:
+            ReplayError: They are not those of the step that is replayed.
+        """
+        entry = {"step": self._step + 1, **_fingerprint(gradients), **self._environment}
+        if self._step < self.ledger.steps:
+            if self._expected.get(entry["step"]) != entry:
+                raise ReplayError(f"step {entry['step']} did not come out as it was.")
+        else:
+            self._write(entry)
+            self.ledger.append(entry["step"], mechanism)
+        self._step += 1
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(entry, sort_keys=True) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_journal(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns each step's last entry; a torn line, which no ledger line followed, is left out."""
+    if not path.exists():
+        return {}
+    entries = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            entry = json.loads(line)
+            entries[int(entry["step"])] = entry
+        except (ValueError, TypeError, KeyError):
+            continue
+    return entries
+
+
+def _fingerprint(gradients: Sequence[Tensor]) -> dict[str, str]:
+    """Returns sum and sum of squares in float64, bit for bit."""
+    total = torch.zeros((), dtype=torch.float64)
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        values = gradient.detach().double()
+        total += values.sum().cpu()
+        squares += values.square().sum().cpu()
+    return {"sum": float(total).hex(), "sum_of_squares": float(squares).hex()}
+
+
+def _end_torn_line(descriptor: int) -> None:
+    """Ends a line that broke off, so that the next one does not join it."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")

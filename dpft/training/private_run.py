@@ -1,0 +1,221 @@
+"""A private run in the safe order, from its beginning or from where it broke off.
+
+A checkpoint of step 0 is complete before the first ledger line. At the end: last step, final
+checkpoint, model, the ledger's closing line, and then the secret generator states are deleted
+(DESIGN trust rule 4). A run that broke off takes the steps since its last checkpoint once more: as
+they were where that can be proved, else with new noise as steps of their own (trust rule 9).
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dpft.files import private_folder
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import JournaledLedger, ReplayError
+from dpft.privacy.ledger import Ledger
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.training.checkpoint import delete_generator_states
+from dpft.training.resume import (
+    JOURNAL,
+    LEDGER,
+    Stopped,
+    environment,
+    find_stopped,
+    write_plan,
+)
+from dpft.training.session import Session, prepare_trained, take_steps
+
+logger = logging.getLogger(__name__)
+
+
+def train_privately(
+    session: Session,
+    plan: PrivacyPlan,
+    privacy: DifferentialPrivacy,
+    *,
+    epsilon_after: Callable[[int], float],
+    stopped: Stopped | None = None,
+) -> None:
+    """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
+
+    Args:
+        session: Everything the run trains with.
+        plan: The mechanism that was accounted for.
+        privacy: How it is carried out.
+        epsilon_after: What a number of steps costs, for the progress bar.
+        stopped: Where the run broke off, to go on from there; None: it begins.
+
+    Raises:
+        InputError: The folder has a ledger already and the run is not to go on.
+        RunError: A weight is no longer finite.
+        StateError: The checkpoint is of another model.
+    """
+    run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
+    if stopped is None:
+        run.begin()
+        return
+    try:
+        run.replay(stopped)
+    except ReplayError as error:
+        logger.warning("%s; nothing of it was released", error)
+        run.reseed(find_stopped(session.folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateRun:
+    """What a private run is bound to; its three ways to start."""
+
+    session: Session
+    plan: PrivacyPlan
+    privacy: DifferentialPrivacy
+    epsilon_after: Callable[[int], float]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the bits of its sums depend on."""
+        privacy, records = self.privacy, self.session.records
+        return environment(records, engine=privacy.engine, memory_mb=privacy.clipper_memory_mb)
+
+    def begin(self) -> None:
+        """Takes every step, from the first."""
+        with Ledger(self.session.folder / LEDGER) as ledger:
+            self._go(ledger, None, self._fresh(0), journaled=0, last_step=self.plan.steps)
+
+    def replay(self, stopped: Stopped) -> None:
+        """Goes on as if nothing had happened: redone steps have the noise they had.
+
+        Raises:
+            ReplayError: A redone step would have the same noise and another sum.
+        """
+        states, broken = stopped.checkpoint.generators, stopped.ledger
+        if stopped.checkpoint.run["environment"] != self.environment:
+            raise ReplayError("the run goes on in another environment than it broke off in")
+        if states is None or broken is None:
+            raise ReplayError("the generator states of the checkpoint are gone")
+        randomness = restore_randomness(
+            self.session.records.device,
+            states,
+            self.privacy.noise_seed,
+            secure_noise=self.privacy.secure_noise,
+        )
+        done = stopped.checkpoint.step
+        with Ledger.reopen(self.session.folder / LEDGER, broken) as ledger:
+            last = self.plan.steps
+            self._go(ledger, stopped, randomness, journaled=done, last_step=last)
+
+    def reseed(self, stopped: Stopped) -> None:
+        """Goes on with new noise: every redone step is one more step, in ledger and epsilon.
+
+        The run ends at the last step within its budget, unless it may overspend it.
+        """
+        assert stopped.ledger is not None
+        path, done = self.session.folder / LEDGER, stopped.checkpoint.step
+        with Ledger.reopen(path, stopped.ledger) as ledger:
+            if stopped.ledger.torn_step:
+                at = min(ledger.steps, self.plan.steps - 1)
+                ledger.append(ledger.steps + 1, self.plan.mechanism_at(at))
+            last = self._last_step(done, ledger.steps)
+            logger.warning(
+                "steps from %d on are taken with new noise: %d steps are in the ledger already,"
+                " and the run ends with step %d of %d",
+                done + 1, ledger.steps, last, self.plan.steps,
+            )  # fmt: skip
+            randomness = self._fresh(ledger.steps)
+            self._go(ledger, stopped, randomness, journaled=ledger.steps, last_step=last)
+
+    def _last_step(self, done: int, spent: int) -> int:
+        """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
+        if self.privacy.resume_overspend or self.privacy.eps is None:
+            return self.plan.steps
+        return min(self.plan.steps, done + max(0, self.plan.steps - spent))
+
+    def _fresh(self, spent: int) -> Randomness:
+        privacy = self.privacy
+        return make_randomness(
+            self.session.records.device,
+            privacy.noise_seed,
+            secure_noise=privacy.secure_noise,
+            after=spent,
+        )
+
+    def _go(
+        self,
+        ledger: Ledger,
+        stopped: Stopped | None,
+        randomness: Randomness,
+        *,
+        journaled: int,
+        last_step: int,
+    ) -> None:
+        """Takes the steps that are left, saves the model and closes the ledger.
+
+        Args:
+            ledger: New or reopened.
+            stopped: Where the run broke off; None: it begins.
+            randomness: Where sampling, noise and dropout come from.
+            journaled: Steps of the ledger that stand; those beyond it are replayed.
+            last_step: The plan's step to end at.
+        """
+        session, private = self.session, private_folder(self.session.folder)
+        trained = prepare_trained(session, self.plan.steps, stopped)
+        done = 0 if stopped is None else stopped.checkpoint.step
+        session.method.begin_step(session.model, min(done, self.plan.steps - 1))
+        with ExitStack() as stack:
+            journal = stack.enter_context(
+                JournaledLedger(
+                    ledger,
+                    private / JOURNAL,
+                    environment=self.environment,
+                    steps_done=journaled,
+                )
+            )
+            engine = self._engine(journal, randomness, done, last_step)
+
+            def state() -> dict[str, Any]:
+                bound = {
+                    "plan": write_plan(self.plan),
+                    "environment": self.environment,
+                    "ledger": {"lines": ledger.lines, "head": ledger.head},
+                }
+                return {"run": bound, "generators": engine.generator_states()}
+
+            take_steps(
+                session,
+                engine,
+                trained,
+                state=state,
+                goes_on=stopped is not None,
+                non_finite=lambda: engine.non_finite,
+                max_grad_norm=_one_max_grad_norm(self.plan),
+                epsilon_after=self.epsilon_after,
+            )
+        session.save_model()
+        ledger.close()
+        delete_generator_states(private / "checkpoints")
+
+    def _engine(
+        self, journal: JournaledLedger, randomness: Randomness, done: int, last_step: int
+    ) -> PrivacyEngine:
+        return PrivacyEngine(
+            self.session.model,
+            plan=self.plan,
+            ledger=journal,
+            randomness=randomness,
+            steps_taken=done,
+            last_step=last_step,
+            engine=self.privacy.engine,
+            groups=self.privacy.groups,
+            memory_mb=self.privacy.clipper_memory_mb,
+            loss_scale=self.session.settings.backward_scale,
+        )
+
+
+def _one_max_grad_norm(plan: PrivacyPlan) -> float | None:
+    """Returns the norm above which a gradient is clipped, where all phases share one."""
+    norms = {phase.max_grad_norm for phase in plan.phases}
+    return norms.pop() if plan.clipping == "flat" and len(norms) == 1 else None

@@ -1,0 +1,118 @@
+"""Where a run broke off, and what of it must be the same for its steps to be taken once more.
+
+A step that stands in the ledger has released its noisy gradient. Taking it again with the same
+noise is safe where the sum comes out bit for bit as it was, and nowhere else: so the environment
+that bits depend on is written down, and a replay in another one draws new noise and pays for it
+(DESIGN trust rule 9).
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpft import __version__
+from dpft.errors import InputError, StateError
+from dpft.privacy.ledger import LedgerRecord, read_ledger
+from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
+from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
+from dpft.training.loop import Records
+
+LEDGER = "ledger.jsonl"
+JOURNAL = "steps.jsonl"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A run that broke off, or one that ended and is looked at again."""
+
+    checkpoint: Checkpoint
+    """The newest one."""
+    ledger: LedgerRecord | None
+    """None for a run without privacy."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last step is taken and its secrets are gone."""
+        if self.ledger is not None:
+            return self.ledger.closed
+        return self.checkpoint.generators is None
+
+    def plan(self) -> PrivacyPlan:
+        """Returns the plan that the run was bound to."""
+        return read_plan(self.checkpoint.run["plan"])
+
+
+def find_stopped(folder: Path) -> Stopped:
+    """Returns where the run in a folder stands.
+
+    Raises:
+        InputError: It has no checkpoint, so no step was taken.
+        StateError: Its newest checkpoint or its ledger is damaged, or they do not fit each other.
+    """
+    found = checkpoints(folder / "private" / "checkpoints")
+    if not found:
+        raise InputError(
+            f"resume must be the folder of a run that has taken a step, got {str(folder)!r}, which"
+            " has no checkpoint; start it anew with hydra.run.dir=DIR."
+        )
+    checkpoint = read_checkpoint(found[-1])
+    ledger = read_ledger(folder / LEDGER) if (folder / LEDGER).exists() else None
+    known = checkpoint.run.get("ledger")
+    if known is not None:
+        _check_fit(checkpoint, ledger, known)
+    return Stopped(checkpoint=checkpoint, ledger=ledger)
+
+
+def environment(records: Records, *, engine: str, memory_mb: int) -> dict[str, Any]:
+    """Returns what the bits of a step's sum depend on, ready for JSON.
+
+    Args:
+        records: How losses are computed.
+        engine: Name of the clipping engine.
+        memory_mb: What the clipper may spend.
+    """
+    device = records.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "device": f"{device.type} {name}".strip(),
+        "dpft": __version__,
+        "engine": engine,
+        "memory_mb": memory_mb,
+        "micro_batch_size": records.micro_batch_size,
+        "precision": records.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def write_plan(plan: PrivacyPlan) -> dict[str, Any]:
+    """Returns a plan ready for JSON."""
+    return asdict(plan)
+
+
+def read_plan(written: Mapping[str, Any]) -> PrivacyPlan:
+    """Returns the plan that ``write_plan`` wrote."""
+    calibration = written["calibration"]
+    parts = {
+        "phases": tuple(Phase(**phase) for phase in written["phases"]),
+        "calibration": None if calibration is None else Calibration(**calibration),
+    }
+    return PrivacyPlan(**{**written, **parts})
+
+
+def _check_fit(
+    checkpoint: Checkpoint, ledger: LedgerRecord | None, known: Mapping[str, Any]
+) -> None:
+    """Refuses a ledger that is not the one the checkpoint was written beside, gone on with."""
+    lines = int(known["lines"])
+    heads = () if ledger is None else ledger.heads
+    if len(heads) <= lines or heads[lines] != known["head"]:
+        raise StateError(
+            f"the ledger must begin with the {lines} lines that {checkpoint.path.name} was written"
+            " after, got other ones; it was replaced, edited or cut."
+        )

@@ -1,0 +1,250 @@
+"""Runs that break off at the worst moments, and go on as if nothing had happened."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from dpft.errors import StateError
+from dpft.methods.base import method_class
+from dpft.methods.full import Full
+from dpft.privacy import ledger as ledger_module
+from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.training import checkpoint as checkpoint_module
+from dpft.training import loop as loop_module
+from dpft.training.checkpoint import GENERATORS
+from dpft.training.private_run import train_privately
+from dpft.training.resume import find_stopped
+from dpft.training.session import train_ordinarily
+from tests.training.toy import plan, privacy, session, tiny_model
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches kill -9."""
+
+
+def go(folder, *, stopped=None, method="full", overspend=False, eps=None, **settings):
+    own = session(folder, tiny_model(), checkpoint_every=2, **settings)
+    object.__setattr__(own, "method", method_class(method)(name=method))
+    object.__setattr__(own, "model", own.method.prepare(own.model))
+    config = privacy()
+    object.__setattr__(config, "resume_overspend", overspend)
+    object.__setattr__(config, "eps", eps)
+    train_privately(own, plan(), config, epsilon_after=lambda step: 1.0, stopped=stopped)
+    return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
+
+
+def on_call(number, act):
+    """Returns a wrapper of a function that acts in place of its ``number``-th call."""
+
+    def wrap(function):
+        calls = []
+
+        def wrapped(*args, **kwargs):
+            calls.append(None)
+            return act(*args, **kwargs) if len(calls) == number else function(*args, **kwargs)
+
+        return wrapped
+
+    return wrap
+
+
+def die(*_, **__):
+    raise Killed
+
+
+def tear_line(ledger, entry):
+    """Writes half a line, as a crash inside the write would."""
+    ledger._file.write(json.dumps({**entry, "previous": ledger.head}, sort_keys=True)[:30])
+    ledger._file.flush()
+    raise Killed
+
+
+def tear_tensors(tensors, path, **_):
+    path.write_bytes(b"half")
+    raise Killed
+
+
+MOMENTS = {
+    "inside a step": (loop_module, "per_example_losses", on_call(7, die)),
+    "between journal and ledger": (Ledger, "append", on_call(4, die)),
+    "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
+    "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
+    "after the update": (loop_module, "check_weights", on_call(4, die)),
+    "inside a checkpoint's write": (checkpoint_module, "save_file", on_call(5, tear_tensors)),
+    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(6, die)),
+    "before the ledger is closed": (Ledger, "close", on_call(1, die)),
+    "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
+}
+
+
+def kill(monkeypatch, folder, moment, **settings):
+    """Runs until the moment, in a new folder."""
+    owner, name, wrap = MOMENTS[moment]
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrap(getattr(owner, name)))
+        with pytest.raises(Killed):
+            go(folder, **settings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, go(folder)
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, undisturbed, moment):
+    folder, expected = tmp_path / "run", undisturbed[1]
+    kill(monkeypatch, folder, moment)
+    stopped = find_stopped(folder)
+    if not stopped.has_ended:
+        assert same(go(folder, stopped=stopped), expected)
+    ledgers = [(each / "ledger.jsonl").read_bytes() for each in (folder, undisturbed[0])]
+    assert ledgers[0] == ledgers[1]
+    assert not list(folder.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("method", ["rgp", "bitfit", "lora"])
+def test_a_methods_own_state_survives_too(tmp_path, monkeypatch, method):
+    (tmp_path / "whole").mkdir()
+    expected = go(tmp_path / "whole", method=method)
+    kill(monkeypatch, tmp_path / "run", "after the update", method=method)
+    stopped = find_stopped(tmp_path / "run")
+    assert same(go(tmp_path / "run", stopped=stopped, method=method), expected)
+
+
+def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(
+    tmp_path, monkeypatch, undisturbed
+):
+    """Four steps are in the ledger and two in the checkpoint: five in all leave one to take."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    weights = go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert (record.steps, record.closed) == (5, True)
+    assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
+    assert not same(weights, undisturbed[1])
+
+
+def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    stopped = find_stopped(folder)
+    go(folder, stopped=stopped, micro_batch_size=3, eps=1.0, overspend=True)
+    assert read_ledger(folder / "ledger.jsonl").steps == 7
+    assert (folder / "private/checkpoints/step-00000005").is_dir()
+
+
+def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is_new(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "inside the ledger's write")
+    torn = read_ledger(folder / "ledger.jsonl")
+    assert (torn.steps, torn.counted_steps) == (3, 4)
+    go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0, overspend=True)
+    assert read_ledger(folder / "ledger.jsonl").steps == 4 + 3
+
+
+def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
+    tmp_path, monkeypatch, caplog
+):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    journal = folder / "private" / "steps.jsonl"
+    lines = journal.read_text().splitlines()
+    entry = json.loads(lines[2])
+    lines[2] = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
+    journal.write_text("\n".join(lines) + "\n")
+    go(folder, stopped=find_stopped(folder), eps=1.0)
+    assert "step 3 did not come out as it was" in caplog.text
+    assert read_ledger(folder / "ledger.jsonl").steps == 5
+
+
+def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
+    journal = undisturbed[0] / "private" / "steps.jsonl"
+    assert journal.stat().st_mode & 0o777 == 0o600
+    assert [json.loads(line)["step"] for line in journal.read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+@pytest.mark.parametrize("cut", [slice(1, None), slice(None, 2)])
+def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, monkeypatch, cut):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "before the ledger is closed")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[cut]))
+    with pytest.raises(StateError) as error:
+        find_stopped(folder)
+    assert error.value.exit_code == 3
+
+
+def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    (checkpoint,) = (folder / "private" / "checkpoints").glob("step-*")
+    for file in sorted(checkpoint.iterdir()):
+        whole = file.read_bytes()
+        for damaged in (whole[:-2], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
+            file.write_bytes(damaged)
+            with pytest.raises(StateError):
+                find_stopped(folder)
+        file.write_bytes(whole)
+    assert find_stopped(folder).checkpoint.step == 2
+
+
+def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
+    stopped = find_stopped(undisturbed[0])
+    assert stopped.has_ended and stopped.checkpoint.generators is None
+    assert not list(undisturbed[0].rglob(GENERATORS))
+    assert stopped.plan() == plan()
+
+
+def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
+    weights = []
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        own = session(tmp_path / name, tiny_model(), checkpoint_every=2)
+        torch.manual_seed(4)
+        with monkeypatch.context() as patch:
+            if name == "killed":
+                wrap = on_call(4, die)
+                patch.setattr(loop_module, "check_weights", wrap(loop_module.check_weights))
+                with pytest.raises(Killed):
+                    train_ordinarily(own, 5)
+        if name == "killed":
+            own = session(tmp_path / name, tiny_model(seed=8), checkpoint_every=2)
+        stopped = find_stopped(tmp_path / name) if name == "killed" else None
+        train_ordinarily(own, 5, stopped)
+        weights.append({key: p.detach().clone() for key, p in own.model.named_parameters()})
+    assert same(*weights)
+    assert find_stopped(tmp_path / "killed").has_ended
+
+
+def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
+    tmp_path, monkeypatch, undisturbed
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        signalled = on_call(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(loop_module, "check_weights", signalled(loop_module.check_weights))
+        with pytest.raises(SystemExit) as ended:
+            go(folder)
+    assert ended.value.code == 143
+    stopped = find_stopped(folder)
+    assert stopped.checkpoint.step == stopped.ledger.steps == 3
+    assert same(go(folder, stopped=stopped), undisturbed[1])
