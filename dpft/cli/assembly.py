@@ -58,7 +58,7 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
         return PublicSize(num_examples=published, source=f"published size of task {task.name}")
-    return PublicSize(num_examples=count_rows(), source="count of the rows read")
+    return PublicSize(num_examples=count_rows(), source="count of the records read")
 
 
 def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:

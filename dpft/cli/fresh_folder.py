@@ -5,22 +5,33 @@ from pathlib import Path
 
 from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.errors import InputError
+from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
 from dpft.training.resume import LEDGER
 
+RELEASED = ("generated", "export", SHEET)
+"""What other commands made in public of a run's model; it is kept, so no other run may move in."""
+
 
 def refuse_used_folder(folder: Path) -> None:
-    """Refuses a folder whose ledger says that privacy was spent there.
+    """Refuses a folder where privacy was spent, or with what was made of another run's model.
 
     Raises:
-        InputError: There is a ledger.
+        InputError: There is a ledger, or an earlier run with one of ``RELEASED``.
     """
     if (folder / LEDGER).exists():
         raise InputError(
             f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
             "choose another folder with hydra.run.dir=DIR."
         )
+    for path in (folder / name for name in RELEASED):
+        if path.exists() and (folder / CONFIGURATION).exists():
+            raise InputError(
+                f"{path} exists: it is of an earlier run in this folder, and this run's report"
+                " would seem to cover it; move it away, or choose another folder with"
+                " hydra.run.dir=DIR."
+            )
 
 
 def start_anew(folder: Path) -> None:

@@ -5,6 +5,7 @@ of it, by a secret key that stays in the run's private/, so that ``dpft eval run
 """
 
 import dataclasses
+import hmac
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from dpft.cli.trained import saved_run
 from dpft.cli.training_data import TrainingData, load_training_data
 from dpft.config.schema import EvaluateConfig, TrainConfig
-from dpft.data.held_out import new_key, split_held_out
+from dpft.data.held_out import fingerprint, new_key, split_held_out
 from dpft.data.sources import has_split, is_one_file, load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
@@ -41,6 +42,8 @@ class Division:
     """Those to score, by part of the split; none where nothing is scored."""
     key: bytes | None = None
     """Secret, where records were held out."""
+    fingerprint: str = ""
+    """By that key, of all the records."""
 
 
 def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) -> Division:
@@ -65,15 +68,15 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
     key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
     scored = {HELD_OUT: [data.examples[at] for at in held]} if config.eval.enabled else {}
-    return Division(kept=kept, scored=scored, key=key)
+    return Division(kept=kept, scored=scored, key=key, fingerprint=_known_by(data, key))
 
 
-def keep_key(folder: Path, key: bytes | None) -> None:
+def keep_key(folder: Path, division: Division) -> None:
     """Writes the key of a run's held-out records into its private/, for the owner alone."""
     path = private_folder(folder) / KEY_FILE
     path.unlink(missing_ok=True)
-    if key is not None:
-        write_text(path, key.hex() + "\n", mode=0o600)
+    if division.key is not None:
+        write_text(path, f"{division.key.hex()}\n{division.fingerprint}\n", mode=0o600)
 
 
 def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
@@ -83,7 +86,8 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
         config: What is scored, a run's or any other model.
 
     Raises:
-        InputError: They cannot be read, or were held out otherwise, or by a key that is not there.
+        InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
+            or are no longer the same.
     """
     if config.eval.held_out is None:
         return {part: load_examples(config.task, part) for part in _parts(config)}
@@ -99,7 +103,14 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
             f" {config.eval.held_out}: other records were trained on; drop it."
         )
     data = load_training_data(dataclasses.replace(trained, task=config.task))
-    _, held = _sides(data, config.eval.held_out, _read_key(Path(config.run)))
+    key, before = held_out_key(Path(config.run))
+    if not hmac.compare_digest(_known_by(data, key), before):
+        raise InputError(
+            "eval.held_out needs the records that the run was given, in the same order and by the"
+            " same templates, got others, among which some that were trained on might be scored;"
+            " give the same again, or score other records from a folder with eval.held_out=null."
+        )
+    _, held = _sides(data, config.eval.held_out, key)
     return {HELD_OUT: [data.examples[at] for at in held]}
 
 
@@ -140,9 +151,7 @@ def _parts(config: TrainConfig | EvaluateConfig) -> tuple[str, ...]:
 
 
 def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[list[int], list[int]]:
-    places = [str(number) for number in range(len(data.examples))]
-    names = places if data.units is None else data.units
-    kept, held = split_held_out(names, fraction, key)
+    kept, held = split_held_out(_units(data), fraction, key)
     if not kept or not held:
         side, way = ("trained on", "lower") if not kept else ("scored", "raise")
         raise InputError(
@@ -151,10 +160,26 @@ def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[list[int], 
     return kept, held
 
 
-def _read_key(run: Path) -> bytes:
+def _units(data: TrainingData) -> Sequence[str]:
+    """Returns the unit of each record; one that is its own is known by its place."""
+    places = [str(number) for number in range(len(data.examples))]
+    return places if data.units is None else data.units
+
+
+def _known_by(data: TrainingData, key: bytes) -> str:
+    return fingerprint(data.examples, _units(data), key)
+
+
+def held_out_key(run: Path) -> tuple[bytes, str]:
+    """Returns the key by which a run held records out, and its fingerprint of all of them.
+
+    Raises:
+        InputError: It cannot be read.
+    """
     path = run / "private" / KEY_FILE
     try:
-        return bytes.fromhex(path.read_text(encoding="ascii"))
+        key, before = path.read_text(encoding="ascii").split("\n")[:2]
+        return bytes.fromhex(key), before
     except (OSError, ValueError):
         raise InputError(
             f"{path} must hold the key by which records were held out, and cannot be read; without"

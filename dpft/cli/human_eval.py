@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dpft.cli.held_out import records_to_score
+from dpft.cli.held_out import HELD_OUT, records_to_score
 from dpft.cli.parts import check_lengths
 from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.config.schema import EvaluateConfig
@@ -82,7 +82,7 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
         rows = sheet_rows(items, seed=first.human_eval_seed)
         about = {
             "task": first.task.name,
-            "split": first.eval.split,
+            "split": first.eval.split if first.eval.held_out is None else HELD_OUT,
             "split_is_public": public,
             "seed": first.human_eval_seed,
             "decode": asdict(decode),

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.assembly import RunPlan, method_phases, public_size
-from dpft.cli.held_out import KEY_FILE
+from dpft.cli.held_out import KEY_FILE, held_out_key
 from dpft.cli.inherited import given_overrides
 from dpft.cli.training_data import UNIT_KEY
 from dpft.config.keys import plain
@@ -113,7 +113,8 @@ def read_secrets(folder: Path) -> Secrets:
         StateError: One cannot be read.
     """
     private = folder / "private"
-    unit, held_out = (_read_key(private / name) for name in (UNIT_KEY, KEY_FILE))
+    unit = _read_key(private / UNIT_KEY)
+    held_out = held_out_key(folder)[0] if (private / KEY_FILE).exists() else None
     return Secrets(unit_key=unit or b"", held_out_key=held_out)
 
 

@@ -34,8 +34,10 @@ def write_evaluations(
     for evaluation in last:
         part = "" if len(last) == 1 else evaluation.split
         if not public and was_public(folder / METRICS, evaluation):
+            # It may have been scored with other parts then, or alone.
             for name in (PREDICTIONS, SAMPLES):
-                (folder / named(name, part)).unlink(missing_ok=True)
+                for part_then in ("", evaluation.split):
+                    (folder / named(name, part_then)).unlink(missing_ok=True)
         if not evaluation.predictions:
             continue
         write_predictions(

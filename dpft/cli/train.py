@@ -104,7 +104,7 @@ def begin(config: TrainConfig, folder: Path) -> None:
         dump(prepared.config, folder / CONFIGURATION)
         if prepared.unit_key is not None:
             save_unit_key(folder, prepared.unit_key)
-        keep_key(folder, prepared.division.key)
+        keep_key(folder, prepared.division)
         save_fingerprint(folder, prepared.records)
         finish(prepared, folder, None)
 

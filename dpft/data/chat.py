@@ -148,7 +148,8 @@ class ChatEncoding(TextEncoding):
             written = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=asks
             )
-        except TemplateError:  # it may quote a message
+        # What a template calls on a message raises Python's own errors; they may quote it.
+        except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
             raise InputError(
                 "the model's chat template refuses a conversation of task.messages; most want user"
                 " and assistant in turn, and some no system message."

@@ -7,8 +7,11 @@ holds as for all the records.
 """
 
 import hmac
+import json
 import secrets
 from collections.abc import Sequence
+
+from dpft.tasks.base import Example, Record
 
 KEY_BYTES = 32
 _BITS = 64
@@ -33,6 +36,26 @@ def split_held_out(
     side = {unit: _number(unit, key) < threshold for unit in units}
     kept = [index for index, unit in enumerate(units) if not side[unit]]
     return kept, [index for index, unit in enumerate(units) if side[unit]]
+
+
+def fingerprint(records: Sequence[Record], units: Sequence[str], key: bytes) -> str:
+    """Returns what tells these records, in this order, from any others; without the key nothing.
+
+    Args:
+        records: What a task made of rows.
+        units: As in ``split_held_out``, one for each.
+        key: Secret: a plain hash would tell who guesses the records whether they are these.
+    """
+    digest = hmac.new(key, b"records\n", "sha256")
+    for record, unit in zip(records, units, strict=True):
+        digest.update(json.dumps([unit, *_content(record)]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _content(record: Record) -> tuple[object, ...]:
+    if isinstance(record, Example):
+        return record.prompt, record.target
+    return *record.texts, record.label
 
 
 def _number(unit: str, key: bytes) -> int:

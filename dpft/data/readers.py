@@ -10,7 +10,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 from dpft.errors import InputError
@@ -60,8 +60,19 @@ def _csv_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
             continue
         if header is None:
             header = cells
+            _refuse_twice(header, place)
             continue
         yield Row(place, _named(cells, header, place))
+
+
+def _refuse_twice(names: Sequence[str], place: str) -> None:
+    """Refuses two columns of one name: which of them says whose record a row is would be a guess.
+
+    Columns without a name, which spreadsheets leave behind, are none.
+    """
+    named = [name for name in names if name.strip()]
+    if len(set(named)) < len(named):
+        raise InputError(f"{place}: two columns have one name; rename one.")
 
 
 def _named(cells: list[str], header: list[str], place: str) -> dict[str, object]:
@@ -81,9 +92,17 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
         yield Row(_place(file, number), _json_object(line, _place(file, number)))
 
 
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Returns a JSON object; one that says a name twice is none, since either could be meant."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError
+    return values
+
+
 def _json_object(line: str, place: str) -> dict[str, object]:
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
@@ -103,7 +122,7 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     """Yields the objects of a file that is one list of them."""
     text = "".join(_lines(stream, file))
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list):
@@ -121,7 +140,9 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
+        table = parquet.ParquetFile(stream)
+        _refuse_twice(table.schema_arrow.names, file)
+        for batch in table.iter_batches(batch_size=1024):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(f"{file}, row {number}", values)
@@ -131,6 +152,13 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
         ) from None
     except (pyarrow.ArrowException, OSError):
         raise InputError(f"{file}: not a complete Parquet file; write it anew.") from None
+    except InputError:
+        raise
+    except (ValueError, OverflowError):  # they quote the value
+        raise InputError(
+            f"{file}, after row {number}: a value out of Python's range, such as a date; leave its"
+            " column out."
+        ) from None
 
 
 def _lines(stream: Iterable[bytes], file: str) -> Iterator[str]:

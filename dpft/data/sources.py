@@ -80,12 +80,14 @@ def _unit(row: Row, column: str) -> str:
     if column not in row.values:
         raise InputError(f"{row.place}: lacks the column {column}, which privacy.unit names.")
     value = row.values[column]
-    known = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    known = is_number or (isinstance(value, str) and is_unicode(value))
     text = str(value).strip() if known else ""
     if not text:
         raise InputError(
-            f"{row.place}: the column {column}, which privacy.unit names, must hold text or a whole"
-            " number in every row: a record without it is nobody's; give it one, or leave it out."
+            f"{row.place}: the column {column}, which privacy.unit names, must hold text (valid"
+            " Unicode) or a whole number in every row: a record without it is nobody's; give it"
+            " one, or leave it out."
         )
     return text
 
@@ -306,7 +308,11 @@ def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
     key = task.column_key(column)
     if key is None:
         return f"; task={task.name} needs {', '.join(needed)}."
-    return f", which {key} names; there are {', '.join(map(str, row.values)) or 'none'}."
+    # What stands for a column's name may be a record: the first one, in a file without a header.
+    return (
+        f", which {key} names; the row has {len(row.values)} columns under other names: correct the"
+        " one or the other (the first line of a .csv file is its header)."
+    )
 
 
 _ROWS = {

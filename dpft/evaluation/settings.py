@@ -66,9 +66,9 @@ def reads_training_split(task: Task, config: EvalConfig) -> bool:
         config: ``split``.
     """
     training = {"train", *task.parts("train")}
-    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train.
+    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(
-        name in part for part in task.parts(config.split) for name in training
+        part == "all" or name in part for part in task.parts(config.split) for name in training
     )
 
 

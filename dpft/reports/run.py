@@ -18,6 +18,7 @@ from dpft.privacy.accounting.summary import round_up
 CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
 REPORT = "report.md"
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
+TRAINING_SPLIT = "computed on training records, not covered by epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,9 @@ def write_report(folder: Path) -> None:
 def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:
     """Returns an entry of metrics.json with whether its split is public."""
     marked = {**entry, "split_is_public": public}
-    return marked if public else {**marked, "note": PRIVATE_SPLIT}
+    if public:
+        return marked
+    return {**marked, "note": TRAINING_SPLIT if entry["split"] == "train" else PRIVATE_SPLIT}
 
 
 def render(

@@ -27,7 +27,8 @@ HEADLINE = (
 """Keys of the run's privacy.json that say what its epsilon is, and of which ledger."""
 
 PROMPTS_NOT_COVERED = (
-    "epsilon does not cover the prompts: they stand in the records as they were given"
+    "epsilon does not cover the prompts: they stand in the records as they were given, and nothing"
+    " but the run's own files was refused, so whether one is a record trained on is the user's word"
 )
 NON_PRIVATE_RUN = (
     "NOT PRIVATE: the model was trained without differential privacy (privacy=none), so its texts"

@@ -31,7 +31,7 @@ def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None
 
 def test_local_rows_are_counted() -> None:
     size = public_size(replace(TASK, data_dir="x"), DP, lambda: 12)
-    assert (size.num_examples, size.source) == (12, "count of the rows read")
+    assert (size.num_examples, size.source) == (12, "count of the records read")
 
 
 def test_epochs_and_steps_are_refused_together_but_not_a_null() -> None:

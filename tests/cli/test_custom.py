@@ -137,6 +137,24 @@ def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Works
     assert "eval.held_out must stay as the run had it" in other
 
 
+@pytest.mark.parametrize("unit", ["example", "customer_id"])
+def test_a_file_that_has_changed_is_not_scored_as_held_out(workspace: Workspace, unit: str) -> None:
+    """One row more at the top, or a corrected unit, and trained rows would be among the scored."""
+    file, run = workspace.root / f"{unit}.csv", f"by_{unit}"
+    file.write_bytes((workspace.root / "qa.csv").read_bytes())
+    given = (f"task.data_dir={file.name}", HELD_OUT, *FEW, f"privacy.unit={unit}", "train.steps=1")
+    trained = workspace.run("train", *QA, *QUICK, *given, f"hydra.run.dir={run}")
+    assert trained.code == 0, trained.err
+    whole = file.read_bytes()
+    header, rows = whole.split(b"\n", 1)
+    file.write_bytes(header + b"\nnew,new,new\n" + rows)
+    sentence = workspace.refusal("eval", f"run={run}")
+    assert "needs the records that the run was given" in sentence
+    assert MARKER not in sentence
+    file.write_bytes(whole)
+    assert workspace.run("eval", f"run={run}").code == 0
+
+
 def test_one_file_as_a_whole_is_trained_on_and_the_report_says_that_nothing_is_scored(
     workspace: Workspace,
 ) -> None:
@@ -169,7 +187,7 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     [
         (["task=custom", "task.data_dir=qa.csv"], ["one of task.prompt and task.target", "none"]),
         ([*QA, 'task.text="{answer}"'], ["exactly one of", "task.prompt and task.target and"]),
-        ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "customer_id"]),
+        ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "3 columns under other names"]),
         ([*QA, 'task.target="{reply"'], ["task.target", "in braces"]),
         ([*QA, "task.target={answer}"], ["cannot read the argument", "key=\"VALUE\""]),
         ([*QA, "task.data_dir=none.csv"], ["task.data_dir", "'none.csv'"]),

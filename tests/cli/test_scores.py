@@ -83,3 +83,18 @@ def test_a_private_split_leaves_the_public_texts_of_another_one(tmp_path: Path) 
     write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
     write_evaluations(tmp_path, [evaluation("after", "y", "validation")], public=False)
     assert {"predictions.jsonl", "samples.md"} <= files(tmp_path)
+
+
+def test_a_split_scored_in_parts_is_public_no_more_when_scored_alone_or_the_other_way(
+    tmp_path: Path,
+) -> None:
+    both = [evaluation("after", "y", split=split) for split in ("test", "extra")]
+    write_evaluations(tmp_path, both, public=True)
+    write_evaluations(tmp_path, both[1:], public=False)
+    assert files(tmp_path) == {
+        "metrics.json", "predictions_test.jsonl", "samples_test.md",
+        "private/predictions.jsonl", "private/samples.md",
+    }  # fmt: skip
+    write_evaluations(tmp_path, both[:1], public=True)
+    write_evaluations(tmp_path, both, public=False)
+    assert not {path for path in files(tmp_path) if path.startswith(("predictions", "samples"))}

@@ -123,3 +123,12 @@ def test_a_conversation_that_the_template_refuses_is_not_quoted():
         encoding(tokenizer(strict)).rows([example()])
     assert "kind" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_conversation_that_a_call_in_the_template_fails_on_is_not_quoted():
+    """``str.format`` raises KeyError with what stands between the braces."""
+    calls = CHATML.replace("{{ m.content }}", "{{ m.content.format() }}")
+    with pytest.raises(InputError, match="refuses a conversation") as caught:
+        encoding(tokenizer(calls)).rows([example((("user", "{secret}"), ("assistant", "Yes.")))])
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None

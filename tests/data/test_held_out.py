@@ -1,7 +1,8 @@
 import hashlib
 import hmac
 
-from dpft.data.held_out import KEY_BYTES, new_key, split_held_out
+from dpft.data.held_out import KEY_BYTES, fingerprint, new_key, split_held_out
+from dpft.tasks.base import Example, LabelledExample
 
 KEY = b"k" * KEY_BYTES
 UNITS = [str(number) for number in range(4000)]
@@ -41,3 +42,22 @@ def test_another_key_gives_other_sides():
     assert len(first) == KEY_BYTES and first != second
     assert split_held_out(UNITS, 0.2, first) != split_held_out(UNITS, 0.2, second)
     assert split_held_out(UNITS, 0.2, first) == split_held_out(UNITS, 0.2, first)
+
+
+def test_records_are_known_by_what_they_hold_their_order_and_whose_they_are():
+    records = [
+        Example(prompt="a", target="b", group="a"),
+        Example(prompt="ab", target="", group="ab"),
+        LabelledExample(texts=("a", "b"), label=1.0),
+    ]
+    units = ["0", "1", "2"]
+    known = fingerprint(records, units, KEY)
+    assert fingerprint(list(records), list(units), KEY) == known
+    others = [
+        (records[::-1], units, KEY),
+        (records[:2], units[:2], KEY),
+        ([*records[:2], LabelledExample(texts=("a", "b"), label=0.0)], units, KEY),
+        (records, ["0", "1", "1"], KEY),
+        (records, units, b"j" * KEY_BYTES),
+    ]
+    assert known not in {fingerprint(*other) for other in others}

@@ -87,6 +87,27 @@ def test_a_parquet_text_that_is_no_utf_8_is_refused_and_not_quoted():
     assert "secret" not in str(caught.value)
 
 
+def test_a_parquet_value_beyond_pythons_range_is_refused_and_not_quoted():
+    sink = io.BytesIO()
+    days = pyarrow.array([2**30], pyarrow.date32())
+    parquet.write_table(pyarrow.table({"a": ["secret"], "day": days}), sink)
+    with pytest.raises(InputError, match=r"x\.parquet, after row 0: .* range") as caught:
+        list(read_rows(io.BytesIO(sink.getvalue()), "x.parquet"))
+    assert str(2**30) not in str(caught.value)
+
+
+def test_two_columns_of_one_name_are_refused_and_not_quoted():
+    sink = io.BytesIO()
+    columns = [pyarrow.array(["1"]), pyarrow.array(["2"])]
+    parquet.write_table(pyarrow.table(columns, names=["secret", "secret"]), sink)
+    for content, file in ((b"secret,b,secret\n1,2,3\n", "x.csv"), (sink.getvalue(), "x.parquet")):
+        with pytest.raises(InputError, match="two columns have one name") as caught:
+            list(read_rows(io.BytesIO(content), file))
+        assert file in str(caught.value) and "secret" not in str(caught.value)
+    (row,) = read_rows(io.BytesIO(b"a,,\n1,,\n"), "x.csv")
+    assert row.values["a"] == "1"
+
+
 def test_a_csv_cell_may_hold_quotes_line_breaks_and_a_long_document():
     long = "z " * 100_000
     content = f'\ufeffa,b\n"say ""hi""\n, there","{long}"\n'.encode()
@@ -98,4 +119,14 @@ def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
     content = "a\nfine\nsecret caf\u00e9\n".encode("latin-1")
     with pytest.raises(InputError, match=r"x\.csv, line 3: not UTF-8 text") as caught:
         list(read_rows(io.BytesIO(content), "x.csv"))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("x.jsonl", b'{"a": "secret", "a": "b"}\n'), ("x.json", b'[{"b": {"a": 1, "a": 2}}]')],
+)
+def test_an_object_that_says_a_name_twice_is_refused(file, content):
+    with pytest.raises(InputError, match="not a JSON") as caught:
+        list(read_rows(io.BytesIO(content), file))
     assert "secret" not in str(caught.value)

@@ -304,7 +304,8 @@ def test_only_your_own_data_may_be_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "settings", "reasons"),
     [
-        ("qa.csv", QA, {"target_template": "{reply}"}, ["line 2: lacks the column reply", "task.target names; there are question, answer, customer_id."]),  # noqa: E501
+        ("qa.csv", QA, {"target_template": "{reply}"}, ["line 2: lacks the column reply", "task.target names; the row has 3 columns under other names"]),  # noqa: E501
+        ("qa.csv", "secret,a secret\nWhy?,So.\n", {}, ["line 2: lacks the column question", "the first line of a .csv file is its header"]),  # noqa: E501
         ("qa.csv", "question,answer\nsecret\n", {}, ["line 2: lacks the column answer"]),
         ("qa.jsonl", '{"question": "secret", "answer": null}\n', {}, ["line 1: the column answer, which task.target names, holds no value"]),  # noqa: E501
         ("qa.jsonl", '{"question": "secret\\ud800", "answer": ""}\n', {}, ["must hold text"]),
@@ -357,9 +358,10 @@ def test_a_rows_unit_comes_with_each_of_its_examples_as_text(tmp_path):
     assert examples == load_examples(e2e(tmp_path), "train")
 
 
-@pytest.mark.parametrize("owner", ["", "  ", None, 7.5, True, ["ann"]])
+@pytest.mark.parametrize("owner", ["", "  ", None, 7.5, True, ["ann"], "\ud800"])
 def test_a_row_that_is_nobodys_is_refused_by_file_and_line(tmp_path, owner):
-    lines = owned_line("ann") + owned_line(owner)
+    row = {"meaning_representation": RECORD, "human_reference": REFERENCE, "customer": owner}
+    lines = owned_line("ann") + json.dumps(row) + "\n"
     (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
     with pytest.raises(InputError, match=r"train\.jsonl, line 2: the column customer, .*unit"):
         load_with_units(e2e(tmp_path), "train", "customer")

@@ -50,7 +50,7 @@ def test_trust_rule_8_a_users_own_hub_data_or_address_is_not_public(own):
     assert not eval_split_is_public(LetterTask(name="letters", **own), EvalConfig())
 
 
-@pytest.mark.parametrize("part", ["train", "train[:100]", "validation+train"])
+@pytest.mark.parametrize("part", ["train", "train[:100]", "validation+train", "all"])
 def test_trust_rule_8_a_split_with_a_part_of_the_training_split_is_never_public(part):
     task = LetterTask(name="letters", split_parts={"validation": ("validation", part)})
     config = EvalConfig(split="validation", split_is_public=True)
