@@ -32,6 +32,8 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(error, OverrideParseException):
         return InputError(_unreadable_override(error))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
+            return InputError(_new_entry(cause.full_key))
         return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
@@ -47,6 +49,14 @@ def _unknown_option(error: MissingConfigException) -> str:
     hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))
     return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
+
+
+def _new_entry(key: str) -> str:
+    """Returns the sentence for an entry of an empty mapping, which Hydra wants a plus for."""
+    mapping = key.rpartition(".")[0]
+    return (
+        f"{mapping} has no entry to change, got {key}; add entries as '+{mapping}={{NAME: VALUE}}'."
+    )
 
 
 def _unreadable_override(error: OverrideParseException) -> str:

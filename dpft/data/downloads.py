@@ -16,7 +16,7 @@ from dpft.errors import InputError
 TIMEOUT_SECONDS = 20
 OFFLINE_WAYS_OUT = (
     "connect, or give local files with task.data_dir=DIR and model.path=DIR, or run without a"
-    " network on task.source=embedded model=tiny"
+    " network on task=e2e task.source=embedded model=tiny"
 )
 """What a message about unreachable data offers."""
 

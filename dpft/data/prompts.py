@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpft.data.readers import FORMATS
-from dpft.data.sources import file_rows, made_at, row_values
+from dpft.data.rows import made_at, row_values
+from dpft.data.sources import file_rows
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, Example, Task, TextTask
 

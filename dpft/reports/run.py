@@ -91,7 +91,7 @@ def render(
         config=config,
         privacy=privacy,
         tables=score_tables(evaluations),
-        split_is_public=all(entry["split_is_public"] for entry in evaluations),
+        split_is_public=all(entry["split_is_public"] for entry in evaluations if entry["metrics"]),
         private_split=PRIVATE_SPLIT,
     )
 

@@ -67,3 +67,10 @@ def test_a_key_the_yaml_leaves_out_is_not_called_unknown(
     primary.write_text(primary.read_text().replace("outcome: done\n", ""))
     assert main(["fake", "privacy.eps=3", "outcome=done"]) == 2
     assert "set it as ++outcome=VALUE" in capsys.readouterr().err
+
+
+def test_an_entry_of_an_empty_mapping_is_refused_with_the_way_to_add_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "task=custom", "task.label_words={bad: poor}"]) == 2
+    assert "add entries as '+task.label_words={NAME: VALUE}'." in capsys.readouterr().err

@@ -83,7 +83,8 @@ def commands() -> list[str]:
 
 def readme_commands() -> list[str]:
     """The README's ``dpft`` commands, without their comments; not sweeps, not help."""
-    lines = (CONF.parent / "README.md").read_text().splitlines()
+    text = (CONF.parent / "README.md").read_text()
+    lines = text.replace("\\\n", " ").splitlines()
     found = [line.partition("#")[0].split("dpft ", 1)[1] for line in lines if COMMAND.match(line)]
     return sorted({" ".join(c.split()) for c in found if "--" not in c})
 

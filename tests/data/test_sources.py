@@ -369,5 +369,14 @@ def test_a_row_that_is_nobodys_is_refused_by_file_and_line(tmp_path, owner):
 
 def test_a_unit_column_that_is_missing_is_refused(tmp_path):
     (tmp_path / "train.jsonl").write_text(GOOD_LINE, encoding="utf-8")
-    with pytest.raises(InputError, match="line 1: lacks the column owner, which privacy.unit"):
+    with pytest.raises(InputError) as refused:
         load_with_units(e2e(tmp_path), "train", "owner")
+    assert "line 1: lacks the column owner, which privacy.unit names; the row has 2 columns" in str(
+        refused.value
+    )
+    assert "meaning_representation" not in str(refused.value), "it may be a record"
+
+
+def test_a_place_that_is_not_there_is_said_not_to_exist(tmp_path):
+    missing = custom(tmp_path / "qa.csv", prompt_template="{question}", target_template="{answer}")
+    assert "which does not exist" in message(missing)

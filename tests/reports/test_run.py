@@ -11,12 +11,13 @@ from dpft.reports.run import mark, render, write_metrics, write_report
 from tests.reports.test_privacy import COUNTS, LEDGER, TWO_PHASES, accounting, plan
 
 CONFIG = {
-    "model": {"name": "tiny"},
+    "model": {"name": "tiny", "path": None},
     "task": {"name": "e2e", "max_length": 100},
     "method": {"name": "full"},
     "train": {"learning_rate": 0.002, "weight_decay": 0.0},
     "scheduler": {"name": "constant"},
     "optimizer": {"name": "adamw"},
+    "eval": {"held_out": None},
     "privacy": {"eps": 3.0, "show_diagnostics": False},
 }
 
@@ -68,6 +69,7 @@ KINDS = {
     "given noise": (CONFIG, private(calibration=None), []),
     "weak": (SHOWN, private(delta=0.5), BOTH),
     "seeded": (CONFIG, private(reproducible=True), BOTH),
+    "held out": ({**CONFIG, "eval": {"held_out": 0.2}}, private(unit="customer_id"), BOTH),
     "two phases": (CONFIG, private(phases=TWO_PHASES), BOTH),
     "not private": ({**CONFIG, "privacy": {"name": "none"}}, non_private(), BOTH),
 }
@@ -153,6 +155,14 @@ def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -
     assert mention not in render(*KINDS["private"])
 
 
+def test_the_report_says_that_records_or_units_were_held_out() -> None:
+    config = {**CONFIG, "eval": {"held_out": 0.2}}
+    row = "| held out | each {} with probability 0.2, by a secret key: scored, not trained on |"
+    assert row.format("record") in render(config, private(), BOTH)
+    assert row.format("unit") in render(config, private(unit="customer_id"), BOTH)
+    assert "held out |" not in render(CONFIG, private(), BOTH)
+
+
 def test_splits_have_tables_of_their_own_and_say_how_much_was_scored() -> None:
     other = mark(entry("after", 5.0, split="validation", examples=9), True)
     report = render(CONFIG, private(), [BOTH[1], other, BOTH[0]])
@@ -167,6 +177,26 @@ def test_a_metric_without_a_value_says_why() -> None:
     report = render(CONFIG, private(), [BOTH[0], missing])
     assert "| bleu | 10.0000 | – |" in report
     assert "\nNot computed: bleu (no texts).\n" in report
+
+
+def test_metrics_without_a_value_for_one_reason_stand_in_one_sentence() -> None:
+    why = {"bleu": "no texts", "meteor": "needs Java", "rouge_l": "no texts"}
+    report = render(CONFIG, private(), [mark(entry("after", 1.0, not_computed=why), True)])
+    assert "\nNot computed: bleu, rouge_l (no texts).\n" in report
+    assert "\nNot computed: meteor (needs Java).\n" in report
+
+
+def test_where_nothing_was_scored_no_score_is_called_private() -> None:
+    why = {"bleu": "one file"}
+    nothing = mark(entry("after", 0.0, metrics={}, examples=0, not_computed=why), False)
+    report = render(CONFIG, private(), [nothing])
+    assert "not covered by epsilon" not in report and "| metric |" not in report
+    assert "\nNot computed: bleu (one file).\n" in report
+
+
+def test_a_model_from_a_folder_is_called_by_it() -> None:
+    folder = {**CONFIG, "model": {"name": "gpt2", "path": "models/mine"}}
+    assert "# models/mine on e2e, method full\n" in render(folder, private(), BOTH)
 
 
 def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_path: Path) -> None:

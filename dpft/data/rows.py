@@ -1,0 +1,125 @@
+"""What a row holds, as its task reads it: columns by name, examples, the unit it belongs to.
+
+No message quotes a row, or names its columns: in a file without a header they are a record.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any, TypeVar
+
+from dpft.data.readers import Row
+from dpft.errors import InputError
+from dpft.tasks.base import Example, Record, Task, is_unicode
+
+Made = TypeVar("Made")
+
+
+def examples_of(task: Task, row: Row) -> Sequence[Record]:
+    """Returns the examples a row stands for.
+
+    Raises:
+        InputError: A column is missing or faulty; names file and line.
+    """
+    optional = [column for column in task.optional_columns if _present(task, row, column)]
+    values = row_values(task, row, task.columns) | row_values(task, row, optional)
+    return made_at(row, task.examples, values)
+
+
+def made_at(row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]) -> Made:
+    """Returns what the task makes of a row's values; a refusal says which row it is of."""
+    try:
+        return make(values)
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from None
+
+
+def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
+    """Returns a row's examples in groups of its own: the second row of an input is "… (2)".
+
+    Args:
+        examples: Of one row.
+        taken: Groups of the rows before; those of this row join them.
+    """
+    texts = [example for example in examples if isinstance(example, Example)]
+    names = {group: _unused(group, taken) for group in {example.group for example in texts}}
+    taken.update(names.values())
+    return [replace(example, group=names[example.group]) for example in texts]
+
+
+def _unused(group: str, taken: set[str]) -> str:
+    numbered = (f"{group} ({number})" for number in count(2))
+    return next(name for name in chain([group], numbered) if name not in taken)
+
+
+def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
+    """Returns a row's values of some of the task's columns, under the task's own names.
+
+    Raises:
+        InputError: A column is missing, or does not hold text where it must.
+    """
+    return {column: _value(task, row, column, columns) for column in columns}
+
+
+def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
+    present = _present(task, row, column)
+    if not present:
+        names = _names(task, column)
+        raise InputError(
+            f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
+            f"{_needed_by(task, row, column, needed)}"
+        )
+    value = row.values[present[0]]
+    if column in task.untyped_columns and not isinstance(value, str):
+        return value
+    if not isinstance(value, str) or not is_unicode(value):
+        raise InputError(
+            f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."
+        )
+    return value
+
+
+def _names(task: Task, column: str) -> list[str]:
+    """Returns what a column may be called."""
+    return [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
+
+
+def _present(task: Task, row: Row, column: str) -> list[str]:
+    """Returns those of a column's names that the row has."""
+    return [name for name in _names(task, column) if name in row.values]
+
+
+def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
+    """Returns the rest of the sentence: what asks for a column, and where to look for it."""
+    key = task.column_key(column)
+    if key is None:
+        return f"; task={task.name} needs {', '.join(needed)}."
+    return _named_by(key, row)
+
+
+def _named_by(key: str, row: Row) -> str:
+    """Returns the rest of the sentence where a key names a column that is not there.
+
+    What stands for a column's name may be a record: the first one, in a file without a header.
+    """
+    return (
+        f", which {key} names; the row has {len(row.values)} columns under other names: correct the"
+        " one or the other (the first line of a .csv file is its header)."
+    )
+
+
+def unit_of(row: Row, column: str) -> str:
+    """Returns the value that says whose record a row is; never shown."""
+    if column not in row.values:
+        raise InputError(f"{row.place}: lacks the column {column}{_named_by('privacy.unit', row)}")
+    value = row.values[column]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    known = is_number or (isinstance(value, str) and is_unicode(value))
+    text = str(value).strip() if known else ""
+    if not text:
+        raise InputError(
+            f"{row.place}: the column {column}, which privacy.unit names, must hold text (valid"
+            " Unicode) or a whole number in every row: a record without it is nobody's; give it"
+            " one, or leave it out."
+        )
+    return text
