@@ -26,7 +26,8 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import hold_lock, private_folder, write_json, write_jsonl
 from dpft.reports.run import PRIVACY
 from dpft.reports.synthetic import cost, synthetic_record
-from dpft.tasks.base import Example, Task, TextTask
+from dpft.tasks.base import Task, TextTask
+from dpft.tasks.records import Example
 
 CONFIG = GenerateConfig
 POLYMORPHIC = TASK

@@ -25,9 +25,10 @@ from dpft.models.loading import (
 )
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.source import ModelConfig
-from dpft.tasks.base import LabelledExample, LabelTask, Task
+from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats
+from dpft.tasks.records import LabelledExample
 
 
 def head_of(task: Task, model: ModelConfig) -> Head:

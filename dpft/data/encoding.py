@@ -19,7 +19,7 @@ from dpft.data.tokenization import (
     tokenize_prompts,
 )
 from dpft.kinds import SEQ2SEQ
-from dpft.tasks.base import Example
+from dpft.tasks.records import Example
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from dpft.tasks.base import Example, Record
+from dpft.tasks.records import Example, Record
 
 KEY_BYTES = 32
 _BITS = 64

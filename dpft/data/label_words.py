@@ -14,7 +14,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.tokenization import TokenizedExample, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED
-from dpft.tasks.base import LabelledExample, Piece
+from dpft.tasks.records import LabelledExample, Piece
 
 SENTENCEPIECE_BLANK = "\u2581"
 """What SentencePiece writes for the blank before a word, as part of the word's token."""

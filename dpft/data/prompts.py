@@ -12,7 +12,8 @@ from dpft.data.readers import FORMATS
 from dpft.data.rows import made_at, row_values
 from dpft.data.sources import file_rows
 from dpft.errors import InputError
-from dpft.tasks.base import SPLITS, Example, Task, TextTask
+from dpft.tasks.base import SPLITS, Task, TextTask
+from dpft.tasks.records import Example
 
 
 def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from dpft.data.readers import Row
 from dpft.errors import InputError
-from dpft.tasks.base import Example, Record, Task, is_unicode
+from dpft.tasks.base import Task
+from dpft.tasks.records import Example, Record, is_unicode
 
 Made = TypeVar("Made")
 

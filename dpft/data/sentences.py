@@ -7,7 +7,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import SCORE
-from dpft.tasks.base import LabelledExample
+from dpft.tasks.records import LabelledExample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from dpft.errors import InputError
-from dpft.tasks.base import Example
+from dpft.tasks.records import Example
 
 IGNORED_LABEL = -100
 """Label of a token that carries no loss."""

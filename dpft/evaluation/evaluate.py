@@ -18,7 +18,8 @@ from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import Example, LabelTask, Task
+from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.records import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

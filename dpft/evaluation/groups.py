@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpft.tasks.base import Example
+from dpft.tasks.records import Example
 
 
 @dataclass(frozen=True, kw_only=True)

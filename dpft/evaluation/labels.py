@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dpft.errors import InputError
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
-from dpft.tasks.base import LabelledExample, LabelTask
+from dpft.tasks.base import LabelTask
+from dpft.tasks.records import LabelledExample
 
 
 def label_predictions(

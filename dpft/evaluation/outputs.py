@@ -19,7 +19,7 @@ from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SCORE, SEQ2SEQ
 from dpft.models.losses import answer_logits, token_nll
 from dpft.models.positions import max_positions
-from dpft.tasks.base import Example, LabelledExample, Record
+from dpft.tasks.records import Example, LabelledExample, Record
 
 
 class Likelihoods(NamedTuple):

@@ -122,7 +122,13 @@ def metric_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 
 
 def _not_computed(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    return {name: why for entry in evaluations for name, why in entry["not_computed"].items()}
+    """Returns why metrics have no value; where one has, at another stage, its stage is named."""
+    computed = {name for entry in evaluations for name in entry["metrics"]}
+    return {
+        f"{name} {entry['stage']} fine-tuning" if name in computed else name: why
+        for entry in evaluations
+        for name, why in entry["not_computed"].items()
+    }
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -3,8 +3,6 @@
 A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
 """
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,67 +10,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
+from dpft.tasks.records import Example, Record
 
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded")
-INFRASTRUCTURE = {
-    *("base", "templates", "values", "columns", "classification"),
-    *("custom_texts", "custom_labels", "custom_chats"),
-}
-"""Modules of this package that hold no ``TASKS``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """One record, the unit of privacy: a text to condition on and a text to learn."""
-
-    prompt: str
-    """Text the model conditions on, separator included; no loss on it."""
-    target: str
-    """Text the loss is on, without the end-of-text token."""
-    group: str
-    """Evaluation writes one prediction per distinct group; its targets are the references."""
-    separator: str = ""
-    """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
-    lead: str = ""
-    """The beginning of ``prompt`` that stays likewise; may be empty."""
-    cut_start: bool = False
-    """Whether what is between the two loses its beginning, as a history does, not its end."""
-    cut_target_end: bool = False
-    """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
-
-    def __post_init__(self) -> None:
-        if not self.prompt.endswith(self.separator):
-            raise ValueError("prompt must end with separator.")
-        if not self.prompt.startswith(self.lead) or len(self.prompt) < len(self.lead) + len(
-            self.separator
-        ):
-            raise ValueError("prompt must start with lead, and separator follow it.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledExample:
-    """One record of a classification task, the unit of privacy: texts and their label."""
-
-    texts: tuple[str, ...]
-    """One sentence, or two."""
-    label: float
-    """Number of the class, or the score."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A stretch of a filled template."""
-
-    text: str
-    """Its words, the blank before them included; empty for the mask."""
-    is_mask: bool = False
-    """Whether it is the place of the answer."""
-    may_be_cut: bool = False
-    """Whether it is the record's own text, which gives way where there is no room."""
-
-
-Record = Example | LabelledExample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,48 +231,3 @@ class LabelTask(Task):
         Args:
             outputs: Probabilities of label words or classes, or one number, a score.
         """
-
-
-def task_classes() -> dict[str, type[Task]]:
-    """Returns every task by name: what the modules of this package call ``TASKS``."""
-    package = importlib.import_module("dpft.tasks")
-    modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - INFRASTRUCTURE)
-    found: dict[str, type[Task]] = {}
-    for module in modules:
-        found |= importlib.import_module(f"dpft.tasks.{module}").TASKS
-    return found
-
-
-def task_names() -> list[str]:
-    """Returns the names of the tasks in this package."""
-    return sorted(task_classes())
-
-
-def task_class(name: str) -> type[Task]:
-    """Returns the class of the task of that name.
-
-    Raises:
-        InputError: There is no such task.
-    """
-    classes = task_classes()
-    if name not in classes:
-        raise InputError(f"task.name must be one of {', '.join(sorted(classes))}, got {name!r}.")
-    return classes[name]
-
-
-def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
-    """Returns the class of the task that the values of its keys, ``name`` among them, stand for.
-
-    Raises:
-        InputError: There is no such task, or the keys do not go together.
-    """
-    return task_class(values["name"]).chosen(values)
-
-
-def is_unicode(text: str) -> bool:
-    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample, LabelTask, Piece
+from dpft.tasks.base import LabelTask
+from dpft.tasks.records import LabelledExample, Piece
 from dpft.tasks.templates import Template
 
 INFILLING, CLS = "infilling", "cls"
@@ -102,8 +103,14 @@ class ClassificationTask(LabelTask):
         return number
 
     def _parsed(self, *, causal: bool) -> Template:
+        key = "causal_template" if causal else "template"
         text = self.causal_template if causal else self.template
-        return _parse(text, self.texts_per_record)
+        if not text:
+            kind = "causal or seq2seq" if causal else "masked"
+            raise InputError(
+                f"task.objective=infilling with a {kind} model needs task.{key}, got none."
+            )
+        return _parse(text, self.texts_per_record, f"task.{key}")
 
     def _check_labels(self) -> None:
         least = 2
@@ -114,10 +121,15 @@ class ClassificationTask(LabelTask):
             )
 
     def _check_templates(self) -> None:
-        count = self.texts_per_record
-        Template.parse(self.template, texts=count)
-        causal = Template.parse(self.causal_template, texts=count, key="task.causal_template")
-        if not causal.ends_with_mask:
+        """Refuses templates that cannot be filled; one that is empty is refused when it is used."""
+        if not self.template and not self.causal_template:
+            raise InputError(
+                "task.objective=infilling needs task.template (masked models) or"
+                " task.causal_template (causal and seq2seq models), got neither."
+            )
+        if self.template:
+            self._parsed(causal=False)
+        if self.causal_template and not self._parsed(causal=True).ends_with_mask:
             raise InputError(
                 f"task.causal_template must end with [MASK], got {self.causal_template!r}; a causal"
                 " model answers after the text."
@@ -145,6 +157,6 @@ def as_number(value: Any) -> float | None:
 
 
 @cache
-def _parse(text: str, texts: int) -> Template:
+def _parse(text: str, texts: int, key: str) -> Template:
     """Returns a template, parsed once for all records."""
-    return Template.parse(text, texts=texts)
+    return Template.parse(text, texts=texts, key=key)

@@ -1,69 +1,22 @@
 """Your own data: any file or hub data set, in one of four forms.
 
 The configuration is one, ``conf/task/custom.yaml``; which keys are given says which class it is.
-Nothing of it counts as published, also from the hub (DESIGN §6.8).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from dpft.errors import InputError
-from dpft.tasks.base import Record, Task
-from dpft.tasks.classification import CLS
-
-FORM_KEYS = ("prompt", "target", "text", "messages", "label")
-TEMPLATES, PLAIN, CHAT, LABELS = (
-    frozenset({"prompt", "target"}),
-    frozenset({"text"}),
-    frozenset({"messages"}),
-    frozenset({"text", "label"}),
-)
-FORMS = (
-    "task.prompt and task.target (templates such as '{question}' and '{answer}'), task.text alone"
-    " (plain text), task.messages (the column of a conversation), or task.label with task.text and"
-    " task.labels (classes)"
-)
-"""The four forms, in words."""
+from dpft.tasks.base import Task
+from dpft.tasks.custom_chats import CustomChats
+from dpft.tasks.custom_form import CHAT, LABELS, PLAIN, TEMPLATES, CustomFields, form_of
+from dpft.tasks.custom_labels import CustomLabels
+from dpft.tasks.custom_texts import CustomTexts
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTask(Task):
-    """The fields of every form; by itself, a task whose form is not chosen yet."""
-
-    source: str = "local"
-    max_length: int = 512
-    prompt_template: str | None = field(default=None, metadata={"key": "prompt"})
-    """Template of what the model reads; no loss on it."""
-    target_template: str | None = field(default=None, metadata={"key": "target"})
-    """Template of what the model learns to write after it."""
-    text_template: str | None = field(default=None, metadata={"key": "text"})
-    """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
-    messages_column: str | None = field(default=None, metadata={"key": "messages"})
-    """The column that holds a list of {role, content}."""
-    label_column: str | None = field(default=None, metadata={"key": "label"})
-    """The column that holds the class."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their numbers; public."""
-    objective: str = CLS
-    """cls: a new classification head; infilling: label words by the language model."""
-    template: str = ""
-    """For infilling with masked language models: words with <S1> and [MASK]."""
-    causal_template: str = ""
-    """For infilling with causal and seq2seq models: ends with [MASK]."""
-    label_words: dict[str, str] = field(default_factory=dict)
-    """For infilling: label to the word that stands for it."""
-
-    takes_file: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        form = form_of(self._given())
-        if form is not LABELS and (self.labels or self.label_words):
-            raise InputError(
-                "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
-                f" give exactly one of {FORMS}."
-            )
-        super().__post_init__()
+class CustomTask(CustomFields):
+    """A task of your own, as its name alone knows it: ``chosen`` gives the class of its form."""
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:
@@ -72,10 +25,6 @@ class CustomTask(Task):
         Raises:
             InputError: They are keys of several forms, or a part of one's.
         """
-        from dpft.tasks.custom_chats import CustomChats  # these extend this class
-        from dpft.tasks.custom_labels import CustomLabels
-        from dpft.tasks.custom_texts import CustomTexts
-
         classes: dict[frozenset[str] | None, type[Task]] = {
             TEMPLATES: CustomTexts,
             PLAIN: CustomTexts,
@@ -84,58 +33,6 @@ class CustomTask(Task):
             None: CustomTask,
         }
         return classes[form_of(values)]
-
-    @property
-    def lacks(self) -> str | None:
-        """A form, where none is chosen."""
-        none = form_of(self._given()) is None
-        return f"task=custom needs one of {FORMS}, got none." if none else None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """None without a form."""
-        return ()
-
-    @property
-    def untyped_columns(self) -> tuple[str, ...]:
-        """All: a template writes numbers too."""
-        return self.columns
-
-    def is_published(self, split: str) -> bool:
-        """Returns that it is not."""
-        return False
-
-    def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
-        """See ``Task.examples``; a form has its own."""
-        raise InputError(f"task=custom reads rows in one of {FORMS}.")
-
-    def _given(self) -> dict[str, str | None]:
-        return {
-            "prompt": self.prompt_template,
-            "target": self.target_template,
-            "text": self.text_template,
-            "messages": self.messages_column,
-            "label": self.label_column,
-        }
-
-
-def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
-    """Returns the form that the given keys choose; None where none is given.
-
-    Args:
-        values: Configuration key to value; None: not given.
-
-    Raises:
-        InputError: They are keys of several forms, or a part of one's.
-    """
-    given = frozenset(key for key in FORM_KEYS if values.get(key) is not None)
-    if not given:
-        return None
-    for form in (TEMPLATES, PLAIN, CHAT, LABELS):
-        if given == form:
-            return form
-    names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given)
-    raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.")
 
 
 TASKS = {"custom": CustomTask}

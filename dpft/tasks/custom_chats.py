@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.base import Example, TextTask, is_unicode
-from dpft.tasks.custom import CustomTask
+from dpft.tasks.base import TextTask
+from dpft.tasks.custom_form import CustomFields
 from dpft.tasks.custom_texts import TEXT_METRICS
+from dpft.tasks.records import Example, is_unicode
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
@@ -34,7 +35,7 @@ class ChatExample(Example):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomChats(CustomTask, TextTask):
+class CustomChats(CustomFields, TextTask):
     """``task.messages``."""
 
     def __post_init__(self) -> None:

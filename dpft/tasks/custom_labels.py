@@ -6,16 +6,16 @@ from functools import cached_property
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.classification import ClassificationTask, as_number
 from dpft.tasks.columns import ColumnTemplate
-from dpft.tasks.custom import CustomTask
+from dpft.tasks.custom_form import CustomFields
+from dpft.tasks.records import LabelledExample
 
 TWO_CLASSES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomLabels(CustomTask, ClassificationTask):
+class CustomLabels(CustomFields, ClassificationTask):
     """``task.label`` with ``task.text`` and ``task.labels``."""
 
     def __post_init__(self) -> None:

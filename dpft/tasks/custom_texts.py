@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from dpft.tasks.base import Example, TextTask
+from dpft.tasks.base import TextTask
 from dpft.tasks.columns import ColumnTemplate
-from dpft.tasks.custom import CustomTask
+from dpft.tasks.custom_form import CustomFields
+from dpft.tasks.records import Example
 
 TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
 PLAIN_METRICS = ("perplexity",)
@@ -18,7 +19,7 @@ UNREAD = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTexts(CustomTask, TextTask):
+class CustomTexts(CustomFields, TextTask):
     """``task.prompt`` and ``task.target``, or ``task.text`` alone."""
 
     def __post_init__(self) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.classification import ClassificationTask, as_number
+from dpft.tasks.records import LabelledExample
 
 HIDDEN_LABEL = -1
 """What GLUE's test splits have in place of a label."""

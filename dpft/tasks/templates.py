@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpft.errors import InputError
-from dpft.tasks.base import Piece
+from dpft.tasks.records import Piece
 
 MASK = "[MASK]"
 _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")

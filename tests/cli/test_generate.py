@@ -14,9 +14,10 @@ from dpft.cli.generate import text_task
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.tasks import base
-from dpft.tasks.base import Example, TextTask
+from dpft.tasks.base import TextTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import Example
 from tests.cli.tiny import TRAINING, Workspace, make_workspace, write_rows
 
 QUICK = ("train.steps=1", "eval.enabled=false", "privacy.self_check=false")

@@ -12,8 +12,8 @@ from dpft.data.encoding import Encoding
 from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import LabelledExample
 from dpft.training.self_check import check_independence
 
 TASK = GlueTask(name="sst2", objective="cls", labels=("negative", "positive"), max_length=24)

@@ -14,8 +14,10 @@ from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, 
 from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
-from dpft.tasks.base import LabelledExample, Task, task_class
+from dpft.tasks.base import Task
 from dpft.tasks.personachat import TOKENS
+from dpft.tasks.records import LabelledExample
+from dpft.tasks.registry import task_class
 from tests.models import small
 
 CONF = Path(__file__).parents[2] / "conf" / "task"

@@ -17,7 +17,9 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import NoPrivacy
-from dpft.tasks.base import LabelledExample, Task, task_class
+from dpft.tasks.base import Task
+from dpft.tasks.records import LabelledExample
+from dpft.tasks.registry import task_class
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.settings import TrainingConfig
 from tests.cli.glue import FILMS

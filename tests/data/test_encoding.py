@@ -4,7 +4,7 @@ from dpft.data.collation import Layout
 from dpft.data.encoding import TextEncoding
 from dpft.data.tokenization import tokenize
 from dpft.kinds import CAUSAL, SEQ2SEQ
-from dpft.tasks.base import Example
+from dpft.tasks.records import Example
 from tests.models.small import blank_words
 
 RECORD = Example(prompt="the long film :", target="a great film", group="1", separator=" :")

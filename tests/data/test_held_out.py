@@ -2,7 +2,7 @@ import hashlib
 import hmac
 
 from dpft.data.held_out import KEY_BYTES, fingerprint, new_key, split_held_out
-from dpft.tasks.base import Example, LabelledExample
+from dpft.tasks.records import Example, LabelledExample
 
 KEY = b"k" * KEY_BYTES
 UNITS = [str(number) for number in range(4000)]

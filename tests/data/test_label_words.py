@@ -7,7 +7,7 @@ from dpft.data.collation import Layout
 from dpft.data.label_words import LabelWordEncoding, label_word_ids, special_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED, SEQ2SEQ
-from dpft.tasks.base import LabelledExample
+from dpft.tasks.records import LabelledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer
 from tests.models.small import blank_words, wordpiece

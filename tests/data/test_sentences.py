@@ -4,7 +4,7 @@ from dpft.data.collation import Layout
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CLASSES, CLASSIFIER, SCORE
-from dpft.tasks.base import LabelledExample
+from dpft.tasks.records import LabelledExample
 from tests.models.small import blank_words, wordpiece
 
 

@@ -14,10 +14,10 @@ from dpft.data import sources
 from dpft.data.readers import FORMATS
 from dpft.data.sources import has_split, is_one_file, load_examples, load_with_units
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import LabelledExample
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
 REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'

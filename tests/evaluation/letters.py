@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpft.tasks.base import Example, TextTask
+from dpft.tasks.base import TextTask
+from dpft.tasks.records import Example
 
 
 @dataclass(frozen=True, kw_only=True)

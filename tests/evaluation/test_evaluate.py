@@ -15,8 +15,8 @@ from dpft.errors import InputError
 from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import LabelledExample
 from tests.evaluation.letters import LetterTask, example
 
 WORDS = [*"abcdefgh", ":", "<end>"]

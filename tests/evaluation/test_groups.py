@@ -1,5 +1,5 @@
 from dpft.evaluation.groups import group_examples
-from dpft.tasks.base import Example
+from dpft.tasks.records import Example
 
 EXAMPLES = [
     Example(prompt=group, target=target, group=group)

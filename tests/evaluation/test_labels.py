@@ -2,8 +2,8 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import LabelledExample
 
 TASK = GlueTask(name="rte", objective="cls", labels=("entailment", "not_entailment"))
 SAME = [LabelledExample(texts=("It rains.", "It is wet."), label=label) for label in (0.0, 1.0)]

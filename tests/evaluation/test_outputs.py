@@ -17,8 +17,8 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
-from dpft.tasks.base import Example, LabelledExample
 from dpft.tasks.glue import GlueTask
+from dpft.tasks.records import Example, LabelledExample
 from tests.models import small
 
 TASK = GlueTask(

@@ -176,12 +176,14 @@ def test_a_metric_without_a_value_says_why() -> None:
     missing = mark(entry("after", 5.0, metrics={}, not_computed={"bleu": "no texts"}), True)
     report = render(CONFIG, private(), [BOTH[0], missing])
     assert "| bleu | 10.0000 | – |" in report
-    assert "\nNot computed: bleu (no texts).\n" in report
+    assert "\nNot computed: bleu after fine-tuning (no texts).\n" in report
 
 
 def test_metrics_without_a_value_for_one_reason_stand_in_one_sentence() -> None:
     why = {"bleu": "no texts", "meteor": "needs Java", "rouge_l": "no texts"}
-    report = render(CONFIG, private(), [mark(entry("after", 1.0, not_computed=why), True)])
+    report = render(
+        CONFIG, private(), [mark(entry("after", 1.0, metrics={}, not_computed=why), True)]
+    )
     assert "\nNot computed: bleu, rouge_l (no texts).\n" in report
     assert "\nNot computed: meteor (needs Java).\n" in report
 

@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 from dpft.config.convert import Schema, build
 from dpft.config.keys import key_name
-from dpft.tasks.base import Task, chosen_task_class, task_class, task_names
+from dpft.tasks.base import Task
+from dpft.tasks.registry import chosen_task_class, task_class, task_names
 
 FORMS = {"custom": {"text": "{text}"}}
 """What must be chosen beyond the YAML."""

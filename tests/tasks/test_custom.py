@@ -3,10 +3,11 @@ from dataclasses import fields, replace
 import pytest
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample, chosen_task_class
 from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
 from dpft.tasks.custom_labels import CustomLabels, spelled
 from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.records import LabelledExample
+from dpft.tasks.registry import chosen_task_class
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}
@@ -219,3 +220,16 @@ def test_messages_of_another_shape_are_refused_and_never_quoted(value, reason):
     sentence = refusal(chats().examples, {"talk": value})
     assert reason in sentence and "task.messages" in sentence
     assert SECRET not in sentence
+
+
+def test_infilling_needs_the_template_of_its_kind_of_model_alone():
+    words = {"a": "x", "b": "y"}
+    causal = labels(
+        labels=("a", "b"),
+        objective="infilling",
+        causal_template="<S1> is [MASK]",
+        label_words=words,
+    )
+    assert causal.blank_before_mask(causal=True)
+    assert "masked model needs task.template" in refusal(causal.blank_before_mask, causal=False)
+    assert "got neither" in refusal(labels, objective="infilling", label_words=words)

@@ -5,8 +5,9 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.tasks import e2e
-from dpft.tasks.base import Example, task_class, task_names
 from dpft.tasks.e2e import E2ETask, linearise
+from dpft.tasks.records import Example
+from dpft.tasks.registry import task_class, task_names
 
 RECORD = (
     "name[The Punter], eatType[restaurant], food[Indian], priceRange[£20-25],"

@@ -5,8 +5,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelledExample
 from dpft.tasks.glue import NAMES, GlueTask
+from dpft.tasks.records import LabelledExample
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 # Li et al. 2022 (arXiv 2110.05679), Table 10; the others after Gao et al. 2020 (arXiv 2012.15723),

@@ -7,8 +7,8 @@ import pytest
 from dpft.data.sources import load_examples
 from dpft.data.tokenization import IGNORED_LABEL, tokenize, tokenize_prompts
 from dpft.errors import InputError
-from dpft.tasks.base import task_class
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
+from dpft.tasks.registry import task_class
 from tests.data.conftest import letter_tokenizer
 
 TASK = PersonaChatTask(name="personachat")

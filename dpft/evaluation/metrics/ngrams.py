@@ -29,5 +29,5 @@ def distinct(predictions: Sequence[str], n: int) -> float:
     """
     found = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text), n)]
     if not found:
-        raise NotComputed(f"no prediction has {n} words")
+        raise NotComputed(f"no prediction is {n} word{'s' * (n > 1)} long")
     return len(set(found)) / len(found)

@@ -7,7 +7,7 @@ import yaml
 
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_names, metric_spec, metric_specs
-from dpft.tasks.base import task_names
+from dpft.tasks.registry import task_names
 
 CONF = Path(__file__).parents[3] / "conf" / "task"
 COLUMNS = {

@@ -10,5 +10,5 @@ def test_ngrams_are_every_n_consecutive_tokens(n, expected):
 
 
 def test_no_ngram_no_value():
-    with pytest.raises(NotComputed, match="no prediction has 2 words"):
+    with pytest.raises(NotComputed, match="no prediction is 2 words long"):
         distinct(["a", "..."], 2)

@@ -1,0 +1,65 @@
+"""What a task makes of a row: a text to learn, or texts and their label."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One record, the unit of privacy: a text to condition on and a text to learn."""
+
+    prompt: str
+    """Text the model conditions on, separator included; no loss on it."""
+    target: str
+    """Text the loss is on, without the end-of-text token."""
+    group: str
+    """Evaluation writes one prediction per distinct group; its targets are the references."""
+    separator: str = ""
+    """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
+    lead: str = ""
+    """The beginning of ``prompt`` that stays likewise; may be empty."""
+    cut_start: bool = False
+    """Whether what is between the two loses its beginning, as a history does, not its end."""
+    cut_target_end: bool = False
+    """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt.endswith(self.separator):
+            raise ValueError("prompt must end with separator.")
+        if not self.prompt.startswith(self.lead) or len(self.prompt) < len(self.lead) + len(
+            self.separator
+        ):
+            raise ValueError("prompt must start with lead, and separator follow it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledExample:
+    """One record of a classification task, the unit of privacy: texts and their label."""
+
+    texts: tuple[str, ...]
+    """One sentence, or two."""
+    label: float
+    """Number of the class, or the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A stretch of a filled template."""
+
+    text: str
+    """Its words, the blank before them included; empty for the mask."""
+    is_mask: bool = False
+    """Whether it is the place of the answer."""
+    may_be_cut: bool = False
+    """Whether it is the record's own text, which gives way where there is no room."""
+
+
+Record = Example | LabelledExample
+
+
+def is_unicode(text: str) -> bool:
+    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
