@@ -15,12 +15,17 @@ SCHEMA_VERSION = 1
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Writes ``text`` under a temporary name, syncs it to disk and renames it into place."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Writes ``content`` as ``write_text`` does."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.unlink(missing_ok=True)  # One left by a crash would keep its own mode.
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

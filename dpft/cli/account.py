@@ -1,10 +1,16 @@
-"""``dpft account``: epsilon from a noise multiplier, or the noise multiplier for an epsilon."""
+"""``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent.
+
+The other ways of asking are in ``account_runs`` (from ledgers) and ``account_sweeps`` (over steps
+and over batch sizes).
+"""
 
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dpft.cli import account_runs, account_sweeps
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import (
@@ -16,6 +22,7 @@ from dpft.privacy.accounting import (
 )
 from dpft.privacy.plan import Calibration, default_delta, planned_steps
 from dpft.reports.accounting import accounting_record, accounting_table, delta_warnings
+from dpft.reports.accounting_sweeps import curve_record, curve_table, failure_notes
 
 CONFIG = AccountConfig
 logger = logging.getLogger(__name__)
@@ -34,6 +41,18 @@ class Setting:
 
 def run(config: AccountConfig) -> None:
     """Prints the accounting, as a table or as one JSON object."""
+    if config.run is not None:
+        print(account_runs.one_run(config))
+    elif config.runs is not None:
+        print(account_runs.several_runs(config))
+    elif config.batch_sizes is not None:
+        print(account_sweeps.over_batch_sizes(config))
+    else:
+        print(one_setting(config))
+
+
+def one_setting(config: AccountConfig) -> str:
+    """Returns the accounting of the numbers given, over steps too where ``curve`` is on."""
     setting = resolve(config)
     with Accountants() as accountants:
         noise_multiplier, calibration = choose_noise(config, setting, accountants)
@@ -43,13 +62,14 @@ def run(config: AccountConfig) -> None:
             steps=setting.steps,
             delta=setting.delta,
         )
-        leader = config.accountant if calibration is None else calibration.accountant
+        leader = config.leader if calibration is None else calibration.accountant
         report = account(mechanism, accountant=leader, accountants=accountants)
+        curve = account_sweeps.curve_of(config, report, leader, accountants)
     size = setting.num_examples
     warnings = delta_warnings(setting.delta, size) if size else []
     for warning in warnings:
         logger.warning(warning)
-    print(_text(config, setting, report, calibration, warnings))
+    return _text(config, setting, report, calibration, warnings, curve)
 
 
 def resolve(config: AccountConfig) -> Setting:
@@ -74,7 +94,7 @@ def resolve(config: AccountConfig) -> Setting:
         expected_batch_size=sample_rate * size if batch is None and size else batch,
         sample_rate=sample_rate,
         steps=_steps(config, sample_rate),
-        delta=_delta(config),
+        delta=delta_of(config),
     )
 
 
@@ -91,7 +111,7 @@ def choose_noise(
             delta=setting.delta,
             sample_rate=setting.sample_rate,
             steps=setting.steps,
-            accountant=config.accountant,
+            accountant=config.leader,
             accountants=accountants,
         )
     except InputError as error:  # its keys, where this subcommand has no section for them
@@ -108,7 +128,8 @@ def _steps(config: AccountConfig, sample_rate: float) -> int:
     return planned_steps(epochs=config.epochs, num_examples=size, expected_batch_size=batch)
 
 
-def _delta(config: AccountConfig) -> float:
+def delta_of(config: AccountConfig) -> float:
+    """Returns delta, given or 1/(2 num_examples)."""
     if config.delta is not None:
         return config.delta
     return default_delta(_needed(config.num_examples, "no delta", "delta"))
@@ -128,6 +149,7 @@ def _text(
     report: AccountingReport,
     calibration: Calibration | None,
     warnings: list[str],
+    curve: Sequence[AccountingReport],
 ) -> str:
     size, batch = setting.num_examples, setting.expected_batch_size
     if config.output == "json":
@@ -137,7 +159,11 @@ def _text(
             expected_batch_size=batch,
             calibration=calibration,
         )
+        if curve:
+            record |= {"curve": curve_record(curve)}
+            record["warnings"] += failure_notes(curve)
         return json.dumps(record, indent=2, sort_keys=True)
-    return accounting_table(
+    table = accounting_table(
         report, num_examples=size, expected_batch_size=batch, calibration=calibration
     )
+    return f"{table}\n\n{curve_table(curve)}" if curve else table

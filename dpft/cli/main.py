@@ -16,7 +16,7 @@ SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
     "eval": "generate from a trained model and score it, or score a file of outputs",
     "generate": "write synthetic records with a trained model, at no further epsilon",
-    "account": "compute epsilon from a noise multiplier, or the reverse",
+    "account": "compute epsilon from noise, noise from epsilon, or what runs have spent",
     "export": "write a run's model as a folder to hand on, LoRA merged if asked",
     "plan": "say what a training run would cost, without training",
     "report": "give means and 95 % intervals of people's ratings of responses",

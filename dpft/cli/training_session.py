@@ -15,7 +15,7 @@ from dpft.data.collation import Layout
 from dpft.files import private_folder
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.privacy import NOT_PRIVATE_SEED
+from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.training.checkpoint import checkpoints, delete_generator_states
 from dpft.training.loop import Records
 from dpft.training.private_run import train_privately

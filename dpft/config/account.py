@@ -4,11 +4,14 @@ Accounting is arithmetic: it should answer in about the time its accountants tak
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import ORDER
 
 OUTPUTS = ("table", "json")
+PLOTS = (".svg", ".png")
+HEAD_LENGTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +26,67 @@ class AccountConfig:
     delta: float | None = None
     eps: float | None = None
     noise_multiplier: float | None = None
-    accountant: str = "prv"
+    batch_sizes: tuple[float, ...] | None = None
+    """Batch sizes to compare the noise of, in place of ``expected_batch_size``."""
+    curve: bool = False
+    """Epsilon over growing numbers of steps."""
+    to: str | None = None
+    """File for the plot of ``curve`` or ``batch_sizes``."""
+    run: str | None = None
+    """A run's folder, to account for what its ledger holds."""
+    runs: str | tuple[str, ...] | None = None
+    """Folders of runs on the same data, or of a sweep."""
+    head: str | None = None
+    """The head of the run's ledger, as it was lodged elsewhere."""
+    accountant: str | None = None
+    """What leads; None: prv, or what led the run's own accounting."""
     output: str = "table"
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        check_accountant(self.accountant)
-        check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
-        check_exactly_one(epochs=self.epochs, steps=self.steps)
-        check_exactly_one(
-            expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
-        )
+        if self.accountant is not None:
+            check_accountant(self.accountant)
+        if self.run is not None or self.runs is not None:
+            self._check_runs()
+        else:
+            self._check_numbers()
+
+    @property
+    def leader(self) -> str:
+        """The accountant that leads where no run says which."""
+        return self.accountant or ORDER[0]
+
+    @property
+    def run_folders(self) -> tuple[str, ...]:
+        """The folders that ``runs`` names."""
+        return (self.runs,) if isinstance(self.runs, str) else self.runs or ()
+
+    def _check_runs(self) -> None:
+        check_exactly_one(run=self.run, runs=self.runs)
+        if self.run is None and not self.run_folders:
+            raise InputError("runs must name a folder at least, got none; give runs=[A,B].")
+        if self.head is not None:
+            _check_head(self.head, given=self.run is not None)
+        key = "runs" if self.run is None else "run"
+        others = [name for name in _NUMBERS if getattr(self, name) not in (None, False)]
+        if others:
+            raise InputError(
+                f"{key} takes its numbers from the ledger, got {', '.join(others)} too; drop"
+                f" {'it' if len(others) == 1 else 'them'}, or drop {key}."
+            )
+
+    def _check_numbers(self) -> None:
+        if self.head is not None:
+            _check_head(self.head, given=False)
+        if self.batch_sizes is None:
+            check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
+            check_exactly_one(epochs=self.epochs, steps=self.steps)
+            check_exactly_one(
+                expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
+            )
+        else:
+            self._check_batch_sizes(self.batch_sizes)
+        self._check_plot()
         check_positive(
             num_examples=self.num_examples,
             expected_batch_size=self.expected_batch_size,
@@ -44,8 +97,56 @@ class AccountConfig:
             noise_multiplier=self.noise_multiplier,
         )
 
+    def _check_batch_sizes(self, batch_sizes: tuple[float, ...]) -> None:
+        for name in ("expected_batch_size", "sample_rate", "noise_multiplier", "curve"):
+            if getattr(self, name) not in (None, False):
+                raise InputError(f"batch_sizes takes no {name}, got both; drop one of them.")
+        for name, value in (("eps", self.eps), ("num_examples", self.num_examples)):
+            if value is None:
+                raise InputError(f"{name} must be given with batch_sizes, got none; give it.")
+        if self.epochs is None and self.steps is None:
+            raise InputError(
+                "epochs or steps must be given with batch_sizes, got neither; give one or both."
+            )
+        if not batch_sizes or len(set(batch_sizes)) < len(batch_sizes):
+            raise InputError(f"batch_sizes must be different ones, got {list(batch_sizes)}.")
+        for batch in batch_sizes:
+            if not 0 < batch <= (self.num_examples or 0):
+                raise InputError(
+                    "batch_sizes must be above 0 and at most"
+                    f" num_examples={self.num_examples}, got {batch:g}; drop it."
+                )
 
-def check_exactly_one(**values: float | None) -> None:
+    def _check_plot(self) -> None:
+        if self.to is None:
+            return
+        if not self.curve and self.batch_sizes is None:
+            raise InputError("to needs curve=true or batch_sizes=[...], got neither; give one.")
+        path = Path(self.to)
+        if path.suffix not in PLOTS:
+            raise InputError(f"to must be a file named *{' or *'.join(PLOTS)}, got {self.to!r}.")
+        if not path.parent.is_dir():
+            raise InputError(f"to must be in a folder that exists, got {self.to!r}; make it first.")
+
+
+_NUMBERS = (
+    *("num_examples", "expected_batch_size", "sample_rate", "epochs", "steps", "eps"),
+    *("noise_multiplier", "batch_sizes", "curve", "to"),
+)
+
+
+def _check_head(head: str, *, given: bool) -> None:
+    """Refuses a head that no ledger can have, or one without the run it is of."""
+    if not given:
+        raise InputError("head needs run=RUN, the run whose ledger it is of, got none; give it.")
+    if len(head) != HEAD_LENGTH or set(head) - set("0123456789abcdef"):
+        raise InputError(
+            f"head must be {HEAD_LENGTH} hexadecimal digits in lower case, as the run printed it,"
+            f" got {head!r}."
+        )
+
+
+def check_exactly_one(**values: object) -> None:
     """Refuses two keys of which both or neither is given.
 
     Raises:

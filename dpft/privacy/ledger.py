@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import InputError, StateError
 from dpft.files import sync_folder
 from dpft.privacy.plan import PrivacyPlan
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEDGER = "ledger.jsonl"
+"""Its name in a run's folder."""
 GENESIS = "0" * 64
 CLOSING = '{"closed"'
 """How the closing line begins, and no other."""
@@ -99,7 +102,7 @@ class Ledger:
         self.lines, self.head, self.steps = record.lines, record.head, record.steps
         self._torn_at = record.torn_at
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+    def record_step(self, mechanism: Mapping[str, Any], gradients: "Sequence[Tensor]") -> None:
         """Records the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
 
@@ -159,7 +162,7 @@ def read_ledger(path: Path) -> LedgerRecord:
             )
         closed = entry.get("closed") is True
         if not closed:
-            mechanisms.append(entry["mechanism"])
+            mechanisms.append(_mechanism(entry, path, number))
         head = _hash(line)
         heads.append(head)
     if torn and closed:
@@ -203,6 +206,13 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise StateError(f"{path}, line {number}: expected one JSON object, got a damaged line.")
     return entry
+
+
+def _mechanism(entry: Mapping[str, Any], path: Path, number: int) -> Mapping[str, Any]:
+    mechanism = entry.get("mechanism")
+    if not isinstance(mechanism, dict):
+        raise StateError(f"{path}, line {number}: the step names no mechanism; it was edited.")
+    return mechanism
 
 
 def _hash(line: str) -> str:

@@ -113,7 +113,7 @@ class PrivacyPlan:
         return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
 
 
-def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: int) -> int:
+def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:
     """Returns ``max(1, floor(epochs * num_examples / expected_batch_size))``, the one formula."""
     return max(1, math.floor(epochs * num_examples / expected_batch_size))
 

@@ -5,7 +5,7 @@ terminal show the same.
 """
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
@@ -14,6 +14,7 @@ from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
 
 DIGITS = 4
 WIDTH = 80
+NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
 def accounting_table(
@@ -38,22 +39,55 @@ def accounting_table(
     """
     rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
     lines = [f"{label:<20}{value}" for label, value in rows]
-    lines += ["", f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"]
-    lines += [_accountant_line(name, answer) for name, answer in report.epsilons.items()]
-    lines += ["", headline(report, unit=unit)]
-    lines += [_wrapped(f"warning: {warning}", indent=9) for warning in report.warnings]
+    lines += ["", *accountant_lines(report.epsilons)]
+    lines += ["", headline(report, unit=unit), *warning_lines(report.warnings)]
     return "\n".join(lines)
+
+
+def accountant_lines(epsilons: Mapping[str, Answer]) -> list[str]:
+    """Returns every accountant's answer on a line, under a line of headings."""
+    heading = f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"
+    return [heading, *(_accountant_line(name, answer) for name, answer in epsilons.items())]
+
+
+def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[str]:
+    """Returns each warning, wrapped to ``WIDTH`` columns."""
+    return [_wrapped(f"{label}: {warning}", indent=len(label) + 2) for warning in warnings]
 
 
 def headline(report: AccountingReport, *, unit: str = "example") -> str:
     """Returns epsilon with all that it means nothing without, wrapped to ``WIDTH`` columns."""
     mechanism = report.mechanism
+    return headline_of(
+        report.epsilon,
+        delta=mechanism.delta,
+        accountant=report.accountant,
+        steps=f"{mechanism.steps} steps",
+        unit=unit,
+    )
+
+
+def headline_of(epsilon: float, *, delta: float, accountant: str, steps: str, unit: str) -> str:
+    """Returns the same from its parts; ``steps`` says how many of what."""
     return _wrapped(
-        f"epsilon = {_upper(report.epsilon)} (upper bound by {report.accountant}) at "
-        f"delta = {mechanism.delta:.4g}, neighboring relation {NEIGHBORING_RELATION} of one "
-        f"{unit}, sampler {SAMPLER}, {mechanism.steps} steps",
+        f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
+        f"delta = {delta:.4g}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"{unit}, sampler {SAMPLER}, {steps}",
         indent=0,
     )
+
+
+def up(value: float) -> str:
+    """Returns an upper bound in digits, rounded up."""
+    return f"{round_up(value, DIGITS):.{DIGITS}f}"
+
+
+def plain_answers(epsilons: Mapping[str, Answer]) -> dict[str, Any]:
+    """Returns the accountants' answers ready for JSON."""
+    return {
+        name: dict(answer) if isinstance(answer, Mapping) else answer
+        for name, answer in epsilons.items()
+    }
 
 
 def accounting_record(
@@ -74,7 +108,7 @@ def accounting_record(
         "epsilon": report.epsilon,
         "delta": report.mechanism.delta,
         "accountant": report.accountant,
-        "epsilons": _plain(report.epsilons),
+        "epsilons": plain_answers(report.epsilons),
         "noise_multiplier": report.mechanism.noise_multiplier,
         "sample_rate": report.mechanism.sample_rate,
         "steps": report.mechanism.steps,
@@ -132,14 +166,10 @@ def _accountant_line(name: str, answer: Answer) -> str:
 def _cells(name: str, answer: Answer) -> tuple[str, str, str]:
     if isinstance(answer, Mapping):
         estimate = f"{float(answer['estimate']):.{DIGITS}f}"
-        return _lower(float(answer["lower"])), estimate, _upper(float(answer["upper"]))
+        return _lower(float(answer["lower"])), estimate, up(float(answer["upper"]))
     if name == "gdp":
         return "", f"{answer:.{DIGITS}f}", ""
-    return "", "", _upper(answer)
-
-
-def _upper(value: float) -> str:
-    return f"{round_up(value, DIGITS):.{DIGITS}f}"
+    return "", "", up(answer)
 
 
 def _lower(value: float) -> str:
@@ -148,10 +178,3 @@ def _lower(value: float) -> str:
 
 def _wrapped(text: str, *, indent: int) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def _plain(epsilons: Mapping[str, Answer]) -> dict[str, Any]:
-    return {
-        name: dict(answer) if isinstance(answer, Mapping) else answer
-        for name, answer in epsilons.items()
-    }

@@ -16,13 +16,12 @@ from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.secure_noise import SECURE_NOISE_SOURCE
-from dpft.reports.accounting import accounting_record, delta_warnings
+from dpft.reports.accounting import NOT_PRIVATE_SEED, accounting_record, delta_warnings
 
 NOT_CHECKED = (
     "privacy.self_check=false: whether clipping is exact and examples are independent of each other"
     " and of padding was not checked on synthetic records before training"
 )
-NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
 def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:

@@ -16,12 +16,12 @@ import torch
 
 from dpft import __version__
 from dpft.errors import InputError, StateError
+from dpft.privacy.ledger import LEDGER as LEDGER
 from dpft.privacy.ledger import LedgerRecord, read_ledger
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import Records
 
-LEDGER = "ledger.jsonl"
 JOURNAL = "steps.jsonl"
 logger = logging.getLogger(__name__)
 

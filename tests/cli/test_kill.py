@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.tiny import TRAINING, Workspace, make_workspace
 
-KILLS, STEPS = 30, 60
+KILLS, STEPS = 30, 240
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "train.num_threads=1",
     "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false",
@@ -64,7 +64,7 @@ def test_trust_rule_9_a_run_survives_thirty_murders_bit_by_bit(workspace: Worksp
     process = start(workspace, *RUN, "hydra.run.dir=killed")
     killed = 0
     while killed < KILLS:
-        if not kill_after_a_step(process, folder / "ledger.jsonl", moments.uniform(0, 0.15)):
+        if not kill_after_a_step(process, folder / "ledger.jsonl", moments.uniform(0, 0.06)):
             break
         killed += 1
         process = start(workspace, "resume=killed")

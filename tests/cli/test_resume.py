@@ -202,3 +202,20 @@ def test_trust_rule_7_a_crash_with_its_traceback_quotes_no_record(
 def test_what_is_private_is_for_the_owner_alone_after_a_resume_too(workspace: Workspace) -> None:
     for path in (workspace.root / "cut" / "private").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_accounting_from_the_ledger_says_what_the_run_said_and_what_a_broken_one_spent(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(workspace, monkeypatch, "spent", KeyboardInterrupt())
+    outcome = workspace.run("account", "runs=[whole,spent]", "output=json")
+    assert (outcome.code, outcome.err) == (0, "")
+    whole, spent = json.loads(outcome.out)["runs"]
+    said = json.loads((workspace.root / "whole" / "privacy.json").read_text())
+    for key in ("epsilon", "accountant", "delta", "num_examples", "steps_taken", "unit"):
+        assert whole[key] == said[key]
+    assert whole["ledger"]["head"] == said["ledger"]["head"]
+    # broken off in its fourth step, whose noise was on disk before the weights moved
+    assert (spent["steps_taken"], spent["steps"], spent["ledger"]["closed"]) == (4, 5, False)
+    assert spent["epsilon"] < whole["epsilon"]
+    assert spent["unit_definition"] == whole["unit_definition"]

@@ -6,14 +6,23 @@ of their own.
 
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.accounting.summary import AccountingReport, account, round_up
+from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
+from dpft.privacy.accounting.summary import (
+    AccountingReport,
+    CompositionReport,
+    account,
+    account_composition,
+    round_up,
+)
 
 __all__ = [
     "AccountingReport",
     "Accountants",
+    "Composition",
+    "CompositionReport",
     "SampledGaussian",
     "account",
+    "account_composition",
     "calibrate_noise_multiplier",
     "round_up",
 ]

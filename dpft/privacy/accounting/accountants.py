@@ -12,14 +12,19 @@ from typing import Any, Self
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.limits import LimitedProcess, Limits
-from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.privacy.accounting.mechanism import (
+    AccountantError,
+    Epsilon,
+    Mechanism,
+    SampledGaussian,
+)
 
 ORDER = ("prv", "pld", "rdp")
 """Accountants whose upper bound may be the headline, the first that answers leading."""
 
 _LIBRARY = {"rdp": "dp_accounting", "pld": "dp_accounting", "prv": "prv_accountant"}
 
-_Key = tuple[str, SampledGaussian, tuple[tuple[str, Any], ...]]
+_Key = tuple[str, Mechanism, tuple[tuple[str, Any], ...]]
 
 
 class Accountants:
@@ -63,18 +68,21 @@ class Accountants:
         if key not in self._answers and _LIBRARY[name] not in self._asked:
             self._ask(key)
 
-    def evaluate(self, name: str, mechanism: SampledGaussian, **options: float) -> Epsilon:
+    def evaluate(self, name: str, mechanism: Mechanism, **options: float) -> Epsilon:
         """Returns what accountant ``name`` says of ``mechanism``.
 
         Args:
             name: "rdp", "pld", "prv" or "gdp" (the last in this process: it is a formula).
-            mechanism: What to account for.
+            mechanism: What to account for; a composition by "rdp" and "pld" alone.
             options: Passed to the accountant's ``epsilon``, such as pld's ``interval``.
 
         Raises:
             AccountantError: It has no answer, or none within the limits.
         """
+        if name in ("gdp", "prv") and not isinstance(mechanism, SampledGaussian):
+            raise AccountantError("It is not asked about differing mechanisms.")
         if name == "gdp":
+            assert isinstance(mechanism, SampledGaussian)
             return gdp.epsilon(mechanism)
         key = _key(name, mechanism, options)
         while key not in self._answers:
@@ -118,5 +126,5 @@ def headline_order(accountant: str) -> tuple[str, ...]:
     return (accountant, *(name for name in ORDER if name != accountant))
 
 
-def _key(name: str, mechanism: SampledGaussian, options: Mapping[str, Any]) -> _Key:
+def _key(name: str, mechanism: Mechanism, options: Mapping[str, Any]) -> _Key:
     return (name, mechanism, tuple(sorted(options.items())))

@@ -5,8 +5,9 @@ it costs (an epsilon) vary independently, as in dp_accounting's events and accou
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 
@@ -67,6 +68,51 @@ class SampledGaussian:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Composition:
+    """Sampled Gaussians one after the other on the same data, of differing noise or rate.
+
+    Attributes:
+        parts: One or more, all with the same ``delta``, which is that of their composition.
+    """
+
+    parts: tuple[SampledGaussian, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.delta for part in self.parts}) != 1:
+            raise ValueError(f"parts must be of one delta, got {self.parts}.")
+
+    @property
+    def delta(self) -> float:
+        """The delta at which epsilon is asked for."""
+        return self.parts[0].delta
+
+    @property
+    def steps(self) -> int:
+        """Number of noisy steps of all parts."""
+        return sum(part.steps for part in self.parts)
+
+    def event(self) -> "dp_accounting.DpEvent":
+        """Returns the parts as one of dp_accounting's events."""
+        import dp_accounting
+
+        return dp_accounting.ComposedDpEvent([part.event() for part in self.parts])
+
+
+Mechanism = SampledGaussian | Composition
+
+
+def mechanism_of(values: Mapping[str, Any]) -> Mechanism:
+    """Returns the mechanism that ``dataclasses.asdict`` made these values of.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+    if "parts" in values:
+        return Composition(parts=tuple(SampledGaussian(**part) for part in values["parts"]))
+    return SampledGaussian(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epsilon:
     """What an accountant says of a mechanism: proven bounds, an estimate, or some of them.
 
@@ -113,7 +159,7 @@ def rounding_slack(steps: int, precision: float) -> float:
     return 4 * steps * precision
 
 
-def delta_within_rounding(mechanism: SampledGaussian, precision: float) -> float:
+def delta_within_rounding(mechanism: Mechanism, precision: float) -> float:
     """Returns the smaller delta at which an FFT accountant must be asked to stay an upper bound.
 
     Raises:

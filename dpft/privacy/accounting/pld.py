@@ -8,7 +8,7 @@ put epsilon 0.012 below the truth. So this module asks for epsilon at a delta sm
 
 import sys
 
-from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian, delta_within_rounding
+from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, delta_within_rounding
 
 INTERVAL = 1e-3
 """Grid of the table and of brackets: ten times faster than 1e-4, at epsilons equal to 2e-4."""
@@ -22,7 +22,7 @@ SMALL_EPSILON = 0.1
 GRID = f"value_discretization_interval {INTERVAL:g} ({FINE_INTERVAL:g} below {SMALL_EPSILON:g})"
 
 
-def epsilon(mechanism: SampledGaussian, interval: float = INTERVAL) -> Epsilon:
+def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
     """Returns the PLD upper bound, for add-or-remove-one neighbors.
 
     Args:
@@ -44,7 +44,7 @@ def epsilon(mechanism: SampledGaussian, interval: float = INTERVAL) -> Epsilon:
     return Epsilon(upper=min(coarse, _upper_bound(mechanism, delta, FINE_INTERVAL)))
 
 
-def _upper_bound(mechanism: SampledGaussian, delta: float, interval: float) -> float:
+def _upper_bound(mechanism: Mechanism, delta: float, interval: float) -> float:
     import dp_accounting
 
     accountant = dp_accounting.pld.PLDAccountant(

@@ -8,7 +8,7 @@ accountants, and the last resort.
 import logging
 from functools import cache
 
-from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
+from dpft.privacy.accounting.mechanism import Epsilon, Mechanism
 
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -21,7 +21,7 @@ gives a valid bound, so more of them only tighten."""
 GRID = f"{len(ORDERS)} Renyi orders from 1.1 to 4096"
 
 
-def epsilon(mechanism: SampledGaussian) -> Epsilon:
+def epsilon(mechanism: Mechanism) -> Epsilon:
     """Returns the RDP upper bound, for add-or-remove-one neighbors.
 
     Args:

@@ -13,7 +13,13 @@ from decimal import ROUND_CEILING, Decimal
 from dpft.errors import InputError
 from dpft.privacy.accounting import pld
 from dpft.privacy.accounting.accountants import Accountants, headline_order
-from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.privacy.accounting.mechanism import (
+    AccountantError,
+    Composition,
+    Epsilon,
+    Mechanism,
+    SampledGaussian,
+)
 
 RDP_TOLERANCE = 0.03
 """A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""
@@ -74,6 +80,56 @@ def account(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompositionReport:
+    """What several mechanisms on the same data cost together.
+
+    Attributes:
+        composition: What was accounted for.
+        epsilon: A proven upper bound, in full precision; print ``round_up`` of it.
+        accountant: Whose bound it is: "pld" or "rdp".
+        epsilons: The answers of rdp and pld, as in ``AccountingReport``.
+        warnings: What a reader of the headline must know, a sentence each.
+    """
+
+    composition: Composition
+    epsilon: float
+    accountant: str
+    epsilons: Mapping[str, Answer]
+    warnings: tuple[str, ...] = ()
+
+
+def account_composition(
+    composition: Composition,
+    *,
+    accountant: str = "pld",
+    accountants: Accountants | None = None,
+) -> CompositionReport:
+    """Runs PLD and RDP, which compose differing mechanisms, and picks the headline.
+
+    Args:
+        composition: What to account for.
+        accountant: Whose upper bound should lead; "prv" stands for "pld" here.
+        accountants: Running accountants to share; by default some are started and ended here.
+
+    Raises:
+        InputError: ``accountant`` may not lead, or none can bound the composition.
+    """
+    order = tuple(name for name in headline_order(accountant) if name != "prv")
+    warnings: list[str] = []
+    with ExitStack() as stack:
+        running = accountants or stack.enter_context(Accountants())
+        results = dict(zip(("rdp", "pld"), _rdp_and_pld(composition, running), strict=True))
+    leader, epsilon = _headline(order, results, warnings)
+    return CompositionReport(
+        composition=composition,
+        epsilon=epsilon,
+        accountant=leader,
+        epsilons={name: _answer(name, result) for name, result in results.items()},
+        warnings=tuple(warnings),
+    )
+
+
 def round_up(value: float, digits: int) -> float:
     """Returns ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
 
@@ -91,10 +147,7 @@ def _evaluate_all(
 ) -> tuple[dict[str, _Result], list[str]]:
     """Returns every accountant's result in the order of the table, and what to warn of."""
     accountants.prefetch("prv", mechanism)
-    rdp = _try(accountants, "rdp", mechanism)
-    coarse = _try(accountants, "pld", mechanism)
-    if _above(coarse, rdp):
-        coarse = _try(accountants, "pld", mechanism, interval=pld.FINE_INTERVAL)
+    rdp, bound = _rdp_and_pld(mechanism, accountants)
     gdp = _try(accountants, "gdp", mechanism)
     prv = _try(accountants, "prv", mechanism)
     warnings = []
@@ -103,12 +156,19 @@ def _evaluate_all(
             "sample_rate is 1: prv is the exact epsilon of the Gaussian mechanism (Balle and Wang "
             "2018), not a numerical composition."
         )
-    return {"rdp": rdp, "gdp": gdp, "pld": coarse, "prv": prv}, warnings
+    return {"rdp": rdp, "gdp": gdp, "pld": bound, "prv": prv}, warnings
 
 
-def _try(
-    accountants: Accountants, name: str, mechanism: SampledGaussian, **options: float
-) -> _Result:
+def _rdp_and_pld(mechanism: Mechanism, accountants: Accountants) -> tuple[_Result, _Result]:
+    """Returns both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
+    rdp = _try(accountants, "rdp", mechanism)
+    bound = _try(accountants, "pld", mechanism)
+    if _above(bound, rdp):
+        bound = _try(accountants, "pld", mechanism, interval=pld.FINE_INTERVAL)
+    return rdp, bound
+
+
+def _try(accountants: Accountants, name: str, mechanism: Mechanism, **options: float) -> _Result:
     try:
         return accountants.evaluate(name, mechanism, **options)
     except AccountantError as error:

@@ -11,15 +11,19 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, Any
 
 from dpft.privacy.accounting import pld, prv, rdp
-from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.mechanism import Epsilon, mechanism_of
 
-ACCOUNTANTS = {"rdp": rdp.epsilon, "pld": pld.epsilon, "prv": prv.epsilon}
+ACCOUNTANTS: Mapping[str, Callable[..., Epsilon]] = {
+    "rdp": rdp.epsilon,
+    "pld": pld.epsilon,
+    "prv": prv.epsilon,
+}
 
 
 def main(library: str, seconds: float, memory: int) -> None:
@@ -45,7 +49,7 @@ def _answer(question: Mapping[str, Any], memory: int) -> dict[str, Any]:
     """Returns {"lower", "estimate", "upper"}, or {"error": one sentence}."""
     try:
         evaluate = ACCOUNTANTS[question["accountant"]]
-        return asdict(evaluate(SampledGaussian(**question["mechanism"]), **question["options"]))
+        return asdict(evaluate(mechanism_of(question["mechanism"]), **question["options"]))
     except MemoryError:
         return {"error": f"It needs more than {memory / 2**30:g} GiB of memory."}
     except (ArithmeticError, ValueError, RuntimeError, AssertionError) as error:

@@ -1,0 +1,96 @@
+"""What a ledger says was spent: its noisy steps as mechanisms an accountant can compose.
+
+Sensitivities and clipping do not enter: the noise is a multiple of the sensitivity, whatever it is.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.ledger import LedgerRecord
+
+MECHANISM = "poisson_sampled_gaussian"
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Noise:
+    """What the cost of one noisy step depends on."""
+
+    noise_multiplier: float
+    sample_rate: float
+
+
+def steps_taken(
+    record: LedgerRecord, path: Path, *, planned: Noise | None = None
+) -> dict[Noise, int]:
+    """Returns how many steps were taken under each noise, those of equal noise together.
+
+    A torn line counts as a step. What it was is not known, so it takes the least noise and the
+    largest sample rate of the whole lines, under which no step of the run cost more.
+
+    Args:
+        record: What the ledger says.
+        path: The file, for messages.
+        planned: What the first step would be, where the plan is known.
+
+    Raises:
+        InputError: The only line is torn, and ``planned`` is not known.
+        StateError: A line is of a mechanism that cannot be accounted for; named by number.
+    """
+    counts = Counter(
+        _noise(mechanism, path, line) for line, mechanism in enumerate(record.mechanisms, start=1)
+    )
+    if record.torn_step:
+        counts[_costliest(counts, path, planned)] += 1
+    return dict(sorted(counts.items()))
+
+
+def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
+    """Returns steps taken as mechanisms to account for at ``delta``.
+
+    Raises:
+        InputError: ``delta`` is out of range.
+    """
+    return tuple(
+        SampledGaussian(
+            noise_multiplier=noise.noise_multiplier,
+            sample_rate=noise.sample_rate,
+            steps=steps,
+            delta=delta,
+        )
+        for noise, steps in taken.items()
+    )
+
+
+def _noise(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
+    noise, rate = (_number(mechanism.get(name)) for name in ("noise_multiplier", "sample_rate"))
+    if mechanism.get("name") == MECHANISM and 0 < noise < math.inf and 0 < rate <= 1:
+        return Noise(noise_multiplier=noise, sample_rate=rate)
+    raise StateError(
+        f"{path}, line {line}: expected a {MECHANISM} with noise_multiplier above 0 and sample_rate"
+        " in (0, 1], got another mechanism; no accountant here can bound it."
+    )
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan
+
+
+def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -> Noise:
+    if counts:
+        return Noise(
+            noise_multiplier=min(noise.noise_multiplier for noise in counts),
+            sample_rate=max(noise.sample_rate for noise in counts),
+        )
+    if planned is None:
+        raise InputError(
+            f"{path} must hold one whole line, got a torn one alone, so that the noise of the one"
+            " step that may have been taken is unknown; go on with the run by resume=RUN."
+        )
+    return planned

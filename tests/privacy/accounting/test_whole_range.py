@@ -1,0 +1,66 @@
+"""Whatever may be asked: no crash, no hang, no negative number, no headline missing."""
+
+import math
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dpft.errors import InputError
+from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
+from dpft.privacy.accounting.summary import account
+
+
+def powers(low: float, high: float) -> st.SearchStrategy[float]:
+    """Returns numbers spread evenly over the orders of magnitude."""
+    return st.floats(low, high).map(lambda exponent: 10**exponent)
+
+
+MECHANISMS = st.builds(
+    SampledGaussian,
+    noise_multiplier=powers(-1, 2),
+    sample_rate=st.one_of(powers(-7, 0), st.just(1.0)),
+    steps=powers(0, 6).map(int),
+    delta=powers(-12, -2),
+)
+
+
+def check(mechanism: SampledGaussian, accountants) -> None:
+    began = time.monotonic()
+    try:
+        report = account(mechanism, accountants=accountants)
+    except InputError:
+        for name in ("rdp", "pld", "prv"):  # answers are kept: no second wait
+            with pytest.raises(AccountantError):
+                accountants.evaluate(name, mechanism)
+        return
+    finally:
+        limits = Limits()  # RDP, then PLD on two grids; PRV runs beside them
+        assert time.monotonic() - began < 4 * (2 * limits.seconds + limits.grace)
+    assert report.accountant in ("rdp", "pld", "prv")
+    assert 0 <= report.epsilon < math.inf
+    for answer in report.epsilons.values():
+        values = [answer] if isinstance(answer, float) else answer.values()
+        assert all(isinstance(value, str) or value >= 0 for value in values)
+
+
+@settings(deadline=None, max_examples=8, derandomize=True)
+@given(mechanism=MECHANISMS)
+def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(accountants, mechanism):
+    check(mechanism, accountants)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=80)
+@given(mechanism=MECHANISMS)
+@example(SampledGaussian(noise_multiplier=0.1, sample_rate=1.0, steps=10**6, delta=1e-12))
+@example(SampledGaussian(noise_multiplier=0.1, sample_rate=1.0, steps=10**6, delta=1e-2))
+@example(SampledGaussian(noise_multiplier=0.3, sample_rate=1.0, steps=10**4, delta=1e-5))
+@example(SampledGaussian(noise_multiplier=0.1, sample_rate=1e-4, steps=10**6, delta=1e-5))
+@example(SampledGaussian(noise_multiplier=5.0, sample_rate=0.1, steps=10**6, delta=1e-12))
+@example(SampledGaussian(noise_multiplier=50.0, sample_rate=1e-7, steps=10**6, delta=1e-5))
+@example(SampledGaussian(noise_multiplier=50.0, sample_rate=0.01, steps=1, delta=1e-2))
+def test_so_have_many_more_and_those_known_to_defeat_accountants(accountants, mechanism):
+    check(mechanism, accountants)
