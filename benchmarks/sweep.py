@@ -1,48 +1,39 @@
-"""One table of a sweep's runs: ``python -m benchmarks.sweep outputs/multirun/DATE/TIME``."""
+"""One table of a sweep's runs: ``python -m benchmarks.sweep outputs/multirun/DATE/TIME``.
+
+A row for each run, seeds and all; ``dpft report`` puts runs of one setting together.
+"""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
+from dpft.reports.records import RunRecord, find_runs, read_record
+from dpft.reports.tables import markdown_table, parameters
 
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """Returns what a run's public files say: method, promise, parameters and its last scores."""
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    privacy = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    entries = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["evaluations"]
-    return {
-        "method": config["method"]["name"],
-        "learning rate": f"{config['train']['learning_rate']:g}",
-        "ε": f"{privacy['epsilon']:.3f}" if "epsilon" in privacy else "not private",
-        "noise multiplier": f"{privacy['noise_multiplier']:.3f}" if "epsilon" in privacy else "",
-        "trainable": f"{privacy['trainable_parameters']:,}",
-        "share": f"{privacy['trainable_parameters'] / privacy['total_parameters']:.2%}",
-        "before": entries[0]["metrics"],
-        "after": entries[-1]["metrics"],
-    }
+COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def table(runs: Sequence[RunRecord]) -> str:
     """Returns the runs as a Markdown table, a column for each metric after fine-tuning."""
-    metrics = list(dict.fromkeys(name for run in runs for name in run["after"]))
-    columns = [name for name in runs[0] if name not in ("before", "after")]
-    header = [*columns, *metrics]
+    scores = [run.evaluations[-1]["metrics"] for run in runs]
+    metrics = list(dict.fromkeys(name for found in scores for name in found))
     rows = [
-        [*(run[name] for name in columns), *(_score(run["after"].get(name)) for name in metrics)]
-        for run in runs
+        [*_promise(run), *(_score(found.get(name)) for name in metrics)]
+        for run, found in zip(runs, scores, strict=True)
     ]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows]) + "\n"
+    return markdown_table([*COLUMNS, *metrics], rows)
 
 
-def sweep_folders(folder: Path) -> list[Path]:
-    """Returns the folders of a sweep's finished runs, in the order of their numbers."""
-    found = [path.parent for path in folder.glob("*/metrics.json")]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+def _promise(run: RunRecord) -> list[str]:
+    privacy, config = run.privacy, run.config
+    private = "epsilon" in privacy
+    return [
+        config["method"]["name"],
+        f"{config['train']['learning_rate']:g}",
+        f"{privacy['epsilon']:.3f}" if private else "not private",
+        f"{privacy['noise_multiplier']:.3f}" if private else "",
+        *parameters(run),
+    ]
 
 
 def _score(value: float | None) -> str:
@@ -53,8 +44,8 @@ def main() -> None:
     """Print the table of one sweep or of several, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
-    options = parser.parse_args()
-    print(table([read_run(run) for folder in options.folders for run in sweep_folders(folder)]))
+    finished, _ = find_runs(parser.parse_args().folders)
+    print(table([read_record(folder) for folder in finished]))
 
 
 if __name__ == "__main__":

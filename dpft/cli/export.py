@@ -14,7 +14,8 @@ from dpft.cli.trained import MODEL, saved_run, subject_of_run
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import hold_lock, private_folder
-from dpft.reports.run import PRIVACY
+from dpft.reports.card import write_card
+from dpft.reports.records import PRIVACY, read_record
 
 CONFIG = ExportConfig
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def run(config: ExportConfig) -> None:
             write(partial, target)
             if (folder / PRIVACY).exists():
                 shutil.copy(folder / PRIVACY, partial / PRIVACY)
+                write_card(read_record(folder), partial)
             else:
                 logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
     logger.info("model: %s", target)

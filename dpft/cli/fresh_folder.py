@@ -7,7 +7,7 @@ from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.errors import InputError
 from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
-from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
 from dpft.training.resume import LEDGER
 
 RELEASED = ("generated", "export", SHEET)
@@ -43,7 +43,7 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, METRICS, PRIVACY):
+    for name in (REPORT, PAGE, METRICS, PRIVACY):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):

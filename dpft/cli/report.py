@@ -1,37 +1,79 @@
-"""``dpft report``: what people's ratings on filled sheets say of each system; writes no file."""
+"""``dpft report``: tables and plots of many runs, or what people's ratings say of each system."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from dpft.config.report import ReportConfig
+from dpft.errors import InputError
 from dpft.evaluation.human import KEY
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
+from dpft.reports.comparison import FILES, compare, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run import mark
+from dpft.reports.records import find_runs, read_record
+from dpft.reports.scores import mark
 
 CONFIG = ReportConfig
+LISTS = ("runs", "ratings")
+"""Keys whose value may be a list, and may be given several times."""
+logger = logging.getLogger(__name__)
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Returns the overrides, several ``ratings=FILE`` as one list: Hydra keeps only the last."""
-    given = [word.partition("=")[2] for word in overrides if word.startswith("ratings=")]
-    if len(given) < 2:
-        return overrides
-    files = ",".join(value.removeprefix("[").removesuffix("]") for value in given)
-    others = [word for word in overrides if not word.startswith("ratings=")]
-    return [*others, f"ratings=[{files}]"]
+    """Returns the overrides, words alone as ``runs`` and a repeated key as one list.
+
+    ``dpft report outputs/a outputs/b`` is ``runs=[outputs/a,outputs/b]``. Of a repeated key Hydra
+    keeps only the last value.
+    """
+    words = [
+        word if "=" in word or word[:1] in "~+" else f"runs={quoted(word)}" for word in overrides
+    ]
+    for key in LISTS:
+        words = _joined(words, key)
+    return words
 
 
 def run(config: ReportConfig) -> None:
-    """Prints a line for each system, or one JSON object."""
+    """Prints tables, or one JSON object; with ``to`` writes tables and plots into a folder."""
+    if config.folders:
+        report_runs(config)
+        return
     key = read_key(_key_path(config))
-    record = describe(key, read_ratings(config.sheets, key))
+    described = describe(key, read_ratings(config.sheets, key))
     if config.output == "json":
-        print(json.dumps(record, indent=2, sort_keys=True))
+        print(json.dumps(described, indent=2, sort_keys=True))
     else:
-        print(ratings_table(record))
+        print(ratings_table(described))
+
+
+def report_runs(config: ReportConfig) -> None:
+    """Writes or prints the tables of many runs.
+
+    Raises:
+        InputError: A folder holds none, or none of them has a report.
+    """
+    finished, unfinished = find_runs(config.folders)
+    if not finished:
+        raise InputError(
+            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
+            " them by dpft train resume=RUN."
+        )
+    comparison = compare(
+        [read_record(folder) for folder in finished],
+        unfinished=unfinished,
+        over=config.over or (),
+        metrics=config.metrics,
+    )
+    if config.to is not None:
+        folder = Path(config.to).expanduser()
+        write_comparison(comparison, folder)
+        logger.info("%s: %s", folder, ", ".join(FILES))
+    if config.output == "json":
+        print(json.dumps(record(comparison), indent=2, sort_keys=True, ensure_ascii=False))
+    elif config.to is None:
+        print(markdown(comparison), end="")
 
 
 def describe(key: Key, ratings: Ratings) -> dict[str, Any]:
@@ -40,7 +82,7 @@ def describe(key: Key, ratings: Ratings) -> dict[str, Any]:
         system: [(rating.item, rating.value) for rating in ratings.given if rating.system == system]
         for system in key.systems
     }
-    record = {
+    described = {
         "schema_version": SCHEMA_VERSION,
         "task": key.task,
         "split": key.split,
@@ -50,7 +92,25 @@ def describe(key: Key, ratings: Ratings) -> dict[str, Any]:
         "interval": INDEPENDENT,
         "systems": [rating_record(system, given) for system, given in of_system.items()],
     }
-    return mark(record, key.split_is_public)
+    return mark(described, key.split_is_public)
+
+
+def quoted(word: str) -> str:
+    """Returns a word as a value of Hydra's grammar that means just that word."""
+    # Hydra reads a backslash as itself but before a quote or at the value's end.
+    return "'" + word.replace("'", "\\'") + "'"
+
+
+def _stands_alone(word: str) -> bool:
+    return "=" not in word and not word.startswith(("~", "+"))
+
+
+def _joined(words: list[str], key: str) -> list[str]:
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
+    if len(given) < 2:
+        return words
+    values = ",".join(value.removeprefix("[").removesuffix("]") for value in given)
+    return [*(word for word in words if not word.startswith(f"{key}=")), f"{key}=[{values}]"]
 
 
 def _key_path(config: ReportConfig) -> Path:

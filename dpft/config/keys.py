@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
@@ -52,7 +52,9 @@ def configuration_fields(root: type) -> list["dataclasses.Field[Any]"]:
 
 
 def dataclass_in(hint: Any) -> type | None:
-    """Returns the dataclass a type hint is, or the one inside ``X | None``."""
+    """Returns the dataclass a type hint is, or the one inside ``X | None``; not a list's."""
+    if get_origin(hint) in (list, tuple):
+        return None
     members = [hint, *get_args(hint)] if not isinstance(hint, type) else [hint]
     found = [one for one in members if isinstance(one, type) and dataclasses.is_dataclass(one)]
     return found[0] if len(found) == 1 else None

@@ -6,12 +6,22 @@ from pathlib import Path
 from dpft.config.account import check_output
 from dpft.errors import InputError
 
+Names = str | tuple[str, ...] | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
     """``dpft report``, conf/report.yaml."""
 
-    ratings: str | tuple[str, ...] | None = None
+    runs: Names = None
+    """Folders of runs or of sweeps: one or a list of them."""
+    over: tuple[str, ...] | None = None
+    """Two keys of the runs' configuration, of rows and of columns; None: two that differ."""
+    metric: Names = None
+    """What is shown over two keys and drawn: one metric or a list; None: each split's first."""
+    to: str | None = None
+    """Folder for report.md, table.csv and report.html; None: Markdown on stdout."""
+    ratings: Names = None
     """Filled rating sheets of one key: a file or a list of files."""
     key: str | None = None
     """The sheets' key; None: the one beside the first sheet."""
@@ -19,13 +29,43 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        if not self.sheets:
-            raise InputError("ratings must be given, got none; give ratings=FILE.")
+        if bool(self.sheets) == bool(self.folders):
+            given = "both" if self.sheets else "neither"
+            raise InputError(
+                f"exactly one of runs and ratings must be given, got {given}; give runs=FOLDER for"
+                " tables of runs, or ratings=FILE for people's ratings."
+            )
         if len({path.resolve() for path in self.sheets}) < len(self.sheets):
             raise InputError("ratings must name different files, got one of them twice.")
+        self._check_tables()
 
     @property
     def sheets(self) -> tuple[Path, ...]:
         """The files that ``ratings`` names."""
-        named = (self.ratings,) if isinstance(self.ratings, str) else self.ratings or ()
-        return tuple(map(Path, named))
+        return tuple(map(Path, _listed(self.ratings)))
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that ``runs`` names."""
+        return tuple(map(Path, _listed(self.runs)))
+
+    @property
+    def metrics(self) -> tuple[str, ...] | None:
+        """The metrics that ``metric`` names; None: each split's first."""
+        return _listed(self.metric) or None
+
+    def _check_tables(self) -> None:
+        if self.over is not None and len(set(self.over)) != 2:
+            raise InputError(
+                f"over must be two different keys, rows and columns, got {list(self.over)}; give"
+                " over=[method.name,privacy.eps]."
+            )
+        for name in ("over", "metric", "to"):
+            if self.sheets and getattr(self, name) is not None:
+                raise InputError(f"{name} is for runs, got it with ratings; leave one of them out.")
+        if self.to is not None and Path(self.to).expanduser().is_file():
+            raise InputError(f"to must be a folder, got {self.to!r}, which is a file.")
+
+
+def _listed(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names or ()

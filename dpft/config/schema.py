@@ -15,6 +15,7 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
+from dpft.reports.reference import Reference
 from dpft.tasks.base import Task
 from dpft.tasks.registry import chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
@@ -43,6 +44,8 @@ class TrainConfig:
     eval: EvalConfig
     decode: DecodeConfig
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    reference: tuple[Reference, ...] = ()
+    """Published results that the report sets beside the run's own."""
 
     def __post_init__(self) -> None:
         check_complete(self.task)

@@ -1,38 +1,49 @@
-"""A run's public files: privacy.json, metrics.json and report.md.
+"""A run's public files: privacy.json, metrics.json, report.md, report.html and the model's card.
 
 Reports hold public quantities only; what training saw of the records stays in private/.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from dpft import __version__
 from dpft.files import write_json, write_text
-from dpft.privacy.accounting.summary import round_up
+from dpft.reports.card import write_card
+from dpft.reports.pages import render_html, render_markdown, up
+from dpft.reports.plots import epsilon_plot
+from dpft.reports.recipe import command, configuration
+from dpft.reports.records import CONFIGURATION, METRICS, PRIVACY, RunRecord, read_record
+from dpft.reports.reference import PUBLISHED_NOTE, published_table
+from dpft.reports.scores import PRIVATE_SPLIT, mark, metric_rows, score_tables
+from dpft.reports.sections import (
+    LEDGER_NOTE,
+    accountant_rows,
+    coverage,
+    headline,
+    mechanism_rows,
+    title,
+    training_rows,
+    warnings,
+)
 
-CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
-REPORT = "report.md"
-PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
-TRAINING_SPLIT = "computed on training records, not covered by epsilon"
+__all__ = [
+    "CONFIGURATION",
+    "METRICS",
+    "PAGE",
+    "PRIVACY",
+    "PRIVATE_SPLIT",
+    "REPORT",
+    "mark",
+    "metric_rows",
+    "render",
+    "render_page",
+    "write_metrics",
+    "write_report",
+]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreTable:
-    """The scores on one split, a column per stage."""
-
-    task: str
-    split: str
-    public: bool
-    stages: list[str]
-    examples: list[int]
-    """Distinct inputs scored at each stage."""
-    rows: list[tuple[str, list[float | None]]]
-    not_computed: dict[str, str]
+REPORT, PAGE, MODEL = "report.md", "report.html", "model"
 
 
 def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:
@@ -41,28 +52,17 @@ def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, publi
     An entry of the file for the same task, split and stage is replaced, others stay.
     """
     fresh = [mark(entry, public) for entry in evaluations]
-    kept = [
-        old
-        for old in _read(path, {}).get("evaluations", [])
-        if _place(old) not in map(_place, fresh)
-    ]
+    kept = [old for old in _entries(path) if _place(old) not in map(_place, fresh)]
     write_json(path, {"evaluations": [*kept, *fresh]})
 
 
 def write_report(folder: Path) -> None:
-    """Writes report.md from config.yaml, privacy.json and metrics.json in a run's folder."""
-    config = yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8"))
-    privacy = _read(folder / PRIVACY)
-    evaluations = _read(folder / METRICS, {}).get("evaluations", [])
-    write_text(folder / REPORT, render(config, privacy, evaluations))
-
-
-def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:
-    """Returns an entry of metrics.json with whether its split is public."""
-    marked = {**entry, "split_is_public": public}
-    if public:
-        return marked
-    return {**marked, "note": TRAINING_SPLIT if entry["split"] == "train" else PRIVATE_SPLIT}
+    """Writes report.md, report.html and the model's card from the other public files of a run."""
+    record = read_record(folder)
+    if (folder / MODEL).is_dir():
+        write_card(record, folder / MODEL)
+    write_text(folder / PAGE, render_page(record))
+    write_text(folder / REPORT, render(record.config, record.privacy, record.evaluations))
 
 
 def render(
@@ -77,57 +77,42 @@ def render(
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
     """
-    environment = Environment(
-        loader=PackageLoader("dpft.reports"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["up"] = lambda value: f"{round_up(value, 4):.4f}"
-    environment.filters["score"] = lambda value: f"{value:.4f}"
-    environment.filters["line"] = lambda text: " ".join(text.split()).replace("|", "\\|")
-    return environment.get_template("report.md.j2").render(
-        config=config,
-        privacy=privacy,
-        tables=score_tables(evaluations),
-        split_is_public=all(entry["split_is_public"] for entry in evaluations if entry["metrics"]),
-        private_split=PRIVATE_SPLIT,
+    return render_markdown("report.md.j2", **_parts(config, privacy, evaluations))
+
+
+def render_page(record: RunRecord) -> str:
+    """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
+    return render_html(
+        "report.html.j2",
+        **_parts(record.config, record.privacy, record.evaluations),
+        private=record.privacy.get("private", False),
+        plot=epsilon_plot(record.privacy),
+        command=command(record),
+        configuration=configuration(record),
+        version=__version__,
     )
 
 
-def score_tables(evaluations: Sequence[Mapping[str, Any]]) -> list[ScoreTable]:
-    """Returns a table for each task and split, in order of first occurrence."""
-    splits: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for entry in sorted(evaluations, key=lambda entry: entry["stage"] != "before"):
-        splits.setdefault((entry["task"], entry["split"]), []).append(entry)
-    return [
-        ScoreTable(
-            task=task,
-            split=split,
-            public=all(entry["split_is_public"] for entry in entries),
-            stages=[entry["stage"] for entry in entries],
-            examples=[entry["examples"] for entry in entries],
-            rows=metric_rows(entries),
-            not_computed=_not_computed(entries),
-        )
-        for (task, split), entries in splits.items()
-    ]
-
-
-def metric_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float | None]]]:
-    """Returns each metric's name and its value at every stage, None where it was not computed."""
-    names = dict.fromkeys(name for entry in evaluations for name in entry["metrics"])
-    return [(name, [entry["metrics"].get(name) for entry in evaluations]) for name in names]
-
-
-def _not_computed(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns why metrics have no value; where one has, at another stage, its stage is named."""
-    computed = {name for entry in evaluations for name in entry["metrics"]}
+def _parts(
+    config: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Returns what both forms of the report are made of."""
+    epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
     return {
-        f"{name} {entry['stage']} fine-tuning" if name in computed else name: why
-        for entry in evaluations
-        for name, why in entry["not_computed"].items()
+        "title": title(config),
+        "headline": headline(privacy),
+        "warnings": warnings(config, privacy),
+        "tables": score_tables(evaluations),
+        "private_split": PRIVATE_SPLIT,
+        "published": published_table(config, evaluations, epsilon),
+        "published_note": PUBLISHED_NOTE,
+        "training": training_rows(config, privacy),
+        "mechanism": mechanism_rows(config, privacy),
+        "accountants": accountant_rows(privacy),
+        "ledger_note": LEDGER_NOTE,
+        "coverage": coverage(config, privacy, evaluations),
     }
 
 
@@ -135,8 +120,8 @@ def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return entry["task"], entry["split"], entry["stage"]
 
 
-def _read(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    if default is not None and not path.exists():
-        return default
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+def _entries(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
+    return entries

@@ -17,7 +17,7 @@ def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
     """An older checkpoint would count as newer than this run's first, an older model as its own."""
     for folder in ("model", "private/checkpoints/step-00000005"):
         (tmp_path / folder).mkdir(parents=True)
-    files = ["config.yaml", "metrics.json", "report.md", "notes.txt", "samples.md"]
+    files = ["config.yaml", "metrics.json", "report.md", "report.html", "notes.txt", "samples.md"]
     private = ["diagnostics.jsonl", "predictions.jsonl", "samples_validation.md"]
     for name in (*files, *(f"private/{name}" for name in private)):
         (tmp_path / name).write_text("old")

@@ -6,6 +6,7 @@ import pytest
 from dpft.cli.report import expand
 from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
 from tests.cli.tiny import Workspace
+from tests.reports.folders import write_run
 
 SYSTEMS = ("outputs/a", REFERENCE)
 ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3, seed=0)
@@ -63,8 +64,8 @@ def test_only_repeated_sheets_are_joined() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "ratings must be given, got none; give ratings=FILE."),
-        (["ratings=[]"], "ratings must be given"),
+        ([], "exactly one of runs and ratings must be given, got neither; give runs=FOLDER"),
+        (["ratings=[]"], "exactly one of runs and ratings"),
         ([f"ratings=[{SHEET},./{SHEET}]"], "one of them twice"),
         (["ratings=none.csv"], "none.csv: no such file"),
         ([f"ratings={SHEET}", "output=xml"], "output must be one of table, json"),
@@ -81,3 +82,54 @@ def test_a_rating_off_the_scale_is_refused_by_file_and_line(workspace: Workspace
     path.write_text(path.read_text().replace(",4\n", ",44\n", 1))
     assert "other.csv:" in (sentence := workspace.refusal("report", "ratings=other.csv"))
     assert sentence.endswith("got 44.")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Workspace:
+    """A folder with a sweep of two settings and two seeds, and a run beside it."""
+    for number in range(4):
+        write_run(
+            tmp_path / "sweep" / str(number),
+            bleu=50.0 + number,
+            eps=3.0 if number < 2 else 8.0,
+            train={"seed": number % 2},
+        )
+    write_run(tmp_path / "one, (odd)", eps=1.0)
+    return Workspace(tmp_path)
+
+
+def test_folders_alone_are_runs(runs: Workspace) -> None:
+    outcome = runs.run("report", "sweep", "one, (odd)")
+    assert outcome.code == 0, outcome.err
+    assert outcome.new == frozenset()
+    assert outcome.out.startswith("# 5 runs, 3 settings\n")
+    assert outcome.out == runs.run("report", "runs=[sweep,'one, (odd)']").out
+
+
+def test_a_folder_takes_markdown_csv_and_html(runs: Workspace) -> None:
+    outcome = runs.run("report", "runs=sweep", "to=tables")
+    assert (outcome.code, outcome.out) == (0, ""), outcome.err
+    written = {path.name for path in (runs.root / "tables").iterdir()}
+    assert written == {"report.md", "table.csv", "report.html"}
+    rows = json.loads(runs.run("report", "sweep", "output=json").out)["runs"]
+    assert [row["bleu"] for row in rows] == [50.0, 51.0, 52.0, 53.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["none"], "runs must name folders of runs or of sweeps, got 'none', which does not exist"),
+        (["sweep", f"ratings={SHEET}"], "exactly one of runs and ratings must be given, got both"),
+        (["sweep", "over=[method.name]"], "over must be two different keys"),
+        (["sweep", "metric=blue"], "metric must be one that the runs were scored by, got 'blue'"),
+        (["sweep", "to=sweep/0/config.yaml"], "to must be a folder"),
+    ],
+)
+def test_bad_questions_about_runs_are_refused(
+    runs: Workspace, arguments: list[str], part: str
+) -> None:
+    assert part in runs.refusal("report", *arguments)
+
+
+def test_words_alone_are_quoted_for_hydra() -> None:
+    assert expand(["a", "output=json", "b's"]) == ["output=json", "runs=['a','b\\'s']"]

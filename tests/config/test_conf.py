@@ -147,10 +147,23 @@ def test_a_setting_of_another_optimizer_is_refused() -> None:
         loaded("train", ["privacy.eps=3", "optimizer=sgd", "+optimizer.beta1=0.5"])
 
 
-def test_a_run_saved_before_metrics_had_settings_still_loads(tmp_path: Path) -> None:
+def test_a_run_saved_before_there_were_metrics_and_references_still_loads(
+    tmp_path: Path,
+) -> None:
     config = loaded("train", ["privacy.eps=3"]).settings()
     saved = OmegaConf.create(to_yaml(config))
-    del saved["metrics"]
+    del saved["metrics"], saved["reference"]
     path = tmp_path / "config.yaml"
     path.write_text(OmegaConf.to_yaml(saved))
     assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config
+
+
+def test_published_rows_survive_saving_and_percentages_are_refused(tmp_path: Path) -> None:
+    config = loaded("train", ["experiment=li2022_e2e", "privacy.eps=3"]).settings()
+    assert config.reference[0].metrics["bleu"] == 61.519
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config
+    row = "[{source: a, what: b, model: null, eps: 3, metrics: {rouge_l: 65.67}}]"
+    with pytest.raises(InputError, match="rouge_l must be at most 1"):
+        loaded("train", ["privacy.eps=3", f"reference={row}"])

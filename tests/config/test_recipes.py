@@ -2,10 +2,11 @@
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.run_folders import register_resolver
 from dpft.config.location import config_directory
+from dpft.reports.reference import Reference
 
 
 def recipe(name: str) -> DictConfig:
@@ -96,3 +97,40 @@ def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
     assert (config.task.name, config.model.name, config.method.name) == ("e2e", "gpt2", method)
     assert (config.train.expected_batch_size, config.train.epochs) == (batch, epochs)
     assert config.train.weight_decay == 0 and config.privacy.max_grad_norm == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        # Li et al. 2022, Tables 7 (and 2), 8, 3 and 1; Bu et al. 2022, Tables 14 and 13
+        ("li2022_e2e", (3, {"bleu": 61.519, "rouge_l": 0.6567, "cider": 1.761})),
+        ("li2022_e2e_lora", (8, {"bleu": 63.389, "rouge_l": 0.67525})),
+        ("li2022_e2e_prefix", (3, {"bleu": 47.772, "nist": 5.775})),
+        ("li2022_e2e_rgp", (3, {"bleu": 58.482, "meteor": 0.363})),
+        ("li2022_e2e_top2", (None, {"bleu": 65.752})),
+        ("li2022_dart", (3, {"bleu": 31.025, "rouge_1": 0.62815})),
+        ("li2022_personachat", (8, {"f1": 0.1608, "perplexity": 23.57})),
+        ("li2022_sst2", (3, {"accuracy": 0.9186})),
+        ("li2022_mnli", (3, {"accuracy": 0.8245})),
+        ("bu2022_e2e", (8, {"bleu": 60.13, "perplexity": 2.89})),
+        ("bu2022_full_e2e", (8, {"bleu": 63.60})),
+        ("bu2022_sst2", (8, {"accuracy": 0.924})),
+        ("bu2022_full_qnli", (8, {"accuracy": 0.879})),
+    ],
+)
+def test_a_recipe_carries_its_published_row(
+    name: str, row: tuple[float | None, dict[str, float]]
+) -> None:
+    config = recipe(name)
+    published = [
+        one for one in config.reference if (one.model, one.eps) == (config.model.name, row[0])
+    ]
+    assert dict(row[1]).items() <= dict(published[0].metrics).items()
+
+
+def test_every_recipe_of_a_paper_loads_with_its_published_rows() -> None:
+    for path in config_directory().glob("experiment/*2022_*.yaml"):
+        values = OmegaConf.to_container(recipe(path.stem).reference)
+        rows = [Reference(**row) for row in values]
+        assert {3, 8} <= {row.eps for row in rows}, path.stem
+        assert all(row.source.startswith(path.stem[:2].capitalize()) for row in rows), path.stem

@@ -6,9 +6,11 @@ accountants, and the last resort.
 """
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
-from dpft.privacy.accounting.mechanism import Epsilon, Mechanism
+from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, SampledGaussian
 
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -35,6 +37,27 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     )
     accountant.compose(mechanism.event())
     return Epsilon(upper=accountant.get_epsilon(mechanism.delta))
+
+
+def epsilons(mechanism: SampledGaussian, steps: Sequence[int]) -> list[float]:
+    """Returns the RDP upper bound after each number of steps, all at the price of one.
+
+    Args:
+        mechanism: What each step is; its own ``steps`` do not matter.
+        steps: Numbers of steps, each at least 1.
+    """
+    import dp_accounting
+
+    _silence_excluded_orders()
+    accountant = dp_accounting.rdp.RdpAccountant(
+        ORDERS, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    accountant.compose(replace(mechanism, steps=1).event())
+    bounds = (
+        dp_accounting.rdp.compute_epsilon(ORDERS, accountant.rdp * count, mechanism.delta)[0]
+        for count in steps
+    )
+    return [float(bound) for bound in bounds]
 
 
 @cache

@@ -1,0 +1,61 @@
+"""How the reports are written: jinja2's environments for Markdown and for HTML.
+
+Both escape what they are given: a name or a reason may come from a file, and a report is opened in
+a browser. In sentences of dpft's own, `` `x` `` is code and ``**x**`` is strong, in either form.
+"""
+
+import re
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from dpft.privacy.accounting.summary import round_up
+
+CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
+
+
+def render_markdown(template: str, **values: Any) -> str:
+    """Returns a template of Markdown filled in; it escapes by the filter ``line``."""
+    return _environment(html=False).get_template(template).render(**values)
+
+
+def render_html(template: str, **values: Any) -> str:
+    """Returns a template of HTML filled in; whatever is not ``Markup`` is escaped."""
+    return _environment(html=True).get_template(template).render(**values)
+
+
+def up(value: float) -> str:
+    """Returns an upper bound as it is printed: rounded up."""
+    return f"{round_up(value, 4):.4f}"
+
+
+def score(value: float) -> str:
+    """Returns a score as it is printed."""
+    return f"{value:.4f}"
+
+
+def line(text: object) -> str:
+    """Returns a text that fits a cell of a Markdown table and holds no HTML."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def words(text: object) -> Markup:
+    """Returns a sentence of a report as HTML."""
+    escaped = str(escape(" ".join(str(text).split())))
+    return Markup(STRONG.sub(r"<strong>\1</strong>", CODE.sub(r"<code>\1</code>", escaped)))
+
+
+@cache
+def _environment(*, html: bool) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("dpft.reports"),
+        undefined=StrictUndefined,
+        autoescape=html,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"up": up, "score": score, "line": line, "words": words}
+    return environment

@@ -1,0 +1,151 @@
+"""The plots of the reports: epsilon against steps, heat maps, and scores along an axis."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.reports.pages import up
+from dpft.reports.svg import COLORS, draw_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 60
+Point = tuple[float, float, float]
+"""A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
+
+
+def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Returns numbers of steps, and an upper bound of epsilon after each; empty without privacy.
+
+    Args:
+        privacy: Content of privacy.json.
+
+    Guarantees:
+        Each bound is RDP's (Mironov et al. 2019), or the headline where that is lower, which covers
+        all the steps and so their first ones.
+    """
+    if "epsilon" not in privacy:
+        return []
+    from dpft.privacy.accounting.rdp import epsilons
+
+    taken = max(1, privacy["steps_taken"])
+    step = SampledGaussian(
+        noise_multiplier=privacy["noise_multiplier"],
+        sample_rate=privacy["sample_rate"],
+        steps=1,
+        delta=privacy["delta"],
+    )
+    grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
+    bounds = zip(grid, epsilons(step, grid), strict=True)
+    return [(steps, min(bound, privacy["epsilon"])) for steps, bound in bounds]
+
+
+def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
+    """Returns epsilon against steps with the headline at its end; None without privacy."""
+    points = epsilon_points(privacy)
+    if not points:
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    last = points[-1][0]
+
+    def draw(axes: "Axes") -> None:
+        steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
+        axes.plot(steps, bounds, color=COLORS[0], label="bound after so many steps")
+        headline = f"headline ({privacy['accountant']})"
+        axes.plot([last], [privacy["epsilon"]], "o", color=COLORS[1], label=headline, clip_on=False)
+        axes.set(xlabel="noisy steps taken", ylabel="ε", xlim=(0, last * 1.02))
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, loc="lower right")
+
+    label = f"epsilon grows with the steps to {up(privacy['epsilon'])} after {last}"
+    return draw_svg(draw, name="epsilon", label=label)
+
+
+def heat_map(
+    cells: Sequence[Sequence[float | None]],
+    *,
+    name: str,
+    metric: str,
+    rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]],
+) -> Markup:
+    """Returns means over two keys as a grid of colors with the numbers in them.
+
+    Args:
+        cells: A mean for each row and column; None where there was no run.
+        name: Of the figure.
+        metric: What the means are of.
+        rows: The key along the vertical axis and its values.
+        columns: The key along the horizontal axis and its values.
+    """
+    values = [value for row in cells for value in row if value is not None]
+    middle = (min(values) + max(values)) / 2
+
+    def draw(axes: "Axes") -> None:
+        numbers = [[math.nan if value is None else value for value in row] for row in cells]
+        # a mesh, not an image, which would be pixels in the page
+        axes.pcolormesh(numbers, cmap="viridis", edgecolors="white", linewidth=1)
+        for y, row in enumerate(cells):
+            for x, value in enumerate(row):
+                color = "black" if value is None or value > middle else "white"
+                text = "–" if value is None else f"{value:.4g}"
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=color)
+        axes.set_xticks([x + 0.5 for x in range(len(columns[1]))], columns[1])
+        axes.set_yticks([y + 0.5 for y in range(len(rows[1]))], rows[1])
+        axes.set(xlabel=columns[0], ylabel=rows[0], title=metric)
+        axes.grid(False)
+        axes.invert_yaxis()
+
+    label = f"{metric} over {rows[0]} and {columns[0]}, as a heat map"
+    height = 1.4 + 0.42 * len(rows[1])
+    return draw_svg(draw, name=name, label=label, height=height)
+
+
+def line_plot(
+    series: Mapping[str, Sequence[Point]],
+    *,
+    name: str,
+    metric: str,
+    axis: str,
+    title: str = "",
+    sizes: bool = False,
+) -> Markup:
+    """Returns means along a logarithmic axis, a line for each series, bars of one deviation.
+
+    Args:
+        series: What a line is called, and its points in the order of the axis.
+        name: Of the figure.
+        metric: What the means are of.
+        axis: What the axis shows.
+        title: What tells the lines apart.
+        sizes: Whether places are counts, labelled at round numbers and not each by itself.
+    """
+    from matplotlib.ticker import LogLocator
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, points) in enumerate(series.items()):
+            places, means, deviations = zip(*points, strict=True)
+            axes.errorbar(
+                places, means, yerr=deviations, label=label, color=COLORS[number % len(COLORS)],
+                marker="os^Dv"[number % 5], capsize=3,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        # matplotlib's own labels are powers of ten, which are formulas
+        if sizes:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+        else:
+            ticks = sorted({place for points in series.values() for place, _, _ in points})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel=axis, ylabel=metric)
+        if set(series) != {""}:
+            axes.legend(frameon=False, title=title)
+
+    return draw_svg(draw, name=name, label=f"{metric} against {axis}")

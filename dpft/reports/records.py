@@ -1,0 +1,91 @@
+"""What the public files of a run's folder say, for reports of one run and of many."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpft.errors import InputError
+
+CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
+OVERRIDES = Path(".hydra") / "overrides.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run's public files, read."""
+
+    folder: Path
+    config: dict[str, Any]
+    """Content of config.yaml."""
+    privacy: dict[str, Any]
+    """Content of privacy.json."""
+    evaluations: list[dict[str, Any]]
+    """Entries of metrics.json; none where nothing was scored."""
+    overrides: tuple[str, ...] | None
+    """What the user wrote after ``dpft train``; None where dpft was used as a library."""
+
+    def after(self) -> list[dict[str, Any]]:
+        """Returns the scores of the trained model, an entry for each task and split."""
+        return [entry for entry in self.evaluations if entry["stage"] == "after"]
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Returns what a run's public files say.
+
+    Raises:
+        InputError: One of them is missing or damaged.
+    """
+    try:
+        overrides = folder / OVERRIDES
+        metrics = folder / METRICS
+        return RunRecord(
+            folder=folder,
+            config=yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8")),
+            privacy=json.loads((folder / PRIVACY).read_text(encoding="utf-8")),
+            evaluations=_evaluations(metrics) if metrics.exists() else [],
+            overrides=_overrides(overrides) if overrides.exists() else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read the run in {folder}: {reason}.") from error
+
+
+def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Returns the folders of finished runs, and those of runs that have no report yet.
+
+    Args:
+        named: Folders of runs, or of sweeps, whose runs are taken in the order of their numbers.
+
+    Raises:
+        InputError: One of them is neither.
+    """
+    found = [run for folder in named for run in _runs_of(folder)]
+    distinct = list({run.resolve(): run for run in found}.values())
+    finished = [run for run in distinct if (run / PRIVACY).exists()]
+    return finished, [run for run in distinct if run not in finished]
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    if (folder / CONFIGURATION).is_file():
+        return [folder]
+    below = [path.parent for path in folder.glob(f"*/{CONFIGURATION}")]
+    if not below:
+        missing = "has none" if folder.is_dir() else "does not exist"
+        raise InputError(
+            f"runs must name folders of runs or of sweeps, got {str(folder)!r}, which {missing};"
+            " give what `dpft train` named, such as outputs/DATE/TIME."
+        )
+    return sorted(below, key=lambda path: (len(path.name), path.name))
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
+    return entries
+
+
+def _overrides(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, yaml.safe_load(path.read_text(encoding="utf-8")) or ()))
