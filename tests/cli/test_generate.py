@@ -13,7 +13,7 @@ import pytest
 from dpft.cli.generate import text_task
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.tasks import base
+from dpft.tasks import registry
 from dpft.tasks.base import TextTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
@@ -51,9 +51,9 @@ class NoteTask(TextTask):
 @pytest.fixture(scope="module", autouse=True)
 def notes():
     """A task ``notes`` beside dpft's own."""
-    known = base.task_classes() | {"notes": NoteTask}
+    known = registry.task_classes() | {"notes": NoteTask}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "task_classes", lambda: known)
+        patch.setattr(registry, "task_classes", lambda: known)
         yield
 
 
