@@ -137,7 +137,7 @@ def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Works
     assert "eval.held_out must stay as the run had it" in other
 
 
-@pytest.mark.parametrize("unit", ["example", "customer_id"])
+@pytest.mark.parametrize("unit", ["customer_id", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_file_that_has_changed_is_not_scored_as_held_out(workspace: Workspace, unit: str) -> None:
     """One row more at the top, or a corrected unit, and trained rows would be among the scored."""
     file, run = workspace.root / f"{unit}.csv", f"by_{unit}"

@@ -87,6 +87,7 @@ def test_trust_rule_9_an_interrupted_run_goes_on_to_the_same_files(
     assert "nothing is left to do" in again.err
 
 
+@pytest.mark.slow
 def test_another_micro_batch_size_draws_new_noise_and_the_report_counts_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_another_micro_batch_size_draws_new_noise_and_the_report_counts_it(
     assert any("were taken again with new noise" in warning for warning in record["warnings"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_nothing(
     assert files(workspace.root / "full") == files(workspace.root / "whole")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_as_corrupted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_what_is_private_is_for_the_owner_alone_after_a_resume_too(workspace: Wo
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.slow
 def test_accounting_from_the_ledger_says_what_the_run_said_and_what_a_broken_one_spent(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

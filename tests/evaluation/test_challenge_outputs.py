@@ -62,7 +62,10 @@ def scored(examples, inputs, system, names):
     return score_predictions(task, examples, texts, config=EvalConfig())
 
 
-@pytest.mark.parametrize("system", OFFICIAL)
+@pytest.mark.parametrize(
+    "system",
+    [each if each == "tgen" else pytest.param(each, marks=pytest.mark.slow) for each in OFFICIAL],
+)
 def test_scores_equal_the_official_scorers(examples, inputs, system):
     evaluation = scored(examples, inputs, system, QUICK)
     assert evaluation.examples == 630

@@ -55,6 +55,7 @@ def test_less_noise_would_miss_the_target(accountants):
     assert accountants.evaluate("pld", less).upper > 3
 
 
+@pytest.mark.slow
 def test_a_fresh_set_of_accountants_gives_the_same(accountants):
     shared = calibrate_noise_multiplier(eps=3, accountants=accountants, **E2E)
     assert calibrate_noise_multiplier(eps=3, **E2E) == shared

@@ -9,7 +9,14 @@ from tests.privacy.clipping.oracle import Clipped, gpt2, records
 NORM = 0.5
 
 
-@pytest.mark.parametrize("engine", ["two_pass", "book_keeping", "instantiate"])
+ENGINES = ("book_keeping", "instantiate")
+"""Run by make test-full; they compile like the other one."""
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["two_pass", *(pytest.param(name, marks=pytest.mark.slow) for name in ENGINES)],
+)
 def test_a_compiled_model_gives_the_loops_sum(engine):
     batch, model = records(), gpt2(dtype=torch.float64)
     with PerExampleClipper(model, NORM, engine="loop") as clipper:
