@@ -10,6 +10,8 @@ from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
 from dpft.training.resume import LEDGER
 
+TUNING = Path("private") / "tuning"
+"""Folder of the trials of ``dpft tune``, of which only the best is public, in the end."""
 RELEASED = ("generated", "export", SHEET)
 """What other commands made in public of a run's model; it is kept, so no other run may move in."""
 
@@ -18,8 +20,13 @@ def refuse_used_folder(folder: Path) -> None:
     """Refuses a folder where privacy was spent, or with what was made of another run's model.
 
     Raises:
-        InputError: There is a ledger, or an earlier run with one of ``RELEASED``.
+        InputError: There is a ledger, or an earlier run with one of ``RELEASED``, or a search.
     """
+    if (folder / TUNING).exists():
+        raise InputError(
+            f"{folder / TUNING} exists: dpft tune has trained in this folder; go on with dpft tune"
+            f" resume={folder}, or choose another folder with hydra.run.dir=DIR."
+        )
     if (folder / LEDGER).exists():
         raise InputError(
             f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -22,7 +23,7 @@ from yaml import YAMLError
 from dpft.cli.exit_codes import exit_code_of_job
 from dpft.cli.hydra_errors import as_input_error
 from dpft.cli.hydra_record import recorded_job
-from dpft.cli.run_folders import register_resolver, remove_empty_folders
+from dpft.cli.run_folders import register_resolver, remove_empty_folders, swept_folders
 from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
@@ -108,8 +109,25 @@ def start_hydra(
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise as_input_error(error, known) from error
         finally:
+            print_tuning_bill()
             remove_empty_folders()
     return max(codes, default=0)
+
+
+def print_tuning_bill() -> None:
+    """Prints what the runs of a sweep cost together, also where the sweep broke off."""
+    swept = swept_folders()
+    if swept is None or not any(_has_spent(folder) for folder in swept[1]):
+        return
+    from dpft.cli.tuning_bill import write_tuning_bill  # Torch, which few sweeps are without.
+
+    bill = write_tuning_bill(*swept)
+    if bill:
+        print(bill)
+
+
+def _has_spent(folder: Path) -> bool:
+    return (folder / "ledger.jsonl").exists() or (folder / "private" / "tuning").exists()
 
 
 def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -14,6 +14,7 @@ from dpft.errors import InputError
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
+    "tune": "search for the best settings within one epsilon",
     "eval": "generate from a trained model and score it, or score a file of outputs",
     "generate": "write synthetic records with a trained model, at no further epsilon",
     "account": "compute epsilon from noise, noise from epsilon, or what runs have spent",

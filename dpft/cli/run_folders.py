@@ -17,6 +17,7 @@ SWEEP_RECORD = "multirun.yaml"
 # Hydra builds its callbacks from the configuration, so they can hand over only through the module.
 _new_roots: list[tuple[Path, Path]] = []
 _job_folders: list[Path] = []
+_sweeps: list[Path] = []
 
 
 def unused_folder(path: str) -> str:
@@ -43,6 +44,7 @@ class RunFolders(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Note the folder of a sweep."""
         note_root(config.hydra.sweep.dir)
+        _sweeps.append(Path(config.hydra.sweep.dir).absolute())
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """Note the folder of one job."""
@@ -55,6 +57,11 @@ def note_root(folder: str) -> None:
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     if missing:
         _new_roots.append((path, missing[-1]))
+
+
+def swept_folders() -> tuple[Path, list[Path]] | None:
+    """Returns the folder of this command's sweep and those of its jobs; None without a sweep."""
+    return (_sweeps[-1], list(dict.fromkeys(_job_folders))) if _sweeps else None
 
 
 def remove_empty_folders() -> None:
@@ -70,6 +77,7 @@ def remove_empty_folders() -> None:
                 _remove_if_empty(folder)
     _new_roots.clear()
     _job_folders.clear()
+    _sweeps.clear()
 
 
 def _remove_if_empty(folder: Path) -> None:

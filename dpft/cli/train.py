@@ -6,6 +6,7 @@ goes on with ``resume=RUN``, through the same hand-overs.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,9 @@ CONFIG = TrainCommand
 expand = checked_overrides
 logger = logging.getLogger(__name__)
 
+Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
+"""From a run's configuration, and a count of its units, to its plan."""
+
 __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 
@@ -92,10 +96,16 @@ def run(command: TrainCommand) -> None:
         go_on(command.settings(), Path(command.resume))
 
 
-def begin(config: TrainConfig, folder: Path) -> None:
-    """Runs from the first step to the report."""
+def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> None:
+    """Runs from the first step to the report.
+
+    Args:
+        config: Of the run.
+        folder: Of the run; made if need be.
+        planner: Makes its plan, of which nothing is left to choose afterwards.
+    """
     refuse_used_folder(folder)
-    prepared = prepare(config, None, None)
+    prepared = prepare(config, None, None, planner)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
         refuse_used_folder(folder)
@@ -126,13 +136,19 @@ def go_on(config: TrainConfig, folder: Path) -> None:
         finish(prepared, folder, stopped)
 
 
-def prepare(config: TrainConfig, secrets: Secrets | None, stopped: Stopped | None) -> Prepared:
+def prepare(
+    config: TrainConfig,
+    secrets: Secrets | None,
+    stopped: Stopped | None,
+    planner: Planner = plan_run,
+) -> Prepared:
     """Returns the parts of a run, nothing of it written yet.
 
     Args:
         config: Of the run.
         secrets: Of the run that goes on; None: fresh ones are drawn.
         stopped: Where that run broke off.
+        planner: Makes the plan of a run that begins.
 
     Raises:
         InputError: Anything does not fit.
@@ -150,7 +166,7 @@ def prepare(config: TrainConfig, secrets: Secrets | None, stopped: Stopped | Non
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_transferred_batch_size(config, lambda: data.num_units)
     if stopped is None:
-        plan = plan_run(config, lambda: data.num_units)
+        plan = planner(config, lambda: data.num_units)
     else:
         plan = planned_again(config, stopped, lambda: data.num_units)
     warn(config, plan)

@@ -129,8 +129,9 @@ def coverage(
     ]
     public = all(entry["split_is_public"] for entry in evaluations if entry["metrics"])
     shown = config["privacy"]["show_diagnostics"]
+    searched = _search(privacy["selection"]) if "selection" in privacy else []
     return [
-        *(covered if privacy["private"] else seeded),
+        *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
         "Not covered: everything under `private/`, which must not be released.",
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
@@ -142,6 +143,17 @@ _LOSSES_NOT_COVERED = (
     "Not covered: the training losses that were shown while training"
     " (`privacy.show_diagnostics=true`)."
 )
+
+
+def _search(selection: Mapping[str, Any]) -> list[str]:
+    """Returns what a search's epsilon covers beyond a run's, and what it does not."""
+    return [
+        "Covered: that it is the best of a secret random number of runs, of"
+        f" {selection['expected_trials']:.4g} in expectation (eta {selection['eta']:g}, gamma"
+        f" {selection['gamma']:g}), chosen by a score on a public split ({selection['theorem']}).",
+        "Not covered: how many runs there were, the others' models, scores and ledgers, and how"
+        " long the search took, which tells how many there were.",
+    ]
 
 
 def _chosen_by(config: Config, privacy: Config) -> str:

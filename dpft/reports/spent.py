@@ -55,13 +55,18 @@ def read_spent(folder: str) -> SpentRun:
     """Returns what a run has spent, finished or not.
 
     Raises:
-        InputError: The folder holds no private run, or too little to know delta.
+        InputError: The folder holds no private run, a search's, or too little to know delta.
         StateError: The ledger or privacy.json is damaged, or one is not the other's.
     """
     path = Path(folder)
     config = _configuration(path)
     ledger = read_ledger(path / LEDGER) if (path / LEDGER).exists() else NO_STEPS
     known, lodged = _known(path)
+    if "selection" in known or (path / "private" / "tuning").exists():
+        raise InputError(
+            f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
+            f" epsilon follows from it; the whole search's stands in {PRIVACY}."
+        )
     _check_lodged(path / LEDGER, ledger, lodged, whole=(path / PRIVACY).exists())
     taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
     try:

@@ -16,12 +16,14 @@ from dpft.config.doctor import DoctorConfig
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
+from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 
 CONF = config_directory()
 FILES = sorted(CONF.rglob("*.yaml"))
 ROOTS = {
     "train": schema.TrainCommand,
+    "tune": TuneCommand,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
     "generate": schema.GenerateConfig,
@@ -40,6 +42,7 @@ COMMAND = re.compile(rf" {{4}}(\.venv/bin/)?dpft ({'|'.join(SUBCOMMANDS)})(?: |$
 # What a subcommand cannot be run without.
 NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
+    "tune": ["privacy.eps=3"],
     "plan": ["privacy.noise_multiplier=1"],
     "eval": [],
     "generate": ["run=RUN", "prompts=FILE"],
@@ -111,7 +114,8 @@ def test_every_choice_of_every_group_loads(path: Path) -> None:
     group, choice = path.parts[0], path.stem
     promise = [] if choice == "none" else ["privacy.eps=1"]
     promise += ['task.text="{text}"'] if choice == "custom" else []
-    assert isinstance(loaded("train", [f"{group}={choice}", *promise]), schema.TrainConfig)
+    name = "tune" if group == "tuning" else "train"
+    assert isinstance(loaded(name, [f"{group}={choice}", *promise]), schema.TrainConfig)
 
 
 @pytest.mark.parametrize("name", ROOTS)

@@ -124,3 +124,15 @@ def test_a_sweep_with_a_run_without_privacy_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "sweep" / "1", name="none")
     with pytest.raises(InputError, match="privacy=none"):
         run_folders(str(tmp_path / "sweep"))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_search_is_refused_since_its_ledger_is_one_run_of_many(
+    tmp_path: Path, finished: bool
+) -> None:
+    known = {"selection": {"eta": 0.0}} if finished else {}
+    folder = make_run(tmp_path / "a", known=known, ended=finished)
+    if not finished:
+        (folder / "private" / "tuning").mkdir(parents=True)
+    with pytest.raises(InputError, match="one of a secret number of runs"):
+        read_spent(str(folder))

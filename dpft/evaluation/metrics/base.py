@@ -19,6 +19,9 @@ LIKELIHOODS = "likelihoods"
 LABELS = "labels"
 """Classes or, for regression, scores: columns ``predicted`` and ``gold``, numbers."""
 
+HIGHER, LOWER = "higher", "lower"
+"""Which of two values of a metric is better."""
+
 _INFRASTRUCTURE = {"base", "local", "needs", "ngrams", "ptb", "rouge"}
 
 
@@ -51,6 +54,8 @@ class MetricSpec:
     """Why the metric cannot be computed here and how to mend that; None where it can."""
     reads_settings: bool = False
     """Whether ``score`` also takes ``settings``, a ``MetricsConfig``."""
+    better: str | None = HIGHER
+    """``HIGHER`` or ``LOWER``; None: neither is better, so no run can be chosen by it."""
 
     @property
     def reported_as(self) -> str:

@@ -24,4 +24,5 @@ METRIC = MetricSpec(
     score=mean_length,
     description="Mean words of a prediction, parted by blanks; from 0 upwards.",
     citation="Gehrmann et al. 2021 (GEM, arXiv 2102.01672), section 5.",
+    better=None,
 )

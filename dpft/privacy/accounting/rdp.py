@@ -9,8 +9,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, SampledGaussian
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -29,6 +35,31 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     Args:
         mechanism: What to account for; its ``delta`` is the target.
     """
+    return Epsilon(upper=_accountant(mechanism).get_epsilon(mechanism.delta))
+
+
+def curve(mechanism: SampledGaussian) -> np.ndarray:
+    """Returns the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
+
+    Args:
+        mechanism: What to account for; its ``delta`` is not read.
+    """
+    return _accountant(mechanism).rdp
+
+
+def epsilon_of_curve(divergences: np.ndarray, delta: float) -> Epsilon:
+    """Returns the upper bound that divergences at ``ORDERS`` convert to.
+
+    Args:
+        divergences: At each of ``ORDERS``, shape (len(ORDERS),).
+        delta: The target.
+    """
+    import dp_accounting
+
+    return Epsilon(upper=dp_accounting.rdp.compute_epsilon(ORDERS, list(divergences), delta)[0])
+
+
+def _accountant(mechanism: Mechanism) -> "dp_accounting.rdp.RdpAccountant":
     import dp_accounting
 
     _silence_excluded_orders()
@@ -36,7 +67,7 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
         ORDERS, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
     accountant.compose(mechanism.event())
-    return Epsilon(upper=accountant.get_epsilon(mechanism.delta))
+    return accountant
 
 
 def epsilons(mechanism: SampledGaussian, steps: Sequence[int]) -> list[float]:
@@ -46,18 +77,9 @@ def epsilons(mechanism: SampledGaussian, steps: Sequence[int]) -> list[float]:
         mechanism: What each step is; its own ``steps`` do not matter.
         steps: Numbers of steps, each at least 1.
     """
-    import dp_accounting
-
-    _silence_excluded_orders()
-    accountant = dp_accounting.rdp.RdpAccountant(
-        ORDERS, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
-    accountant.compose(replace(mechanism, steps=1).event())
-    bounds = (
-        dp_accounting.rdp.compute_epsilon(ORDERS, accountant.rdp * count, mechanism.delta)[0]
-        for count in steps
-    )
-    return [float(bound) for bound in bounds]
+    one = curve(replace(mechanism, steps=1))
+    bounds = (epsilon_of_curve(one * count, mechanism.delta).upper for count in steps)
+    return [float(bound) for bound in bounds if bound is not None]
 
 
 @cache

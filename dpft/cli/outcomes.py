@@ -1,0 +1,67 @@
+"""How the trials of ``dpft tune`` ended: a score each, higher for the better; all private."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dpft.config.tune import TuneCommand
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
+from dpft.files import write_json
+from dpft.reports.run import METRICS
+
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a trial ended; private."""
+
+    score: float | None
+    """Higher is better; None: it crashed, diverged or has no score, which is the worst."""
+
+
+def score_metric(command: TuneCommand) -> MetricSpec:
+    """Returns what trials are chosen by.
+
+    Raises:
+        InputError: The task has no such metric, or neither end of it is better.
+    """
+    specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
+    name = command.tune.metric or next(iter(specs), "")
+    usable = [key for key, spec in specs.items() if spec.better is not None]
+    if name not in usable:
+        raise InputError(
+            f"tune.metric must be one of task.metrics with a better end ({', '.join(usable)}), got"
+            f" {name or None!r}; set tune.metric or task.metrics."
+        )
+    return specs[name]
+
+
+def score_of(trial: Path, spec: MetricSpec) -> Outcome:
+    """Returns the score of a finished trial, the mean over the parts of its split."""
+    entries = json.loads((trial / METRICS).read_text(encoding="utf-8"))["evaluations"]
+    values = [
+        entry["metrics"].get(spec.reported_as, math.nan)
+        for entry in entries
+        if entry["stage"] == "after"
+    ]
+    mean = math.fsum(values) / len(values) if values else math.nan
+    if not math.isfinite(mean):
+        return Outcome(score=None)
+    return Outcome(score={HIGHER: mean, LOWER: -mean}[spec.better or HIGHER])
+
+
+def write_outcome(trial: Path, outcome: Outcome) -> None:
+    """Writes how a trial ended, after which it never runs again."""
+    trial.mkdir(mode=0o700, exist_ok=True)
+    write_json(trial / OUTCOME, asdict(outcome), mode=0o600)
+
+
+def read_outcome(trial: Path) -> Outcome | None:
+    """Returns how a trial ended; None where it has not."""
+    path = trial / OUTCOME
+    if not path.exists():
+        return None
+    return Outcome(score=json.loads(path.read_text(encoding="utf-8"))["score"])

@@ -1,0 +1,170 @@
+"""The trials of ``dpft tune``: drawn once, kept in private, and the best of them.
+
+How many there are, which one a thing is of, and how the others scored must not be seen by anyone
+who sees the winner: the bound rests on it (Papernot & Steinke 2022, arXiv 2110.03620).
+"""
+
+import hmac
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpft.cli.assembly import plan_run, warn_of_delta, with_transferred_batch_size
+from dpft.cli.fresh_folder import TUNING
+from dpft.cli.held_out import divide
+from dpft.cli.outcomes import score_metric
+from dpft.cli.parts import training_head
+from dpft.cli.training_data import TrainingData, load_training_data
+from dpft.config.tune import TuneCommand, with_setting
+from dpft.data.held_out import fingerprint, new_key
+from dpft.errors import InputError, StateError
+from dpft.files import write_json
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.selection import calibrate_trials
+from dpft.privacy.plan import Calibration, PrivacyPlan
+from dpft.privacy.randomness import secret_key
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.trials import draw_count, draw_settings
+from dpft.privacy.uniform import UniformStream
+
+TRIALS = "trials.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One drawn trial; private."""
+
+    setting: Mapping[str, Any]
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search is bound to once it is drawn; the trials are private."""
+
+    calibration: Calibration
+    delta: float
+    key: str
+    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
+    fingerprint: str
+    trials: tuple[Trial, ...]
+
+
+def draw_search(command: TuneCommand) -> Search:
+    """Returns a calibrated search, its trials drawn; reads records only to count them.
+
+    Raises:
+        InputError: A setting of the search space or the data does not fit, or eps is out of reach.
+    """
+    config = command.settings()
+    score_metric(command)
+    training_head(config)
+    data = load_training_data(config)
+    divide(config, data)
+    settings = command.tuning.settings()
+    plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
+    noise, calibration = calibrate_trials(
+        [
+            SampledGaussian(
+                noise_multiplier=1.0,
+                sample_rate=plan.sample_rate,
+                steps=plan.steps,
+                delta=plan.delta,
+            )
+            for plan in plans
+        ],
+        eps=_privacy(command).eps or math.nan,
+        count=command.tune.count,
+    )
+    by_setting = {_key(setting): value for setting, value in zip(settings, noise, strict=True)}
+    drawn = draw_trials(command)
+    trials = [Trial(setting=one, noise_multiplier=by_setting[_key(one)]) for one in drawn]
+    warn_of_delta(plans[0])
+    key = new_key()
+    return Search(
+        calibration=calibration,
+        delta=plans[0].delta,
+        key=key.hex(),
+        fingerprint=_known_by(data, key),
+        trials=tuple(trials),
+    )
+
+
+def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
+    """Returns the settings of a random number of trials; nobody else may know either."""
+    stream = UniformStream(secret_key("tuning", _privacy(command).noise_seed))
+    number = draw_count(command.tune.count, stream)
+    return draw_settings(command.tuning.values(), number, stream)
+
+
+def write_search(folder: Path, search: Search) -> None:
+    """Writes what was drawn, synced to disk, for the owner alone."""
+    write_json(folder / TUNING / TRIALS, asdict(search), mode=0o600)
+
+
+def read_search(folder: Path) -> Search | None:
+    """Returns what ``write_search`` wrote; None where nothing was drawn yet.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    path = folder / TUNING / TRIALS
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Search(
+            calibration=Calibration(**content["calibration"]),
+            delta=content["delta"],
+            key=content["key"],
+            fingerprint=content["fingerprint"],
+            trials=tuple(Trial(**trial) for trial in content["trials"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path} is damaged: it must hold the trials that were drawn.") from error
+
+
+def same_records(command: TuneCommand, search: Search) -> None:
+    """Refuses to go on with other training records than the search began with.
+
+    Raises:
+        InputError: They are others.
+    """
+    data = load_training_data(command.settings())
+    if not hmac.compare_digest(_known_by(data, bytes.fromhex(search.key)), search.fingerprint):
+        raise InputError(
+            "resume must go on with the training records that the search began with, got others;"
+            " put them back as they were, or begin a new search."
+        )
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Returns the folder of a trial, counted from 0; private."""
+    return folder / TUNING / f"trial-{number}"
+
+
+def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
+    config = with_setting(command.settings(), setting)
+    training_head(config)
+    config = with_transferred_batch_size(config, lambda: num_units)
+    privacy = replace(_privacy(command), eps=None, noise_multiplier=1.0)
+    plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
+    assert plan is not None
+    return plan
+
+
+def _known_by(data: TrainingData, key: bytes) -> str:
+    places = [str(number) for number in range(len(data.examples))]
+    return fingerprint(data.examples, places if data.units is None else data.units, key)
+
+
+def _privacy(command: TuneCommand) -> DifferentialPrivacy:
+    assert isinstance(command.privacy, DifferentialPrivacy)
+    return command.privacy
+
+
+def _key(setting: Mapping[str, Any]) -> str:
+    return json.dumps(setting, sort_keys=True)

@@ -1,0 +1,169 @@
+"""The configuration of ``dpft tune``: a training run, a search space and how the best is chosen.
+
+What would void the bound is refused here, before anything is read: scores of private records,
+settings that choose the data or the promise, and noise that is not calibrated.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpft.config.keys import join_key, known_keys, plain, unknown_key
+from dpft.config.load import load
+from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.errors import InputError
+from dpft.evaluation.settings import eval_split_is_public
+from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.settings import DifferentialPrivacy
+
+SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
+"""Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
+CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
+MOST_SETTINGS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """What trials draw from, ``conf/tuning/<name>.yaml``."""
+
+    name: str
+    space: dict[str, Any]
+    """Key to the list of values it may have, nested as the keys are."""
+
+    def values(self) -> dict[str, list[Any]]:
+        """Returns the space with dotted keys.
+
+        Raises:
+            InputError: A key may not be drawn, has no list, or an empty one.
+        """
+        found = dict(_leaves(self.space))
+        for key, values in found.items():
+            if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
+                raise InputError(
+                    f"tuning.space may hold keys of {', '.join(SECTIONS)} and"
+                    f" {', '.join(CLIPPING)}, got {key}: it is the same in every trial."
+                )
+            if not isinstance(values, list) or not values:
+                raise InputError(
+                    f"tuning.space.{key} must be a list of at least one value, got {values!r}."
+                )
+        return found
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Returns every setting that a trial may draw.
+
+        Raises:
+            InputError: As ``values``, or there are none or too many to account for.
+        """
+        space = self.values()
+        number = math.prod(map(len, space.values()))
+        if not space or number > MOST_SETTINGS:
+            raise InputError(
+                f"tuning.space must hold at least one key and at most {MOST_SETTINGS} settings,"
+                f" got {len(space)} keys and {number} settings."
+            )
+        return [
+            dict(zip(space, drawn, strict=True)) for drawn in itertools.product(*space.values())
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """How many trials are drawn, and by what the best is chosen."""
+
+    eta: float = 0.0
+    """Shape of the number of trials: 0 logarithmic, 1 geometric; above -1. More costs more."""
+    gamma: float = 0.025
+    """Scale of the number of trials, in (0, 1): smaller means more of them."""
+    metric: str | None = None
+    """Key of metrics.json; null takes the task's first metric."""
+
+    @property
+    def count(self) -> TrialCount:
+        """The distribution of the number of trials."""
+        return TrialCount(eta=self.eta, gamma=self.gamma)
+
+    def __post_init__(self) -> None:
+        self.count  # noqa: B018
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(TrainCommand):
+    """``dpft tune``, conf/tune.yaml, which takes all that train takes."""
+
+    tuning: SearchSpace
+    tune: TuneSettings = field(default_factory=TuneSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_promise(self)
+        _check_scores(self)
+        self.tuning.settings()
+
+
+def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
+    """Returns a configuration with some of its keys set.
+
+    Args:
+        config: Of every trial.
+        setting: Dotted key to value.
+
+    Raises:
+        InputError: A key is unknown, or the values do not fit.
+    """
+    if "train.epochs" in setting and config.train.steps is not None:
+        raise InputError(
+            f"tuning.space draws train.epochs, which train.steps={config.train.steps} replaces;"
+            " drop one of the two."
+        )
+    values = plain(config)
+    for key, value in setting.items():
+        *path, name = key.split(".")
+        section = values
+        for part in path:
+            section = section.get(part, {})
+        if name not in section:
+            raise InputError(unknown_key(key, known_keys(TrainConfig)))
+        section[name] = value
+    return load(OmegaConf.create(values), TrainConfig, polymorphic=POLYMORPHIC)
+
+
+def _leaves(space: Mapping[str, Any], parent: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in space.items():
+        key = join_key(parent, name)
+        found += _leaves(value, key) if isinstance(value, Mapping) else [(key, value)]
+    return found
+
+
+def _check_promise(command: TuneCommand) -> None:
+    privacy = command.privacy
+    if not isinstance(privacy, DifferentialPrivacy) or privacy.eps is None:
+        raise InputError(
+            "tune needs privacy.eps, which the whole search is calibrated to, got none; tune"
+            " without privacy with dpft train --multirun."
+        )
+    for name in ("resume_overspend", "show_diagnostics"):
+        if getattr(privacy, name):
+            raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
+
+
+def _check_scores(command: TuneCommand) -> None:
+    config = command.eval
+    if not config.enabled:
+        raise InputError("tune needs eval.enabled=true, got false: it chooses by a score.")
+    if config.held_out is not None:
+        raise InputError(
+            f"tune needs eval.held_out=null, got {config.held_out}: it scores a public split, and"
+            " what is held out of your records is private."
+        )
+    if not eval_split_is_public(command.task, config):
+        raise InputError(
+            f"tune scores a public split, got eval.split={config.split} of task"
+            f" {command.task.name}, which is private until a noisy score is accounted inside each"
+            " trial; choose a published split, or say eval.split_is_public=true of one that is."
+        )

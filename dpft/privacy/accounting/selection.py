@@ -1,0 +1,157 @@
+"""What it costs to release the best of a random number of private runs.
+
+Papernot & Steinke 2022 (arXiv 2110.03620), Definition 1 and Theorem 2. The number of trials K is
+secret and truncated negative binomial, of parameters eta > -1 and gamma in (0, 1); each trial
+draws its setting alone. With epsilon(order) the Renyi divergence of one trial, the release of the
+best one has at each order > 1
+
+    epsilon(order) + log(E[K]) / (order - 1)
+        + (1 + eta) * min over other >= 1 of ((1 - 1/other) * epsilon(other) + log(1/gamma) / other)
+
+Trials of differing settings count as the one of the pointwise largest curve: a trial draws its
+setting without looking at data, and Renyi divergence is quasi-convex.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpft.errors import InputError
+from dpft.privacy.accounting import gdp, rdp
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.privacy.accounting.search import smallest_noise
+from dpft.privacy.plan import Calibration
+
+ACCOUNTANT = "rdp (Papernot & Steinke)"
+"""What reports call this bound."""
+ROUNDS = 20
+"""Most times that the noise of a search space is raised for its curves' maximum."""
+_STEP = 5e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCount:
+    """The truncated negative binomial distribution of the number of trials (Definition 1).
+
+    eta=0 is the logarithmic distribution and eta=1 the geometric one.
+
+    Raises:
+        InputError: A parameter is out of range.
+    """
+
+    eta: float = 0.0
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.eta > -1 and math.isfinite(self.eta)):
+            raise InputError(f"tune.eta must be a finite number above -1, got {self.eta}.")
+        if not 0 < self.gamma < 1:
+            raise InputError(f"tune.gamma must be above 0 and below 1, got {self.gamma}.")
+
+    @property
+    def expected(self) -> float:
+        """Mean number of trials, E[K].
+
+        (1/gamma - 1) / log(1/gamma) for eta=0, else eta * (1 - gamma) / (gamma * (1 - gamma^eta)).
+        """
+        if self.eta == 0:
+            return (1 / self.gamma - 1) / -math.log(self.gamma)
+        missing = -math.expm1(self.eta * math.log(self.gamma))
+        return self.eta * (1 - self.gamma) / (self.gamma * missing)
+
+
+def selection_curve(trial: np.ndarray, count: TrialCount) -> np.ndarray:
+    """Returns the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.
+
+    Args:
+        trial: That of one trial, shape (len(rdp.ORDERS),).
+        count: How the number of trials is drawn.
+    """
+    orders = np.array(rdp.ORDERS)
+    other = (1 - 1 / orders) * trial - math.log(count.gamma) / orders
+    least_other = min(other.min(), _at_order_one(trial, count))
+    released = trial + math.log(count.expected) / (orders - 1) + (1 + count.eta) * least_other
+    # Renyi divergence never falls in its order: what bounds a larger order bounds this one.
+    least: np.ndarray = np.minimum.accumulate(released[::-1])[::-1]
+    return least
+
+
+def _at_order_one(trial: np.ndarray, count: TrialCount) -> float:
+    """Returns the term of the other order 1, where nothing of a finite divergence is left."""
+    return -math.log(count.gamma) if math.isfinite(trial[0]) else math.inf
+
+
+def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> Epsilon:
+    """Returns the upper bound of releasing the best trial, whatever settings the trials draw.
+
+    Args:
+        trials: The mechanism of every setting that a trial may draw, of one delta; at least one.
+        count: How the number of trials is drawn.
+
+    Raises:
+        AccountantError: No order bounds it.
+    """
+    mechanisms = list(trials)
+    (delta,) = {mechanism.delta for mechanism in mechanisms}
+    largest = np.maximum.reduce([rdp.curve(mechanism) for mechanism in mechanisms])
+    return rdp.epsilon_of_curve(selection_curve(largest, count), delta)
+
+
+def calibrate_trials(
+    trials: Iterable[SampledGaussian], *, eps: float, count: TrialCount
+) -> tuple[list[float], Calibration]:
+    """Returns the noise multiplier of every setting with which the whole search is within ``eps``.
+
+    Each setting's own noise is searched for, so that long runs or large batches get more of it;
+    where the curves cross, all are raised until their maximum is within ``eps`` too. A search
+    takes about eight curves of each differing mechanism, and there are a few such rounds.
+
+    Args:
+        trials: The mechanism of every setting, of one delta; its noise multiplier is not read.
+        eps: Target of the release of the best trial, above 0.
+        count: How the number of trials is drawn.
+
+    Guarantees:
+        ``selection_epsilon`` of the settings at these noise multipliers is
+        ``calibration.epsilon``, which is at most ``eps``.
+
+    Raises:
+        InputError: No noise gives ``eps``.
+    """
+    shapes = [replace(trial, noise_multiplier=1.0) for trial in trials]
+    noise = {shape: _guess(shape, eps) for shape in shapes}
+    target = eps
+    try:
+        for _ in range(ROUNDS):
+            noise = {shape: _noise_of(shape, target, count, noise[shape]) for shape in noise}
+            settled = [replace(shape, noise_multiplier=noise[shape]) for shape in noise]
+            bound = selection_epsilon(settled, count).upper
+            assert bound is not None
+            if bound <= eps:
+                calibration = Calibration(accountant=ACCOUNTANT, epsilon=bound, grid=rdp.GRID)
+                return [noise[shape] for shape in shapes], calibration
+            target *= (eps / bound) * (1 - _STEP)
+        raise AccountantError("the curves of the search space are too far apart")
+    except AccountantError as error:
+        raise InputError(
+            f"privacy.eps={eps:g} is out of reach of a search with tune.eta={count.eta:g} and"
+            f" tune.gamma={count.gamma:g} ({error}); raise any of eps, delta and gamma."
+        ) from error
+
+
+def _guess(shape: SampledGaussian, eps: float) -> float:
+    """Returns where to begin: about a third of the budget is a trial's own."""
+    return gdp.noise_multiplier(
+        eps=eps / 3, delta=shape.delta, sample_rate=shape.sample_rate, steps=shape.steps
+    )
+
+
+def _noise_of(shape: SampledGaussian, eps: float, count: TrialCount, start: float) -> float:
+    def bound(noise_multiplier: float) -> float:
+        upper = selection_epsilon([replace(shape, noise_multiplier=noise_multiplier)], count).upper
+        assert upper is not None
+        return upper
+
+    return smallest_noise(bound, eps, start=start)

@@ -1,0 +1,45 @@
+"""A search is drawn of the secret stream and kept as it was drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from dpft.cli.fresh_folder import TUNING
+from dpft.cli.search import Search, Trial, draw_trials, read_search, write_search
+from dpft.errors import StateError
+from dpft.privacy.plan import Calibration
+from tests.config.test_tune import command
+
+SEARCH = Search(
+    calibration=Calibration(accountant="rdp", epsilon=2.9, grid="orders"),
+    delta=1e-5,
+    key="00",
+    fingerprint="11",
+    trials=(Trial(setting={"train.learning_rate": 0.1}, noise_multiplier=1.5),),
+)
+
+
+def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / TUNING).mkdir(parents=True)
+    assert read_search(tmp_path) is None
+    write_search(tmp_path, SEARCH)
+    assert read_search(tmp_path) == SEARCH
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"trials": 3}', '{"calibration": {"x": 1}}'])
+def test_a_damaged_search_is_never_drawn_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / TUNING).mkdir(parents=True)
+    (tmp_path / TUNING / "trials.json").write_text(content)
+    with pytest.raises(StateError, match="it must hold the trials that were drawn"):
+        read_search(tmp_path)
+
+
+def test_only_a_test_seed_draws_a_search_twice() -> None:
+    seeded = command("privacy.noise_seed=5")
+    assert (
+        draw_trials(seeded) == draw_trials(seeded) != draw_trials(command("privacy.noise_seed=6"))
+    )
+    secret = [draw_trials(command()) for _ in range(6)]
+    assert any(trials != secret[0] for trials in secret)
+    values = seeded.tuning.values()
+    assert all(one[key] in values[key] for trials in secret for one in trials for key in values)

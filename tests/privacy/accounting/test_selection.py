@@ -1,0 +1,143 @@
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from dpft.errors import InputError
+from dpft.privacy.accounting import rdp
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.selection import (
+    ACCOUNTANT,
+    TrialCount,
+    calibrate_trials,
+    selection_curve,
+    selection_epsilon,
+)
+
+ORDERS = np.array(rdp.ORDERS)
+E2E = SampledGaussian(
+    noise_multiplier=1.0, sample_rate=1024 / 42061, steps=410, delta=1 / (2 * 42061)
+)
+
+
+def at(order, curve):
+    return float(curve[rdp.ORDERS.index(order)])
+
+
+@pytest.mark.parametrize(
+    ("eta", "gamma", "expected"),
+    [
+        (1, 0.1, 10.0),  # geometric: 1 / gamma
+        (0, 0.5, 1 / math.log(2)),  # logarithmic: (1/gamma - 1) / log(1/gamma) = 1 / log 2
+        (2, 0.5, 8 / 3),  # 2 * 0.5 / (0.5 * (1 - 0.25))
+        (-0.5, 0.25, 1.5),  # -0.5 * 0.75 / (0.25 * (1 - 2))
+    ],
+)
+def test_the_expected_number_of_trials_is_that_of_definition_1(eta, gamma, expected):
+    assert TrialCount(eta=eta, gamma=gamma).expected == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("eta", [-0.5, 0, 1, 3])
+def test_the_expected_number_is_the_mean_of_the_probabilities(eta):
+    # Definition 1: P(k) is proportional to (1 - gamma)^k * prod over l < k of (l + eta) / (l + 1),
+    # for eta = 0 to (1 - gamma)^k / k.
+    gamma, weight, total, mean = 0.3, 1.0, 0.0, 0.0
+    for k in range(1, 400):
+        total, mean = total + weight, mean + k * weight
+        weight *= (1 - gamma) * (k + eta) / (k + 1)
+    count = TrialCount(eta=eta, gamma=gamma)
+    assert count.expected == pytest.approx(mean / total, rel=1e-12)
+
+
+@pytest.mark.parametrize("eta", [-0.5, 0, 0.5, 1, 5])
+def test_a_gaussian_trial_has_the_closed_form_of_corollary_4(eta):
+    # A Gaussian of epsilon(order) = rho * order. The minimum over other of
+    # rho * (other - 1) + log(1/gamma) / other is at sqrt(log(1/gamma) / rho), here 4, an order of
+    # ours: 2 * sqrt(rho * log(1/gamma)) - rho.
+    rho, gamma = 0.1, math.exp(-1.6)
+    count = TrialCount(eta=eta, gamma=gamma)
+    curve = selection_curve(rho * ORDERS, count)
+    for order in (20, 64, 1024):
+        mean = math.log(count.expected)
+        closed = (
+            rho * (order - 1)
+            + mean / (order - 1)
+            + 2 * (1 + eta) * math.sqrt(rho * -math.log(gamma))
+            - eta * rho
+        )
+        assert at(order, curve) == pytest.approx(closed, rel=1e-12)
+
+
+@pytest.mark.parametrize("eta", [0, 1])
+def test_a_purely_private_trial_costs_two_plus_eta_times_its_epsilon(eta):
+    # Corollary 3, reached as the order grows.
+    curve = selection_curve(np.full(len(ORDERS), 0.5), TrialCount(eta=eta, gamma=0.01))
+    assert at(4096, curve) == pytest.approx(0.5 * (2 + eta), abs=4e-3)
+
+
+@pytest.mark.parametrize(("eta", "gamma"), [(0, 0.025), (0.5, 0.2), (1, 0.1), (2, 0.3)])
+def test_dp_accounting_finds_the_same_bound(eta, gamma):
+    count = TrialCount(eta=eta, gamma=gamma)
+    other = dp_accounting.rdp.RdpAccountant(
+        rdp.ORDERS, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    other.compose(RepeatAndSelectDpEvent(E2E.event(), count.expected, eta))
+    assert selection_epsilon([E2E], count).upper == pytest.approx(
+        other.get_epsilon(E2E.delta), rel=1e-7
+    )
+
+
+def test_choosing_of_almost_surely_one_trial_costs_what_the_trial_does():
+    count = TrialCount(eta=0, gamma=1 - 1e-9)
+    assert count.expected == pytest.approx(1)
+    assert selection_epsilon([E2E], count).upper == pytest.approx(rdp.epsilon(E2E).upper, abs=1e-6)
+
+
+def test_more_trials_and_a_larger_eta_cost_more():
+    bounds = [
+        selection_epsilon([E2E], TrialCount(eta=eta, gamma=gamma)).upper
+        for eta, gamma in ((-0.5, 0.2), (0, 0.2), (0, 0.05), (1, 0.05))
+    ]
+    assert bounds == sorted(bounds)
+    assert rdp.epsilon(E2E).upper < bounds[0]
+
+
+def test_a_search_space_costs_what_its_pointwise_largest_curve_does():
+    other = SampledGaussian(noise_multiplier=3.0, sample_rate=1.0, steps=10, delta=E2E.delta)
+    count = TrialCount(eta=0, gamma=0.1)
+    curves = [rdp.curve(E2E), rdp.curve(other)]
+    assert (curves[0] > curves[1]).any() and (curves[0] < curves[1]).any()
+    expected = rdp.epsilon_of_curve(selection_curve(np.maximum(*curves), count), E2E.delta)
+    assert selection_epsilon([E2E, other], count) == expected
+
+
+def test_the_noise_keeps_the_whole_search_within_eps():
+    longer = SampledGaussian(
+        noise_multiplier=1.0, sample_rate=E2E.sample_rate / 2, steps=2460, delta=E2E.delta
+    )
+    count = TrialCount(eta=0, gamma=0.025)
+    noise, calibration = calibrate_trials([E2E, longer, E2E], eps=3, count=count)
+    settled = [
+        SampledGaussian(**{**vars(shape), "noise_multiplier": value})
+        for shape, value in zip([E2E, longer, E2E], noise, strict=True)
+    ]
+    assert noise[0] == noise[2] != noise[1]
+    assert selection_epsilon(settled, count).upper == calibration.epsilon
+    assert 2.98 < calibration.epsilon <= 3
+    assert calibration.accountant == ACCOUNTANT
+
+
+def test_a_target_out_of_reach_is_refused():
+    with pytest.raises(InputError, match=r"privacy.eps=0.0001 is out of reach of a search"):
+        calibrate_trials([E2E], eps=1e-4, count=TrialCount(eta=0, gamma=0.025))
+
+
+@pytest.mark.parametrize(
+    ("eta", "gamma", "key"),
+    [(-1, 0.5, "eta"), (math.inf, 0.5, "eta"), (0, 0, "gamma"), (0, 1, "gamma")],
+)
+def test_parameters_of_no_distribution_are_refused(eta, gamma, key):
+    with pytest.raises(InputError, match=rf"tune\.{key} must be"):
+        TrialCount(eta=eta, gamma=gamma)
