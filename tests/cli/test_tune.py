@@ -133,6 +133,7 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
         assert "dpft tune has trained in this folder" in taken.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "function", "call", "error", "code"),
     [
@@ -178,6 +179,7 @@ def test_a_search_that_broke_off_goes_on_without_a_trial_run_twice_or_drawn_anew
         assert whole[file].read_bytes() == cut[file].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
     workspace: Workspace, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

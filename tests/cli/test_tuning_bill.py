@@ -60,6 +60,7 @@ def test_the_bill_is_printed_once(sweep: Outcome) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_is_counted_by_its_ledger(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_run_that_broke_off_is_counted_by_its_ledger(
     assert "tuning bill of 2 runs" in outcome.out
 
 
+@pytest.mark.slow
 def test_runs_on_other_records_have_a_bill_of_their_own(workspace: Workspace) -> None:
     for folder in ("data", "data2"):
         (workspace.root / folder).mkdir(exist_ok=True)
