@@ -77,13 +77,13 @@ def scores_after(folder: Path) -> dict:
     return metrics
 
 
-QUICK = ("full", "lora", "prefix", "rgp", "two_phase")
+COUNTED = ("full", "lora", "prefix", "rgp", "two_phase")
 """Methods that differ most in what they count; make test-full tries all."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in method_names()],
+    [n if n in COUNTED else pytest.param(n, marks=pytest.mark.slow) for n in method_names()],
 )
 def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     workspace: Workspace, trained: Train, name: str

@@ -11,12 +11,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, SampledGaussian
 
 if TYPE_CHECKING:
     import dp_accounting
+    import numpy as np
 
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -38,7 +37,7 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     return Epsilon(upper=_accountant(mechanism).get_epsilon(mechanism.delta))
 
 
-def curve(mechanism: SampledGaussian) -> np.ndarray:
+def curve(mechanism: SampledGaussian) -> "np.ndarray":
     """Returns the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
 
     Args:
@@ -47,7 +46,7 @@ def curve(mechanism: SampledGaussian) -> np.ndarray:
     return _accountant(mechanism).rdp
 
 
-def epsilon_of_curve(divergences: np.ndarray, delta: float) -> Epsilon:
+def epsilon_of_curve(divergences: "np.ndarray", delta: float) -> Epsilon:
     """Returns the upper bound that divergences at ``ORDERS`` convert to.
 
     Args:

@@ -66,7 +66,9 @@ def test_the_length_of_the_padding_changes_nothing(name, lengths, seed, dtype, m
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [s if s == "flat" else pytest.param(s, marks=pytest.mark.slow) for s in STYLES]
+)
 @pytest.mark.parametrize("name", LISTED)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(LENGTHS, SEEDS, st.integers(0, 4))
