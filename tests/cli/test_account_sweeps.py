@@ -29,6 +29,7 @@ def workspace(tmp_path: Path, shared: Accountants, monkeypatch: pytest.MonkeyPat
     return Workspace(tmp_path)
 
 
+@pytest.mark.slow
 def test_epsilon_over_steps_is_a_table_and_a_plot(workspace: Workspace) -> None:
     outcome = workspace.run("account", *CURVE, "to=curve.svg")
     assert outcome.code == 0, outcome.err

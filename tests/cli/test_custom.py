@@ -137,6 +137,7 @@ def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Works
     assert "eval.held_out must stay as the run had it" in other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["customer_id", pytest.param("example", marks=pytest.mark.slow)])
 def test_a_file_that_has_changed_is_not_scored_as_held_out(workspace: Workspace, unit: str) -> None:
     """One row more at the top, or a corrected unit, and trained rows would be among the scored."""
@@ -155,6 +156,7 @@ def test_a_file_that_has_changed_is_not_scored_as_held_out(workspace: Workspace,
     assert workspace.run("eval", f"run={run}").code == 0
 
 
+@pytest.mark.slow
 def test_one_file_as_a_whole_is_trained_on_and_the_report_says_that_nothing_is_scored(
     workspace: Workspace,
 ) -> None:

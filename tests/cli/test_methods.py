@@ -103,7 +103,10 @@ def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
         assert plan[key] == record[key], key
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in COUNTED else pytest.param(n, marks=pytest.mark.slow) for n in EVALUATED],
+)
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
 ) -> None:

@@ -41,6 +41,7 @@ def test_a_two_phase_run_reports_both_phases_under_one_epsilon(workspace: Worksp
         assert plan[key] == record[key]
 
 
+@pytest.mark.slow
 def test_an_rgp_run_moves_weights_and_leaves_a_plain_model(workspace: Workspace) -> None:
     outcome = workspace.run(
         "train", *SEVEN_STEPS, *EVALUATION, "method=rgp", "train.steps=2", "hydra.run.dir=rgp"

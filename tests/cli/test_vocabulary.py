@@ -80,7 +80,10 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
     return torch.stack([embedding(base)[tokenizer(name)["input_ids"]].mean(0) for name in names])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("full", "lora") else pytest.param(n, marks=pytest.mark.slow) for n in METHODS],
+)
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
