@@ -68,7 +68,7 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
     key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
     scored = {HELD_OUT: [data.examples[at] for at in held]} if config.eval.enabled else {}
-    return Division(kept=kept, scored=scored, key=key, fingerprint=_known_by(data, key))
+    return Division(kept=kept, scored=scored, key=key, fingerprint=known_by(data, key))
 
 
 def keep_key(folder: Path, division: Division) -> None:
@@ -104,7 +104,7 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
         )
     data = load_training_data(dataclasses.replace(trained, task=config.task))
     key, before = held_out_key(Path(config.run))
-    if not hmac.compare_digest(_known_by(data, key), before):
+    if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(
             "eval.held_out needs the records that the run was given, in the same order and by the"
             " same templates, got others, among which some that were trained on might be scored;"
@@ -166,7 +166,8 @@ def _units(data: TrainingData) -> Sequence[str]:
     return places if data.units is None else data.units
 
 
-def _known_by(data: TrainingData, key: bytes) -> str:
+def known_by(data: TrainingData, key: bytes) -> str:
+    """Returns what tells these records and their units from any others; as secret as the key."""
     return fingerprint(data.examples, _units(data), key)
 
 

@@ -50,12 +50,12 @@ def inherit(config: Config, folder: str, sections: Sequence[str]) -> Config:
     for override in HydraConfig.get().overrides.task[1:]:
         path = override.partition("=")[0].lstrip("+~").split(".")
         if path[0] in taken:
-            _copy(path, given, taken)
+            copy_key(path, given, taken)
     merged = load(OmegaConf.create(given | taken), type(config), polymorphic=TASK)
     return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
 
 
-def _copy(path: list[str], source: dict[str, Any], target: dict[str, Any]) -> None:
+def copy_key(path: list[str], source: dict[str, Any], target: dict[str, Any]) -> None:
     """Copies the value at a key path from one configuration to another."""
     for name in path[:-1]:
         source, target = source[name], target[name]

@@ -11,14 +11,14 @@ import secrets as entropy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.assembly import RunPlan, method_phases, public_size
 from dpft.cli.held_out import KEY_FILE, held_out_key
-from dpft.cli.inherited import given_overrides
+from dpft.cli.inherited import copy_key, given_overrides
 from dpft.cli.training_data import UNIT_KEY
 from dpft.config.keys import plain
 from dpft.config.load import load, load_saved
@@ -64,12 +64,12 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
             f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
         )
     saved = plain(load_saved(path, TrainConfig, polymorphic=POLYMORPHIC))
-    composed_values = OmegaConf.to_container(composed, resolve=True)
+    composed_values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     for key in given_overrides(HydraConfig.get().overrides.task[1:]):
         if key == "resume":
             continue
         _check_may_change(key, saved)
-        _copy(key.split("."), composed_values, saved)
+        copy_key(key.split("."), composed_values, saved)
     merged = OmegaConf.create({**saved, "resume": folder})
     return load(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
@@ -162,12 +162,6 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
         f"resume goes on as the run was begun, so {key} cannot change; besides"
         f" {', '.join(SECTIONS)} only {', '.join(MAY_CHANGE)} can."
     )
-
-
-def _copy(path: list[str], source: Any, target: Any) -> None:
-    for name in path[:-1]:
-        source, target = source[name], target[name]
-    target[path[-1]] = source[path[-1]]
 
 
 def _read_key(path: Path) -> bytes | None:

@@ -14,12 +14,12 @@ from typing import Any
 
 from dpft.cli.assembly import plan_run, warn_of_delta, with_transferred_batch_size
 from dpft.cli.fresh_folder import TUNING
-from dpft.cli.held_out import divide
+from dpft.cli.held_out import divide, known_by
 from dpft.cli.outcomes import score_metric
 from dpft.cli.parts import training_head
-from dpft.cli.training_data import TrainingData, load_training_data
+from dpft.cli.training_data import load_training_data
 from dpft.config.tune import TuneCommand, with_setting
-from dpft.data.held_out import fingerprint, new_key
+from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -88,7 +88,7 @@ def draw_search(command: TuneCommand) -> Search:
         calibration=calibration,
         delta=plans[0].delta,
         key=key.hex(),
-        fingerprint=_known_by(data, key),
+        fingerprint=known_by(data, key),
         trials=tuple(trials),
     )
 
@@ -134,7 +134,7 @@ def same_records(command: TuneCommand, search: Search) -> None:
         InputError: They are others.
     """
     data = load_training_data(command.settings())
-    if not hmac.compare_digest(_known_by(data, bytes.fromhex(search.key)), search.fingerprint):
+    if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
             "resume must go on with the training records that the search began with, got others;"
             " put them back as they were, or begin a new search."
@@ -154,11 +154,6 @@ def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: i
     plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
     assert plan is not None
     return plan
-
-
-def _known_by(data: TrainingData, key: bytes) -> str:
-    places = [str(number) for number in range(len(data.examples))]
-    return fingerprint(data.examples, places if data.units is None else data.units, key)
 
 
 def _privacy(command: TuneCommand) -> DifferentialPrivacy:
