@@ -9,6 +9,7 @@ from dpft.privacy.randomness import (
     make_randomness,
     private_dropout,
 )
+from dpft.privacy.secure_noise import SecureNormalStream
 from dpft.privacy.uniform import UniformStream
 
 CPU = torch.device("cpu")
@@ -57,6 +58,15 @@ def test_the_whole_generator_state_depends_on_the_entropy():
         states.append(words)
     assert (states[0] != states[1]).mean() > 0.99
     assert all((words < 2**32).all() and (words >> np.uint64(31)).any() for words in states)
+
+
+@pytest.mark.parametrize("make", [NormalStream, SecureNormalStream], ids=["plain", "secure"])
+def test_each_of_the_32_bytes_of_entropy_changes_the_noise(make):
+    """Keys that agree in their low 32, 64 or 248 bits give unrelated noise."""
+    keys = [bytes(32), *(bytes(i) + b"\1" + bytes(31 - i) for i in range(32))]
+    draws = np.array([make(CPU, key).draw(torch.Size([1000])).numpy() for key in keys])
+    assert np.unique(draws[:, 0]).size == len(keys)
+    assert np.abs(np.corrcoef(draws)[np.triu_indices(len(keys), k=1)]).max() < 5 / np.sqrt(1000)
 
 
 def test_a_filled_generator_draws_standard_normals():
