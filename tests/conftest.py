@@ -1,4 +1,4 @@
-"""What every test has: no network, one thread per process."""
+"""What every test has: no network, one thread per process, accountants that run already."""
 
 import os
 import socket
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import absl.logging
 import pytest
+
+from dpft.privacy.accounting import Accountants
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
 os.environ.update(
@@ -35,6 +37,23 @@ def _refuse(host: object) -> None:
     if not _is_loopback(host):
         _attempts.append(str(host))
         raise OSError(f"tests open no network connection, not to {host!r}")
+
+
+@pytest.fixture(scope="session")
+def accountants() -> Iterator[Accountants]:
+    """Running accountants, started once: their libraries take seconds to import."""
+    with Accountants() as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_accounting(accountants: Accountants) -> Iterator[None]:
+    """Lets every command share these accountants, whose start takes longer than a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Accountants, "__init__", lambda new: vars(new).update(vars(accountants)))
+        patch.setattr(Accountants, "__exit__", lambda *_: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

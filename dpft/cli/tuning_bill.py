@@ -1,13 +1,14 @@
 """The tuning bill: what all the runs of a ``--multirun`` sweep cost together.
 
 Each run's report has its own epsilon, and whoever picks one of them by looking at them has spent
-that of all. Runs that broke off have spent, too: their steps are read from their ledgers.
+that of all. Runs that broke off have spent, too: their steps are read from their ledgers. The
+trained runs are composed as ``dpft account runs=`` does it; a search in the sweep has no mechanism
+to compose, so its epsilon and delta are added (basic composition, Dwork & Roth 2014, Theorem 3.16).
 """
 
-import json
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,17 @@ import yaml
 
 from dpft.cli.fresh_folder import TUNING
 from dpft.cli.search import read_search
-from dpft.errors import DpftError
+from dpft.errors import DpftError, InputError
 from dpft.files import write_json
-from dpft.privacy.accounting.composition import RunCost, compose_runs
-from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.summary import round_up
-from dpft.privacy.ledger import LedgerRecord, read_ledger
-from dpft.reports.run import CONFIGURATION, PRIVACY
-from dpft.training.resume import LEDGER, find_stopped
+from dpft.privacy.ledger import LEDGER
+from dpft.reports.run import CONFIGURATION
+from dpft.reports.spending import Spending, account_for_spent, account_together
+from dpft.reports.spent import SpentRun, read_spent
 
 BILL = "tuning_bill.json"
+SUM = "sum of epsilons"
 logger = logging.getLogger(__name__)
 
 
@@ -38,8 +40,10 @@ class SweptRun:
     """Of its folder."""
     records: str
     """Which records it trained on, in words: runs of one wording share them."""
-    accountant: str
-    cost: RunCost
+    own: Spending
+    """What it spent by itself."""
+    spent: SpentRun | None
+    """Its steps; None of a search, which has no steps to tell."""
 
 
 def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
@@ -52,17 +56,18 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
     Returns:
         Lines of text; none where no run has spent anything.
     """
-    runs, unread = [], []
-    for folder in folders:
-        try:
-            runs += _swept(folder)
-        except (DpftError, OSError, ValueError, KeyError) as error:
-            logger.warning("the tuning bill lacks %s, which cannot be read: %s", folder.name, error)
-            unread.append(folder.name)
-    by_records = defaultdict(list)
-    for run in runs:
-        by_records[run.records].append(run)
-    bills = [_bill(records, shared) for records, shared in by_records.items()]
+    runs, unread = defaultdict(list), []
+    with Accountants() as accountants:
+        for folder in folders:
+            try:
+                for run in _swept(folder, accountants):
+                    runs[run.records].append(run)
+            except (DpftError, OSError, ValueError, KeyError) as error:
+                logger.warning(
+                    "the tuning bill lacks %s, which cannot be counted: %s", folder.name, error
+                )
+                unread.append(folder.name)
+        bills = [_bill(records, shared, accountants) for records, shared in runs.items()]
     if not bills and not unread:
         return ""
     write_json(sweep / BILL, {"bills": bills, "not_counted": unread})
@@ -71,28 +76,18 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _swept(folder: Path) -> list[SweptRun]:
+def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
     """Returns the private run in a folder, or none."""
     if (folder / TUNING).exists():
         return _search(folder)
     if not (folder / LEDGER).exists():
         return []
-    ledger = read_ledger(folder / LEDGER)
-    mechanisms = ledger.mechanisms
-    if not ledger.counted_steps:
+    spent = read_spent(str(folder))
+    if not spent.steps:
         return []
-    config = yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8"))
-    name, records = folder.name, _records(config)
-    if (folder / PRIVACY).exists():
-        record = json.loads((folder / PRIVACY).read_text(encoding="utf-8"))
-        steps = _steps(mechanisms, ledger, record["delta"])
-        cost = RunCost(epsilon=record["epsilon"], delta=record["delta"], mechanisms=steps)
-        return [SweptRun(name=name, records=records, accountant=record["accountant"], cost=cost)]
-    plan = find_stopped(folder).plan()
-    steps = _steps(mechanisms or (plan.mechanism_at(0),), ledger, plan.delta)
-    alone = compose_runs([RunCost(epsilon=math.inf, delta=plan.delta, mechanisms=steps)])
-    cost = RunCost(epsilon=alone.epsilon, delta=plan.delta, mechanisms=steps)
-    return [SweptRun(name=name, records=records, accountant=alone.accountant, cost=cost)]
+    own = account_for_spent(spent, accountants=accountants)
+    records = _records(folder / CONFIGURATION)
+    return [SweptRun(name=folder.name, records=records, own=own, spent=spent)]
 
 
 def _search(folder: Path) -> list[SweptRun]:
@@ -100,61 +95,73 @@ def _search(folder: Path) -> list[SweptRun]:
     search = read_search(folder)
     if search is None:
         return []
-    config = yaml.safe_load((folder / TUNING / "tune.yaml").read_text(encoding="utf-8"))
-    cost = RunCost(epsilon=search.calibration.epsilon, delta=search.delta)
-    return [
-        SweptRun(
-            name=folder.name,
-            records=_records(config),
-            accountant=search.calibration.accountant,
-            cost=cost,
-        )
-    ]
-
-
-def _steps(
-    mechanisms: Sequence[Any], ledger: LedgerRecord, delta: float
-) -> tuple[SampledGaussian, ...]:
-    """Returns the steps of a ledger, equal ones together; a torn line is one more of the last."""
-    counts = Counter((one["noise_multiplier"], one["sample_rate"]) for one in ledger.mechanisms)
-    last = mechanisms[-1]
-    counts[last["noise_multiplier"], last["sample_rate"]] += ledger.torn_step
-    return tuple(
-        SampledGaussian(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
-        for (noise, rate), steps in counts.items()
+    own = Spending(
+        epsilon=search.calibration.epsilon,
+        delta=search.delta,
+        accountant=search.calibration.accountant,
+        epsilons={},
     )
+    records = _records(folder / TUNING / "tune.yaml")
+    return [SweptRun(name=folder.name, records=records, own=own, spent=None)]
 
 
-def _records(config: dict[str, Any]) -> str:
+def _records(path: Path) -> str:
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     task, privacy = config["task"], config["privacy"]
     where = task["data_dir"] or task["source"]
     return f"task {task['name']} from {where}, unit {privacy['unit']}"
 
 
-def _bill(records: str, runs: Sequence[SweptRun]) -> dict[str, Any]:
-    composed = compose_runs([run.cost for run in runs])
+def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> dict[str, Any]:
+    try:
+        composed = _cost(_composed(runs, accountants))
+    except InputError as error:
+        composed = {"error": str(error)}
     return {
         "records": records,
-        "composed": vars(composed),
-        "runs": [
-            {
-                "run": run.name,
-                "epsilon": run.cost.epsilon,
-                "delta": run.cost.delta,
-                "accountant": run.accountant,
-            }
-            for run in runs
-        ],
+        "composed": composed,
+        "runs": [{"run": run.name} | _cost(run.own) for run in runs],
+    }
+
+
+def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
+    """Returns what runs that share records cost together."""
+    if len(runs) == 1:
+        return runs[0].own
+    spent = [run.spent for run in runs if run.spent is not None]
+    costs = [run.own for run in runs if run.spent is None]
+    if not costs:
+        return account_together(spent, accountants=accountants)
+    costs += [account_together(spent, accountants=accountants)] if spent else []
+    return Spending(
+        epsilon=math.fsum(cost.epsilon for cost in costs),
+        delta=math.fsum(cost.delta for cost in costs),
+        accountant=SUM,
+        epsilons={},
+    )
+
+
+def _cost(spending: Spending) -> dict[str, Any]:
+    return {
+        "epsilon": spending.epsilon,
+        "delta": spending.delta,
+        "accountant": spending.accountant,
     }
 
 
 def _words(bill: dict[str, Any]) -> str:
-    composed = bill["composed"]
     number = len(bill["runs"])
     own = ", ".join(f"{run['run']}: {round_up(run['epsilon'], 4):.4f}" for run in bill["runs"])
     return (
         f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}:"
-        f" epsilon = {round_up(composed['epsilon'], 4):.4f} at delta ="
-        f" {composed['delta']:.4g} for all of them (upper bound by {composed['accountant']});"
-        f" each alone {own}"
+        f" {_together_in_words(bill['composed'])}; each alone {own}"
+    )
+
+
+def _together_in_words(composed: dict[str, Any]) -> str:
+    if "error" in composed:
+        return f"no bound for all of them ({composed['error'].rstrip('.')})"
+    return (
+        f"epsilon = {round_up(composed['epsilon'], 4):.4f} at delta ="
+        f" {composed['delta']:.4g} for all of them (upper bound by {composed['accountant']})"
     )

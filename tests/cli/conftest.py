@@ -1,6 +1,5 @@
 """A subcommand of the tests' own, ``dpft fake``, with configurations of its own."""
 
-import functools
 import json
 import logging
 import os
@@ -20,8 +19,6 @@ from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.convert import by_name
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
-from dpft.privacy.accounting import rdp
-from dpft.privacy.accounting.summary import account
 
 PRIMARY = """
 defaults:
@@ -104,15 +101,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def shared_accounting() -> Iterator[None]:
-    """Lets runs of one mechanism share its accounting, which takes longer than the runs."""
-    remembered = functools.cache(account)
-    with pytest.MonkeyPatch.context() as patch:
-        for user in ("dpft.reports.privacy", "dpft.cli.plan"):
-            patch.setattr(f"{user}.account", remembered)
-        patch.setattr("dpft.privacy.accounting.rdp.epsilon", functools.cache(rdp.epsilon))
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def _shared_accounting(shared_accounting: None) -> None:
+    """Every command here shares its accountants."""
 
 
 @pytest.fixture(autouse=True)

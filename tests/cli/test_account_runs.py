@@ -1,29 +1,18 @@
 """``dpft account run=`` and ``runs=``: what ledgers say was spent."""
 
 import json
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from dpft.cli import account_runs
-from dpft.privacy.accounting import Accountants
 from dpft.reports.spending_tables import YOUR_WORD
 from tests.cli.tiny import Workspace
 from tests.reports.run_folders import make_run, mechanism, tear
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Accountants]:
-    with Accountants() as running:
-        yield running
-
-
 @pytest.fixture
-def workspace(tmp_path: Path, shared: Accountants, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(tmp_path: Path) -> Workspace:
     """A folder with an ended run ``a`` and a run ``b`` that broke off in its third step."""
-    monkeypatch.setattr(account_runs, "Accountants", lambda: nullcontext(shared))
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", *[mechanism()] * 2, ended=False)
     tear(tmp_path / "b")

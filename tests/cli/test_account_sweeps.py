@@ -1,14 +1,10 @@
 """``dpft account curve=true`` and ``batch_sizes=[...]``."""
 
 import json
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from dpft.cli import account, account_sweeps
-from dpft.privacy.accounting import Accountants
 from tests.cli.tiny import Workspace
 
 SIZE = ("num_examples=1000", "accountant=rdp")
@@ -16,16 +12,8 @@ CURVE = (*SIZE, "expected_batch_size=10", "steps=4", "noise_multiplier=1", "curv
 BATCHES = (*SIZE, "batch_sizes=[1000,50]", "eps=3", "steps=20", "epochs=2")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Accountants]:
-    with Accountants() as running:
-        yield running
-
-
 @pytest.fixture
-def workspace(tmp_path: Path, shared: Accountants, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    for module in (account, account_sweeps):
-        monkeypatch.setattr(module, "Accountants", lambda: nullcontext(shared))
+def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 

@@ -30,7 +30,7 @@ ROWS = 40
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with questions, a folder of texts with moods, and a finished run ``run``."""
     workspace = make_workspace(tmp_path_factory.mktemp("custom"))
     with (workspace.root / "qa.csv").open("w", encoding="utf-8", newline="") as file:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run of each of ``RUNS``."""
     workspace = make_workspace(tmp_path_factory.mktemp("export"))
     for name, arguments in RUNS.items():

@@ -61,7 +61,7 @@ NOTES = ("--config-dir", "extra")
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run of each kind, and prompts."""
     workspace = make_workspace(tmp_path_factory.mktemp("generate"))
     root = workspace.root

@@ -37,7 +37,7 @@ PARTS = ["validation_matched", "validation_mismatched"]
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return glue.make_workspace(tmp_path_factory.mktemp("glue"))
 
 

@@ -30,7 +30,7 @@ Train = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """The tiny model, one whose head is not tied to its embeddings, and one without biases."""
     workspace = make_workspace(tmp_path_factory.mktemp("methods"))
     untied = GPT2Config.from_pretrained(workspace.root / "model", tie_word_embeddings=False)

@@ -28,7 +28,7 @@ RUN = (
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run ``whole``."""
     made = make_workspace(tmp_path_factory.mktemp("resume"))
     outcome = made.run("train", *RUN, "hydra.run.dir=whole")

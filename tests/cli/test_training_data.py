@@ -33,7 +33,7 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcome(workspace: Workspace, shared_accounting: None) -> Outcome:
+def outcome(workspace: Workspace) -> Outcome:
     return workspace.run("train", *RUN, UNIT, "hydra.run.dir=run")
 
 

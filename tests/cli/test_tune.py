@@ -28,7 +28,7 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def drawn(shared_accounting: None) -> Iterator[None]:
+def drawn() -> Iterator[None]:
     """Every search draws the same three trials, of which the second learns the most."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "draw_count", lambda count, stream: len(SETTINGS))

@@ -2,11 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from dpft.privacy.accounting import rdp
+from dpft.cli.tuning_bill import _bill, _swept, _words, write_tuning_bill
+from dpft.privacy.accounting import Accountants, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.reports.spending import Spending
 from dpft.training import loop
 from tests.cli.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 
@@ -17,7 +20,7 @@ SWEEP = (
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return make_workspace(tmp_path_factory.mktemp("bill"))
 
 
@@ -29,21 +32,19 @@ def sweep(workspace: Workspace) -> Outcome:
     return outcome
 
 
-def renyi(steps: int, delta: float) -> float:
-    """Epsilon of that many of the sweep's steps: batches of 8 of 40 records, noise 1."""
-    mechanism = SampledGaussian(noise_multiplier=1.0, sample_rate=0.2, steps=steps, delta=delta)
-    upper = rdp.epsilon(mechanism).upper
-    assert upper is not None
-    return upper
+def bound(steps: int, accountant: str = "pld") -> float:
+    """Epsilon of that many of the sweep's steps in one run: batches of 8 of 40 records, noise 1."""
+    mechanism = SampledGaussian(noise_multiplier=1.0, sample_rate=0.2, steps=steps, delta=1 / 80)
+    return account(mechanism, accountant=accountant).epsilon
 
 
 def test_a_sweep_ends_with_what_all_its_runs_cost(workspace: Workspace, sweep: Outcome) -> None:
     record = json.loads((workspace.root / "sweep/tuning_bill.json").read_text())
     (bill,) = record["bills"]
-    delta = 1 / 80
-    # Divergences of all nine steps at the sum of the deltas.
-    assert bill["composed"]["epsilon"] == pytest.approx(renyi(9, 3 * delta))
-    assert bill["composed"]["delta"] == pytest.approx(3 * delta)
+    # Three runs of three equal steps are one run of nine.
+    assert bill["composed"]["epsilon"] == pytest.approx(bound(9), rel=1e-3)
+    assert bill["composed"]["delta"] == 1 / 80
+    assert bill["composed"]["accountant"] == "pld"
     own = json.loads((workspace.root / "sweep/0/privacy.json").read_text())["epsilon"]
     assert [run["epsilon"] for run in bill["runs"]] == [own] * 3
     assert [run["run"] for run in bill["runs"]] == ["0", "1", "2"]
@@ -54,7 +55,7 @@ def test_the_bill_is_printed_once(sweep: Outcome) -> None:
     (line,) = sweep.out.splitlines()
     assert re.fullmatch(
         r"tuning bill of 3 runs on task e2e from data, unit example: epsilon = \d+\.\d{4}"
-        r" at delta = 0\.0375 for all of them \(upper bound by rdp\);"
+        r" at delta = 0\.0125 for all of them \(upper bound by pld\);"
         r" each alone 0: \d+\.\d{4}, 1: .*",
         line,
     )
@@ -76,7 +77,7 @@ def test_a_run_that_broke_off_is_counted_by_its_ledger(
     outcome = workspace.run(*SWEEP, "train.seed=1,2", "hydra.sweep.dir=broken")
     assert outcome.code == 130
     (bill,) = json.loads((workspace.root / "broken/tuning_bill.json").read_text())["bills"]
-    assert bill["runs"][1]["epsilon"] == pytest.approx(renyi(2, 1 / 80))
+    assert bill["runs"][1]["epsilon"] == pytest.approx(bound(2, "rdp"))
     assert "tuning bill of 2 runs" in outcome.out
 
 
@@ -95,14 +96,35 @@ def test_runs_on_other_records_have_a_bill_of_their_own(workspace: Workspace) ->
 
 
 def test_a_damaged_ledger_is_named_and_not_counted(workspace: Workspace, sweep: Outcome) -> None:
-    from dpft.cli.tuning_bill import write_tuning_bill
-
     folder = workspace.root / "copy"
     (folder / "0").mkdir(parents=True)
     (folder / "0" / "ledger.jsonl").write_text("no line\n")
     runs = [folder / "0", workspace.root / "sweep/1"]
     assert write_tuning_bill(folder, runs).endswith("\nnot counted: 0")
     assert json.loads((folder / "tuning_bill.json").read_text())["not_counted"] == ["0"]
+
+
+def test_a_search_in_a_sweep_adds_its_epsilon_and_delta(
+    workspace: Workspace, sweep: Outcome, accountants: Accountants
+) -> None:
+    (run,) = _swept(workspace.root / "sweep/0", accountants)
+    cost = Spending(epsilon=3.0, delta=1e-6, accountant="rdp (Papernot & Steinke)", epsilons={})
+    search = replace(run, own=cost, spent=None)
+    bill = _bill("some records", [run, search, run], accountants)["composed"]
+    assert bill["epsilon"] == pytest.approx(3 + bound(6), rel=1e-3)
+    assert bill["delta"] == pytest.approx(1 / 80 + 1e-6)
+    assert _bill("some records", [search], accountants)["composed"]["epsilon"] == 3.0
+
+
+def test_runs_of_differing_units_get_no_bound(
+    workspace: Workspace, sweep: Outcome, accountants: Accountants
+) -> None:
+    (run,) = _swept(workspace.root / "sweep/0", accountants)
+    assert run.spent is not None
+    other = replace(run, spent=replace(run.spent, unit="customer_id"))
+    bill = _bill("some records", [run, other], accountants)
+    assert "runs must all have the same unit" in bill["composed"]["error"]
+    assert "no bound for all of them (runs must all have" in _words(bill)
 
 
 def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:

@@ -33,7 +33,7 @@ Train = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = make_workspace(tmp_path_factory.mktemp("talk"))
     (workspace.root / "talk").mkdir()
     for split, count in (("train", 20), ("validation", 3)):

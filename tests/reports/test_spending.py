@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from dpft.reports.spent import SpentRun, read_spent
 from tests.reports.run_folders import BATCH, NOISE, SIZE, make_run, mechanism, tear
 
 DELTA = 1 / (2 * SIZE)
-
-
-@pytest.fixture(scope="module")
-def accountants() -> Iterator[Accountants]:
-    with Accountants() as running:
-        yield running
 
 
 def spent(folder: Path, *args: dict, **given: object) -> SpentRun:

@@ -3,10 +3,14 @@
 import math
 from bisect import bisect_left
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from dpft.privacy.accounting import rdp
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    import numpy as np
 
 POINTS = 10
 
@@ -42,18 +46,19 @@ class EpsilonSoFar:
 
     @cached_property
     def _bounds(self) -> list[float]:
-        return [_bound(self._plan, steps) for steps in self._grid]
+        mechanism = SampledGaussian(
+            noise_multiplier=self._plan.noise_multiplier,
+            sample_rate=self._plan.sample_rate,
+            steps=1,
+            delta=self._plan.delta,
+        )
+        one = rdp.curve(mechanism)  # Divergences add up, so those of n steps are n times these.
+        return [_bound(one * steps, self._plan.delta) for steps in self._grid]
 
 
-def _bound(plan: PrivacyPlan, steps: int) -> float:
-    mechanism = SampledGaussian(
-        noise_multiplier=plan.noise_multiplier,
-        sample_rate=plan.sample_rate,
-        steps=steps,
-        delta=plan.delta,
-    )
+def _bound(divergences: "np.ndarray", delta: float) -> float:
     try:
-        upper = rdp.epsilon(mechanism).upper
+        upper = rdp.epsilon_of_curve(divergences, delta).upper
     except AccountantError:
         upper = None
     return math.inf if upper is None else upper

@@ -8,7 +8,7 @@ accountants, and the last resort.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, SampledGaussian
@@ -43,7 +43,16 @@ def curve(mechanism: SampledGaussian) -> "np.ndarray":
     Args:
         mechanism: What to account for; its ``delta`` is not read.
     """
-    return _accountant(mechanism).rdp
+    return mechanism.steps * _one_step(mechanism.noise_multiplier, mechanism.sample_rate)
+
+
+@lru_cache(maxsize=256)
+def _one_step(noise_multiplier: float, sample_rate: float) -> "np.ndarray":
+    """Returns the divergences of one step, kept: a run asks for them again and again."""
+    step = SampledGaussian(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=1, delta=0.5
+    )
+    return _accountant(step).rdp
 
 
 def epsilon_of_curve(divergences: "np.ndarray", delta: float) -> Epsilon:
