@@ -19,7 +19,7 @@ from dpft.reports.scores import PRIVATE_SPLIT
 from dpft.reports.significance import BOLD_NOTE
 from dpft.reports.sweep_plots import split_plots
 from dpft.reports.sweeps import EPS, Setting, group_runs, swept_keys
-from dpft.reports.tables import Pivot, Split, parameters, pivot, printed_epsilon, split_tables
+from dpft.reports.tables import Pivot, Split, parameters, pivots, printed_epsilon, split_tables
 
 FILES = ("report.md", "table.csv", "report.html")
 
@@ -33,6 +33,8 @@ class Comparison:
     """Keys in which the settings differ."""
     axes: tuple[str, str] | None
     """Keys of the rows and of the columns of two-way tables."""
+    fixed: list[str]
+    """Keys that are held fixed in each of them."""
     splits: list[Split]
     metrics: tuple[str, ...] | None
     """Those shown over two keys and drawn; None: each split's first."""
@@ -48,8 +50,9 @@ class Comparison:
         """Returns the two-way tables of a split."""
         if self.axes is None:
             return []
-        found = [pivot(split, self.settings, name, self.axes) for name in self.shown(split)]
-        return [each for each in found if each is not None]
+        axes, metrics = self.axes, self.shown(split)
+        tables = (pivots(split, self.settings, name, axes, self.fixed) for name in metrics)
+        return [table for of_metric in tables for table in of_metric]
 
 
 def compare(
@@ -90,6 +93,7 @@ def compare(
         settings=settings,
         keys=[*keys, *(key for key in over if key not in keys)],
         axes=(over[0], over[1]) if over else default_axes(keys),
+        fixed=[key for key in keys if key not in over] if over else [],
         splits=splits,
         metrics=metrics,
         costs=composed_costs(records, len(unfinished)),

@@ -28,9 +28,10 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
         data.setdefault(place, []).append(record)
     sentences = [_cost(place[0], runs) for place, runs in data.items()]
     if unfinished:
+        runs = "run has" if unfinished == 1 else "runs have"
         sentences.append(
-            f"{unfinished} more runs have begun and left no report: what they have spent is in none"
-            " of these sums; their ledgers tell it."
+            f"{unfinished} more {runs} begun and left no report: what was spent there is in none of"
+            " these sums; the ledgers tell it."
         )
     return sentences
 

@@ -39,12 +39,12 @@ def split_plots(comparison: "Comparison", split: Split, name: str) -> list[Marku
 
 def _plots(comparison: "Comparison", split: Split, metric: str, name: str) -> Iterator[Markup]:
     label = metric if split.public else f"{metric} (private split)"
-    for pivot in comparison.pivots(split):
+    for place, pivot in enumerate(comparison.pivots(split)):
         if pivot.metric == metric and len(pivot.rows) > 1 and len(pivot.columns) > 1:
             yield heat_map(
                 [[None if cell is None else cell.mean for cell in row] for row in pivot.cells],
-                name=f"{name}-map",
-                metric=label,
+                name=f"{name}-map{place}",
+                metric=f"{label}, {pivot.fixed}" if pivot.fixed else label,
                 rows=(pivot.row_key, pivot.rows),
                 columns=(pivot.column_key, pivot.columns),
             )

@@ -54,6 +54,8 @@ class Pivot:
     metric: str
     row_key: str
     column_key: str
+    fixed: str
+    """The other keys' values, in words; empty where there are none."""
     rows: list[str]
     columns: list[str]
     cells: list[list[Cell | None]]
@@ -71,28 +73,46 @@ def split_tables(settings: Sequence[Setting]) -> list[Split]:
     return [_split(settings, task, name) for task, name in places]
 
 
-def pivot(
-    split: Split, settings: Sequence[Setting], metric: str, keys: tuple[str, str]
-) -> Pivot | None:
-    """Returns one metric over two keys; None where a cell would hold two settings.
+def pivots(
+    split: Split,
+    settings: Sequence[Setting],
+    metric: str,
+    keys: tuple[str, str],
+    others: Sequence[str] = (),
+) -> list[Pivot]:
+    """Returns one metric over two keys, a table for each combination of the others' values.
 
     Args:
         split: Whose scores.
         settings: All of them.
         metric: One of the split's.
         keys: That of the rows and that of the columns.
+        others: The keys that are held fixed within a table.
+
+    Returns:
+        None at all where a cell would hold two settings.
     """
-    found: dict[tuple[str, str], Cell] = {}
+    tables: dict[str, dict[tuple[str, str], Cell]] = {}
     for number, cell in split.cells[metric].items():
-        place = (settings[number].label(keys[0]), settings[number].label(keys[1]))
+        setting = settings[number]
+        fixed = ", ".join(f"{key} = {setting.label(key)}" for key in others)
+        found = tables.setdefault(fixed, {})
+        place = (setting.label(keys[0]), setting.label(keys[1]))
         if place in found:
-            return None
+            return []
         found[place] = cell
+    return [_pivot(metric, keys, fixed, found) for fixed, found in tables.items()]
+
+
+def _pivot(
+    metric: str, keys: tuple[str, str], fixed: str, found: Mapping[tuple[str, str], Cell]
+) -> Pivot:
     rows, columns = (ordered(place[side] for place in found) for side in (0, 1))
     return Pivot(
         metric=metric,
         row_key=keys[0],
         column_key=keys[1],
+        fixed=fixed,
         rows=rows,
         columns=columns,
         cells=[[found.get((row, column)) for column in columns] for row in rows],
