@@ -25,6 +25,7 @@ from dpft.reports.accounting import accounting_record, accounting_table, delta_w
 from dpft.reports.accounting_sweeps import curve_record, curve_table, failure_notes
 
 CONFIG = AccountConfig
+READS_RECORDS = False
 logger = logging.getLogger(__name__)
 
 

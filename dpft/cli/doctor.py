@@ -22,6 +22,7 @@ from dpft.reports.doctor.metrics import metric_checks
 from dpft.reports.doctor.packages import package_checks
 
 CONFIG = DoctorConfig
+READS_RECORDS = False
 
 
 def run(config: DoctorConfig) -> None:

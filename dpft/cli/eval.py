@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dpft.cli.assembly import quiet_transformers
+from dpft.cli.crashes import crash_kept
 from dpft.cli.held_out import records_to_score
 from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
@@ -63,6 +64,7 @@ def run(config: EvaluateConfig) -> None:
         write_sheet([inherit(config, folder, SECTIONS) for folder in rated_runs(config)])
         return
     with ExitStack() as stack:
+        stack.enter_context(crash_kept(folder_of(config)))
         if config.run is not None:
             config = inherit(config, config.run, SECTIONS)
             stack.enter_context(hold_lock(private_folder(Path(str(config.run))) / "lock"))
@@ -74,7 +76,7 @@ def run(config: EvaluateConfig) -> None:
 
 def write(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:
     """Writes metrics.json, the texts and, into a run's folder, the report anew."""
-    folder = run_folder() if config.run is None else Path(config.run)
+    folder = folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
     if config.run is None:
         write_hydra_record(folder)
@@ -83,6 +85,11 @@ def write(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: 
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
     logger.info("scores and predictions: %s", folder)
+
+
+def folder_of(config: EvaluateConfig) -> Path:
+    """Returns the folder to write to: the run's, or Hydra's for any other model."""
+    return run_folder() if config.run is None else Path(config.run)
 
 
 def score(config: EvaluateConfig) -> list[Evaluation]:

@@ -1,10 +1,9 @@
 """How a command ends: every outcome to one exit code and what stderr says of it.
 
 Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 130 interrupted,
-143 terminated. Tracebacks go to stderr alone: a file in the run folder would be public.
+143 terminated. Tracebacks go to stderr, without what the errors say where records were read.
 """
 
-import errno
 import os
 import signal
 import sys
@@ -14,20 +13,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dpft.cli.crashes import FULL_OR_FORBIDDEN, where
 from dpft.errors import DpftError
 
-FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a user can mend: a full disk, or a folder that may not be written to."""
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
 
 
-def exit_code_of_job(job: Callable[[], None]) -> int:
+def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     """Run one job, say on stderr what went wrong, and return its exit code.
 
     An interrupt or a termination passes through: it ends a whole sweep, not one job of it.
+
+    Args:
+        job: The work.
+        withhold: Whether the message of an error that nobody foresaw is left out, since it may
+            quote a record; the traceback is shown all the same.
     """
     try:
         job()
@@ -38,12 +41,12 @@ def exit_code_of_job(job: Callable[[], None]) -> int:
         return _close_standard_output()
     except OSError as error:
         if error.errno not in FULL_OR_FORBIDDEN:
-            traceback.print_exc(file=sys.stderr)
+            _show(error, withhold)
             return FAILED
         say(f"error: {error.filename or 'a file'} could not be written: {error.strerror}.")
         return FAILED
-    except Exception:
-        traceback.print_exc(file=sys.stderr)
+    except Exception as error:
+        _show(error, withhold)
         return FAILED
     return 0
 
@@ -53,7 +56,8 @@ def exit_code_of_command(command: Callable[[], int]) -> int:
     codes: list[int] = []
     try:
         with termination_as_exit():
-            failed = exit_code_of_job(lambda: codes.append(command()))
+            # The job itself, which reads records, ends inside; what is left is Hydra's.
+            failed = exit_code_of_job(lambda: codes.append(command()), withhold=False)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -86,6 +90,11 @@ def termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _show(error: Exception, withhold: bool) -> None:
+    text = where(error) if withhold else "".join(traceback.format_exception(error))
+    print(text.rstrip("\n"), file=sys.stderr)
 
 
 def _close_standard_output() -> int:

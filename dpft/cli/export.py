@@ -18,6 +18,7 @@ from dpft.reports.card import write_card
 from dpft.reports.records import PRIVACY, read_record
 
 CONFIG = ExportConfig
+READS_RECORDS = False
 logger = logging.getLogger(__name__)
 
 __all__ = ["CONFIG", "run"]

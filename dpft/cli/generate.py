@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hydra.core.hydra_config import HydraConfig
 
 from dpft.cli.assembly import quiet_transformers
+from dpft.cli.crashes import crash_kept
 from dpft.cli.inherited import given_overrides, inherit, with_task_of_run
 from dpft.cli.parts import check_lengths
 from dpft.cli.progress import batch_progress
@@ -50,9 +51,19 @@ class Target(NamedTuple):
 def run(config: GenerateConfig) -> None:
     """Writes the records, and beside them the statement of what they cost."""
     quiet_transformers()
-    folder = Path(config.run)
-    saved = saved_run(config.run)
-    config = settled(inherit(config, config.run, ("task",)), saved)
+    folder, saved = Path(config.run), saved_run(config.run)
+    with crash_kept(folder):
+        generate(settled(inherit(config, config.run, ("task",)), saved), saved, folder)
+
+
+def generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> None:
+    """Writes them with the model of the run in ``folder``.
+
+    Args:
+        config: Whose texts are of what task, and how they are written.
+        saved: The run's own.
+        folder: The run's.
+    """
     privacy = privacy_of(folder)
     task = text_task(config.task)
     prompts = prompts_of(config, task, saved.task)

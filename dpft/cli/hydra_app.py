@@ -47,6 +47,8 @@ class Subcommand:
     """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
     expand: Callable[[list[str]], list[str]]
     """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
+    reads_records: bool = True
+    """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
     configuration: Callable[[DictConfig], Any] | None = None
     """``configuration(composed)``, optional: what is run, in place of the composed values."""
 
@@ -59,11 +61,15 @@ class Subcommand:
             run=module.run,
             polymorphic=vars(module).get("POLYMORPHIC", {}),
             expand=vars(module).get("expand", _unchanged),
+            reads_records=vars(module).get("READS_RECORDS", True),
             configuration=vars(module).get("configuration"),
         )
 
-    def run_job(self, config: DictConfig) -> None:
-        """Run the subcommand on one composed configuration."""
+    def run_job(self, config: DictConfig) -> int:
+        """Run the subcommand on one composed configuration and return its exit code."""
+        return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
+
+    def _run(self, config: DictConfig) -> None:
         if self.configuration is not None:
             self.run(self.configuration(config))
             return
@@ -80,14 +86,14 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     """
     flags, overrides = split_arguments(name, arguments)
     if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
-        return start_hydra(name, [*overrides, *flags], lambda _: None, known=[])
+        return start_hydra(name, [*overrides, *flags], lambda _: 0, known=[])
     subcommand = Subcommand.of(name)
     words = [*subcommand.expand(overrides), *flags]
     return start_hydra(name, words, subcommand.run_job, known=known_keys(subcommand.config))
 
 
 def start_hydra(
-    name: str, arguments: list[str], run_job: Callable[[DictConfig], None], *, known: list[str]
+    name: str, arguments: list[str], run_job: Callable[[DictConfig], int], *, known: list[str]
 ) -> int:
     """Hand over to ``hydra.main`` and return the worst exit code of its jobs.
 
@@ -100,7 +106,7 @@ def start_hydra(
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
         with recorded_job(config):
-            codes.append(exit_code_of_job(lambda: run_job(config)))
+            codes.append(run_job(config))
 
     register_resolver()
     with full_errors(), command_line([f"dpft {name}", f"hydra.job.name={name}", *arguments]):

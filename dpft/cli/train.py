@@ -20,6 +20,7 @@ from dpft.cli.assembly import (
     quiet_transformers,
     with_transferred_batch_size,
 )
+from dpft.cli.crashes import crash_kept
 from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.held_out import Division, divide, keep_key, not_evaluated
 from dpft.cli.hydra_record import run_folder, write_hydra_record
@@ -90,10 +91,12 @@ def configuration(composed: DictConfig) -> TrainCommand:
 def run(command: TrainCommand) -> None:
     """Trains, evaluates and reports; the run's folder is Hydra's, or the one it goes on in."""
     quiet_transformers()
-    if command.resume is None:
-        begin(command.settings(), run_folder())
-    else:
-        go_on(command.settings(), Path(command.resume))
+    folder = run_folder() if command.resume is None else Path(command.resume)
+    with crash_kept(folder):
+        if command.resume is None:
+            begin(command.settings(), folder)
+        else:
+            go_on(command.settings(), folder)
 
 
 def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> None:

@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 
 from dpft.cli import train
 from dpft.cli.assembly import RunPlan, checked_overrides, plan_run, quiet_transformers
-from dpft.cli.exit_codes import FULL_OR_FORBIDDEN, exit_code_of_job, say
+from dpft.cli.crashes import FULL_OR_FORBIDDEN, crash_kept
+from dpft.cli.exit_codes import exit_code_of_job, say
 from dpft.cli.fresh_folder import TUNING, refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.inherited import given_overrides
@@ -77,10 +78,12 @@ def configuration(composed: DictConfig) -> TuneCommand:
 def run(command: TuneCommand) -> None:
     """Searches and publishes the best; the run's folder is Hydra's, or the one it goes on in."""
     quiet_transformers()
-    if command.resume is None:
-        begin(command, run_folder())
-    else:
-        go_on(command, Path(command.resume))
+    folder = run_folder() if command.resume is None else Path(command.resume)
+    with crash_kept(folder):
+        if command.resume is None:
+            begin(command, folder)
+        else:
+            go_on(command, folder)
 
 
 def begin(command: TuneCommand, folder: Path) -> None:
@@ -174,7 +177,7 @@ def run_trial(command: TuneCommand, search: Search, trial: Trial, path: Path) ->
             full.append(error)
 
     with owner_only(), everything_to(path / LOG):
-        code = exit_code_of_job(job)
+        code = exit_code_of_job(job, withhold=False)
     if full:
         raise OSError(full[0].errno, full[0].strerror, str(path.parent))
     if code == InputError.exit_code:

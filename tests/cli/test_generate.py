@@ -1,5 +1,6 @@
 """``dpft generate`` on runs of the tiny model."""
 
+import errno
 import fcntl
 import json
 import os
@@ -265,7 +266,7 @@ def test_records_that_cannot_be_written_leave_no_statement(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(*_: object, **__: object) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("dpft.cli.generate.write_jsonl", full_disk)
     outcome = workspace.run("generate", *PROMPTS, "to=full.jsonl")

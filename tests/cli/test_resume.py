@@ -2,7 +2,6 @@
 
 import errno
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from dpft.training import loop, session
 from tests.cli.tiny import (
     EVALUATION,
-    MARKER,
     TRAINING,
     Outcome,
     Workspace,
@@ -20,7 +18,6 @@ from tests.cli.tiny import (
     write_rows,
 )
 
-KEPT = MARKER.encode()
 RUN = (
     *TRAINING, "train.steps=5", "train.checkpoint_every=2", "train.num_threads=1",
     "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
@@ -186,25 +183,6 @@ def test_held_out_units_and_their_keys_stay_the_same(
     resumed = workspace.run("train", "resume=held")
     assert resumed.code == 0, resumed.err
     assert (workspace.root / "held/private/held_out.key").read_bytes() == key
-
-
-def test_trust_rule_7_a_crash_with_its_traceback_quotes_no_record(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = broken(workspace, monkeypatch, "crashed", ZeroDivisionError("by the test"))
-    assert outcome.code == 1
-    assert "Traceback" in outcome.err and "by the test" in outcome.err
-    refused = workspace.run("train", "resume=crashed", "privacy.delta=0.001")
-    resumed = workspace.run("train", "resume=crashed")
-    assert (refused.code, resumed.code) == (2, 0)
-    said = "".join(each.out + each.err for each in (outcome, refused, resumed))
-    assert MARKER not in said
-    assert not [name for name, text in files(workspace.root / "crashed").items() if KEPT in text]
-
-
-def test_what_is_private_is_for_the_owner_alone_after_a_resume_too(workspace: Workspace) -> None:
-    for path in (workspace.root / "cut" / "private").rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 @pytest.mark.slow

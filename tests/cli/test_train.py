@@ -4,9 +4,6 @@ import json
 import logging
 import os
 import re
-import stat
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ import yaml
 from dpft.files import private_folder
 from tests.cli.tiny import (
     EVALUATION,
-    MARKER,
     STEPS,
     TRAINING,
     Outcome,
@@ -40,15 +36,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before, folder = tempfile.tempdir, tmp_path_factory.mktemp("temporary")
-    tempfile.tempdir = str(folder)
-    yield folder
-    tempfile.tempdir = before
-
-
-@pytest.fixture(scope="module")
-def outcome(workspace: Workspace, temporary: Path) -> Outcome:
+def outcome(workspace: Workspace) -> Outcome:
     return workspace.run("train", *PRIVATE, *EVALUATION, "hydra.run.dir=run")
 
 
@@ -84,51 +72,6 @@ def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: 
     assert outcome.out == ""
     for line in outcome.err.splitlines():
         assert PUBLIC_LINES.fullmatch(line), line
-
-
-def test_trust_rule_7_no_training_text_and_no_private_number_leaves_the_private_folder(
-    folder: Path, outcome: Outcome
-) -> None:
-    lines = (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
-    numbers = [
-        f"{step[key]:.6f}"  # fewer digits would now and then stand in a file by chance
-        for step in steps
-        for key in ("mean_loss", "median_gradient_norm")
-        if key in step
-    ]
-    assert len(steps) == 4 and numbers
-    texts = [path.read_bytes().decode("latin-1") for path in public_files(folder)]
-    for text in (*texts, outcome.out, outcome.err):
-        assert MARKER not in text
-    readable = [path.read_text() for path in public_files(folder) if path.parent == folder]
-    for text in (*readable, outcome.err):
-        assert not [number for number in numbers if number in text]
-        assert not re.search(r"clipped|mean_loss|gradient_norm\"|drawn", text)
-    for line in (folder / "ledger.jsonl").read_text().splitlines():
-        assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed"}
-
-
-def test_only_the_owner_can_read_what_is_private(folder: Path) -> None:
-    private = folder / "private"
-    for path in (private, *private.rglob("*")):
-        allowed = 0o700 if path.is_dir() else 0o600
-        assert stat.S_IMODE(path.stat().st_mode) == allowed, path
-
-
-def test_secret_generator_states_are_gone_when_the_run_has_ended(folder: Path) -> None:
-    assert (folder / "private" / "checkpoints" / "step-00000003").is_dir()
-    assert not list(folder.rglob("generators*"))
-
-
-def test_nothing_of_the_records_stays_in_temporary_or_cache_folders(
-    folder: Path, temporary: Path
-) -> None:
-    assert list(temporary.rglob("*")) == []
-    for cache in (Path.home() / ".cache" / name for name in ("huggingface", "dpft")):
-        for path in cache.rglob("*"):
-            fresh = path.is_file() and path.stat().st_mtime >= folder.stat().st_ctime
-            assert not (fresh and MARKER.encode() in path.read_bytes()), path
 
 
 def test_public_files_name_no_path_that_the_user_did_not_give(

@@ -1,0 +1,67 @@
+"""What a crash may say: where it happened in the code, never of which record.
+
+The message of an error that nobody foresaw may quote what it failed on: a word that a table lacks,
+a record's length, the memory that a drawn batch asked for. A terminal is copied into bug reports
+and kept by batch systems, so there stand the places in the code and the kinds of the errors alone;
+the whole text goes to the run's private/ (DESIGN trust rule 7).
+"""
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dpft.errors import DpftError
+from dpft.files import private_folder, write_text
+
+FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
+TRACEBACK = "traceback.txt"
+WITHHELD = (
+    "(its message is withheld, since it may quote a record; a run keeps it in"
+    f" private/{TRACEBACK} of its folder)"
+)
+
+
+def where(error: BaseException) -> str:
+    """Returns the traceback of an error and of those it came from, without their messages."""
+    parts = []
+    for each in reversed(_chain(error)):
+        places = traceback.format_tb(each.__traceback__)
+        begin = ["Traceback (most recent call last):\n"] if places else []
+        parts.append("".join([*begin, *places, f"{type(each).__qualname__}\n"]))
+    return "\nand from that, or while it was handled:\n\n".join(parts) + WITHHELD
+
+
+@contextmanager
+def crash_kept(folder: Path) -> Iterator[None]:
+    """Keeps the whole traceback of a crash in the block for the owner alone, and lets it pass.
+
+    Args:
+        folder: The run's; its private/ is made if need be. Where nothing can be written to it,
+            the text is lost.
+    """
+    try:
+        yield
+    except (DpftError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_OR_FORBIDDEN:
+            raise
+        text = "".join(traceback.format_exception(error))
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(private_folder(folder) / TRACEBACK, text, mode=0o600)
+        raise
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns an error and those it came from, the last first, as Python would show them."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        before = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if before is None or before in chain:
+            return chain
+        chain.append(before)

@@ -1,0 +1,84 @@
+"""A crash says where it happened; what it says of a record is for the owner alone."""
+
+import errno
+import stat
+from pathlib import Path
+
+import pytest
+
+from dpft.cli.crashes import TRACEBACK, crash_kept, where
+from dpft.cli.exit_codes import exit_code_of_job
+from dpft.cli.hydra_app import Subcommand
+from dpft.errors import InputError
+
+
+def crash() -> None:
+    try:
+        {}["Qzxcause"]
+    except KeyError as error:
+        again = RuntimeError("Qzxmessage")
+        again.add_note("Qzxnote")
+        raise again from error
+
+
+def caught() -> RuntimeError:
+    with pytest.raises(RuntimeError) as info:
+        crash()
+    return info.value
+
+
+def test_places_and_kinds_are_shown_and_messages_are_not() -> None:
+    text = where(caught())
+    assert text.index("KeyError\n") < text.index("RuntimeError\n")
+    assert text.count("in crash\n") == 2
+    assert "Qzxmessage" not in text and "Qzxnote" not in text
+    assert "KeyError: " not in text
+
+
+def test_an_error_that_hides_where_it_came_from_keeps_hiding_it() -> None:
+    error = caught()
+    error.__suppress_context__, error.__cause__ = True, None
+    assert "KeyError" not in where(error)
+
+
+def test_errors_that_came_from_each_other_end() -> None:
+    one, other = ValueError(), TypeError()
+    one.__cause__, other.__cause__ = other, one
+    assert where(one).startswith("TypeError\n")
+
+
+def test_the_whole_text_is_kept_for_the_owner_alone(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), crash_kept(tmp_path / "run"):
+        crash()
+    path = tmp_path / "run" / "private" / TRACEBACK
+    for word in ("Qzxcause", "RuntimeError: Qzxmessage", "Qzxnote"):
+        assert word in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_refusal_or_a_full_disk_leaves_nothing_and_a_folder_that_cannot_be_made_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(InputError), crash_kept(tmp_path / "run"):
+        raise InputError("refused.")
+    with pytest.raises(OSError), crash_kept(tmp_path / "run"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RuntimeError, match="Qzxmessage"), crash_kept(tmp_path / "file" / "run"):
+        crash()
+
+
+@pytest.mark.parametrize("withhold", [True, False])
+def test_only_a_command_that_reads_no_records_says_what_the_error_says(
+    capsys: pytest.CaptureFixture[str], withhold: bool
+) -> None:
+    assert exit_code_of_job(crash, withhold=withhold) == 1
+    assert ("Qzxmessage" in capsys.readouterr().err) is not withhold
+
+
+def test_the_commands_that_read_no_records() -> None:
+    names = ("train", "eval", "generate", "plan", "report", "account", "export", "doctor")
+    reading = [name for name in names if Subcommand.of(name).reads_records]
+    assert reading == ["train", "eval", "generate", "plan", "report"]
