@@ -9,6 +9,7 @@ from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
 from dpft.training.resume import LEDGER
+from dpft.training.tracking import FOLDER as TRACKING
 
 TUNING = Path("private") / "tuning"
 """Folder of the trials of ``dpft tune``, of which only the best is public, in the end."""
@@ -56,5 +57,5 @@ def start_anew(folder: Path) -> None:
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
             stale.unlink()
     (private / "diagnostics.jsonl").unlink(missing_ok=True)
-    for tree in (folder / "model", private / "checkpoints"):
+    for tree in (folder / "model", folder / TRACKING, private / "checkpoints"):
         shutil.rmtree(tree, ignore_errors=True)

@@ -36,10 +36,10 @@ FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-    *("privacy.resume_overspend", "privacy.show_diagnostics"),
+    *("privacy.resume_overspend", "privacy.show_diagnostics", "tracking"),
 )
-"""Keys that a run may go on with otherwise; besides those of eval, decode and metrics."""
-SECTIONS = ("eval", "decode", "metrics")
+"""Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
+SECTIONS = ("eval", "decode", "metrics", "tracking")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from dpft.cli.resuming import (
     save_fingerprint,
 )
 from dpft.cli.run_report import evaluate, report, write_scores
+from dpft.cli.tracking import check_tracking, conclude, tracked
 from dpft.cli.training_data import load_training_data, make_records, save_unit_key, unit_key
 from dpft.cli.training_session import hint_of_resume, prove_clipper, train, warn
 from dpft.config.load import dump, load
@@ -159,6 +160,7 @@ def prepare(
     """
     if config.eval.enabled:
         metric_specs(config.task.metrics)
+    check_tracking(config)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
     head = training_head(config)
@@ -195,11 +197,21 @@ def finish(prepared: Prepared, folder: Path, stopped: Stopped | None) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config, model, encoding = prepared.config, prepared.model, prepared.encoding
     scored = prepared.division.scored
-    with hint_of_resume(folder):
+    with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
         if not has_scores(folder, "before"):
             write_scores(config, folder, evaluate(config, model, encoding, scored, "before"))
-        train(config, prepared.plan, folder, model, prepared.tokenizer, prepared.records, stopped)
+        train(
+            config,
+            prepared.plan,
+            folder,
+            model,
+            prepared.tokenizer,
+            prepared.records,
+            stopped,
+            listeners=trackings,
+        )
         evaluations = evaluate(config, model, encoding, scored, "after")
         evaluations += not_evaluated(config)
         report(config, prepared.plan, folder, prepared.counts, evaluations)
+        conclude(trackings, folder)
     logger.info("report: %s", folder / REPORT)

@@ -17,6 +17,7 @@ from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.training.checkpoint import checkpoints, delete_generator_states
+from dpft.training.listeners import StepListener
 from dpft.training.loop import Records
 from dpft.training.private_run import train_privately
 from dpft.training.resume import Stopped
@@ -74,6 +75,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     records: Records,
     stopped: Stopped | None = None,
+    listeners: tuple[StepListener, ...] = (),
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
@@ -93,6 +95,7 @@ def train(
         save_model=save_model,
         num_examples=plan.size.num_examples,
         show_diagnostics=diagnostics_are_shown(config),
+        listeners=listeners,
     )
     if stopped is not None and stopped.has_ended:
         prepare_trained(session, plan.steps, stopped)

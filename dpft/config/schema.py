@@ -20,6 +20,8 @@ from dpft.tasks.base import Task
 from dpft.tasks.registry import chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.settings import DeviceConfig, TrainingConfig
+from dpft.training.trackers.base import NoTracking, TrackingConfig
+from dpft.training.trackers.registry import tracking_class
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
 POLYMORPHIC = {
@@ -27,6 +29,7 @@ POLYMORPHIC = {
     "method": by_name(method_class),
     "privacy": by_name(privacy_class),
     "optimizer": by_name(optimizer_class),
+    "tracking": by_name(tracking_class),
 }
 
 
@@ -44,6 +47,7 @@ class TrainConfig:
     eval: EvalConfig
     decode: DecodeConfig
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tracking: TrackingConfig = field(default_factory=NoTracking)
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
 

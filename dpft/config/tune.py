@@ -102,6 +102,7 @@ class TuneCommand(TrainCommand):
         super().__post_init__()
         _check_promise(self)
         _check_scores(self)
+        _check_tracking(self)
         self.tuning.settings()
 
 
@@ -166,4 +167,12 @@ def _check_scores(command: TuneCommand) -> None:
             f"tune scores a public split, got eval.split={config.split} of task"
             f" {command.task.name}, which is private until a noisy score is accounted inside each"
             " trial; choose a published split, or say eval.split_is_public=true of one that is."
+        )
+
+
+def _check_tracking(command: TuneCommand) -> None:
+    if command.tracking.name != "none":
+        raise InputError(
+            f"tune needs tracking=none, got tracking={command.tracking.name}: a tracker would show"
+            " how many trials there are and how each scored."
         )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 SAMPLER = "poisson"
+EXAMPLE = "example"
+"""The unit of privacy where each record is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class PrivacyPlan:
     expected_batch_size: int
     clipping: str
     phases: tuple[Phase, ...]
-    unit: str = "example"
+    unit: str = EXAMPLE
     """example, or the column whose value says whose record a row is."""
     unit_definition: str = "one example"
     """What the unit is, in words that follow "the unit is"."""

@@ -6,8 +6,8 @@ from typing import Protocol
 from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.plan import Calibration, Phase, PrivacyPlan, check_delta, default_delta
-from dpft.privacy.settings import EXAMPLE, DifferentialPrivacy
+from dpft.privacy.plan import EXAMPLE, Calibration, Phase, PrivacyPlan, check_delta, default_delta
+from dpft.privacy.settings import DifferentialPrivacy
 
 
 class PhaseRequest(Protocol):

@@ -9,10 +9,9 @@ from dpft.privacy.clipping.engines import check_engine_name
 from dpft.privacy.clipping.engines.base import Tuning
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.plan import EXAMPLE
 
 ACCOUNTANTS = ("prv", "pld", "rdp")
-EXAMPLE = "example"
-"""The unit of privacy where each record is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

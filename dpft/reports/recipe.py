@@ -29,9 +29,20 @@ def command(record: RunRecord) -> str | None:
 
 def configuration(record: RunRecord) -> str:
     """Returns config.yaml without seeds and paths that the user did not write."""
-    shown = {name: part for name, part in record.config.items() if name not in LEFT_OUT}
-    kept = _shown(shown, "", record.overrides or ())
+    kept = public_configuration(record.config, record.overrides or ())
     return str(yaml.safe_dump(kept, sort_keys=True, allow_unicode=True))
+
+
+def public_configuration(config: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the content of config.yaml without seeds and paths that the user did not write.
+
+    Args:
+        config: What config.yaml holds.
+        overrides: What the user wrote after ``dpft train``.
+    """
+    shown = {name: part for name, part in config.items() if name not in LEFT_OUT}
+    kept: dict[str, Any] = _shown(shown, "", overrides)
+    return kept
 
 
 def _shown(value: Any, key: str, overrides: tuple[str, ...]) -> Any:

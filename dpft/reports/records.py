@@ -40,18 +40,25 @@ def read_record(folder: Path) -> RunRecord:
         InputError: One of them is missing or damaged.
     """
     try:
-        overrides = folder / OVERRIDES
         metrics = folder / METRICS
         return RunRecord(
             folder=folder,
             config=yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8")),
             privacy=json.loads((folder / PRIVACY).read_text(encoding="utf-8")),
             evaluations=_evaluations(metrics) if metrics.exists() else [],
-            overrides=_overrides(overrides) if overrides.exists() else None,
+            overrides=read_overrides(folder),
         )
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read the run in {folder}: {reason}.") from error
+
+
+def read_overrides(folder: Path) -> tuple[str, ...] | None:
+    """Returns what the user wrote after ``dpft train``; None where dpft was used as a library."""
+    path = folder / OVERRIDES
+    if not path.exists():
+        return None
+    return tuple(map(str, yaml.safe_load(path.read_text(encoding="utf-8")) or ()))
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -85,7 +92,3 @@ def _runs_of(folder: Path) -> list[Path]:
 def _evaluations(path: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
     return entries
-
-
-def _overrides(path: Path) -> tuple[str, ...]:
-    return tuple(map(str, yaml.safe_load(path.read_text(encoding="utf-8")) or ()))

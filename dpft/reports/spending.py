@@ -8,7 +8,7 @@ from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
-from dpft.privacy.settings import EXAMPLE
+from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.accounting import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.spent import SpentRun

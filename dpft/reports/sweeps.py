@@ -54,7 +54,7 @@ def setting_values(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {
         key: value
         for key, value in _flat(config, "")
-        if key not in SPEED_ONLY and not key.endswith("seed")
+        if key not in SPEED_ONLY and not key.endswith("seed") and not key.startswith("tracking.")
     }
     if flat.get("privacy.name") == "none":
         flat = {key: value for key, value in flat.items() if not key.startswith("privacy.")}

@@ -47,7 +47,7 @@ def train_privately(
         session: Everything the run trains with.
         plan: The mechanism that was accounted for.
         privacy: How it is carried out.
-        epsilon_after: What a number of steps costs, for the progress bar.
+        epsilon_after: What a number of noisy steps costs, for progress and listeners.
         stopped: Where the run broke off, to go on from there; None: it begins.
 
     Raises:
@@ -192,7 +192,8 @@ class PrivateRun:
                 goes_on=stopped is not None,
                 non_finite=lambda: engine.non_finite,
                 max_grad_norm=_one_max_grad_norm(self.plan),
-                epsilon_after=self.epsilon_after,
+                # of the ledger's steps: more than the weights', where some were taken again
+                epsilon_after=lambda _: self.epsilon_after(ledger.steps),
             )
         session.save_model()
         ledger.close()

@@ -27,6 +27,7 @@ from dpft.training.checkpoint import (
     save_checkpoint,
 )
 from dpft.training.diagnostics import Diagnostics
+from dpft.training.listeners import PublicStep, StepListener
 from dpft.training.loop import Records, StepEngine, StepStatistics, train
 from dpft.training.optimizers import (
     OptimizerConfig,
@@ -65,6 +66,8 @@ class Session:
     """The public number of training examples."""
     show_diagnostics: bool
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
+    listeners: tuple[StepListener, ...] = ()
+    """Who else hears of the steps, public quantities only."""
 
 
 def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = None) -> None:
@@ -138,7 +141,7 @@ def take_steps(
         goes_on: Whether the checkpoint to begin with is there already.
         non_finite: How many examples were left out so far; private.
         max_grad_norm: Norm above which a gradient counts as clipped.
-        epsilon_after: What a number of steps costs, for the progress bar.
+        epsilon_after: What is spent once the weights have taken a number of steps.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
@@ -155,6 +158,16 @@ def take_steps(
     def save(step: int) -> None:
         save_checkpoint(private / "checkpoints", step, trained, keep=settings.keep, **state())
 
+    def tell(step: int) -> None:
+        public = PublicStep(
+            step=step,
+            last_step=engine.steps,
+            learning_rate=learning_rate_of(trained, step),
+            epsilon=None if epsilon_after is None else epsilon_after(step),
+        )
+        for listener in session.listeners:
+            listener.after_step(public)
+
     def after_step(statistics: StepStatistics) -> None:
         step = statistics.step
         diagnostics.write(statistics, non_finite=non_finite())
@@ -165,6 +178,7 @@ def take_steps(
         if step == engine.steps or due or terminated():
             save(step)
         progress.advance(step)
+        tell(step)
         if terminated() and step < engine.steps:
             raise SystemExit(TERMINATED)
 
@@ -172,6 +186,8 @@ def take_steps(
         save(0)
     try:
         with termination_requests() as terminated, progress:
+            for listener in session.listeners:
+                listener.begin(engine.steps_taken)
             train(
                 session.model,
                 session.records,
@@ -200,6 +216,12 @@ def termination_requests() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def learning_rate_of(trained: Trained, step: int) -> float:
+    """Returns the learning rate that step ``step`` (counted from 1) was taken with."""
+    scheduler = trained.scheduler
+    return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))
 
 
 def learning_rate_factor(

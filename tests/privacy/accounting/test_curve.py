@@ -26,3 +26,10 @@ def test_the_whole_plans_bound_covers_every_prefix():
     assert curve(4) == 0.1
     assert curve(3) <= 0.1
     assert curve(0) == 0
+
+
+@pytest.mark.parametrize("steps", [101, 123])
+def test_steps_beyond_the_plan_are_bounded_too(steps):
+    """A resume that draws new noise takes steps again, and every one of them counts."""
+    curve = EpsilonSoFar(plan(steps=100), whole=0.1)
+    assert bound(steps) <= curve(steps) <= bound(steps + 9)

@@ -1,0 +1,99 @@
+"""``tracking=``: what a run tells a tracker beside its steps, its configuration and its results.
+
+Both are what the public files of the run's folder say: config.yaml as the report shows it, the
+plan, privacy.json, and of metrics.json the entries of public splits alone (DESIGN §6.8).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dpft.cli.assembly import RunPlan
+from dpft.config.keys import plain
+from dpft.config.schema import TrainConfig
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.reports.recipe import public_configuration
+from dpft.reports.records import METRICS, PRIVACY, read_overrides
+from dpft.training.resume import find_stopped
+from dpft.training.trackers.base import TrackerConfig
+from dpft.training.tracking import Tracking, open_tracking
+
+Trackings = tuple[Tracking, ...]
+"""One, or none with ``tracking=none``."""
+
+
+def check_tracking(config: TrainConfig) -> None:
+    """Refuses a tracker that cannot be opened, before anything else is done.
+
+    Raises:
+        InputError: Its package is missing, or nobody is logged in.
+    """
+    if isinstance(config.tracking, TrackerConfig):
+        config.tracking.check()
+
+
+@contextmanager
+def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Trackings]:
+    """Gives the trackers of a session, closed at the end of the block.
+
+    Raises:
+        InputError: One cannot be opened.
+    """
+    if not isinstance(config.tracking, TrackerConfig):
+        yield ()
+        return
+    public = told_once(config, plan, read_overrides(folder) or ())
+    with open_tracking(config.tracking, folder, public=public) as tracking:
+        yield (tracking,)
+
+
+def told_once(config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what a tracker says of the whole run: configuration, and what it is planned to do.
+
+    Args:
+        config: Of the run.
+        plan: Of the run.
+        overrides: What the user wrote; of seeds, only those among it are shown.
+    """
+    shown = public_configuration(plain(config), overrides)
+    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+        return shown | {"plan": {"private": False, "steps": plan.steps}}
+    reproducible = config.privacy.noise_seed is not None
+    mark = {"reproducible": "not private"} if reproducible else {}
+    return shown | {"plan": {"private": not reproducible, **mark, **asdict(plan.privacy)}}
+
+
+def conclude(trackings: Trackings, folder: Path) -> None:
+    """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
+    if not trackings:
+        return
+    step = find_stopped(folder).checkpoint.step
+    values = results(_read(folder / PRIVACY), _read(folder / METRICS).get("evaluations", ()))
+    for tracking in trackings:
+        tracking.conclude(step, values)
+
+
+def results(
+    privacy: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns the numbers a tracker is told at the end, by tag.
+
+    Args:
+        privacy: Content of privacy.json.
+        evaluations: Entries of metrics.json.
+    """
+    names = {"privacy/epsilon_reported": "epsilon", "privacy/steps_taken": "steps_taken"}
+    found = {tag: float(privacy[key]) for tag, key in names.items() if key in privacy}
+    for entry in evaluations:
+        if entry["split_is_public"] is True:
+            place = f"eval/{entry['stage']}/{entry['split']}"
+            found |= {f"{place}/{name}": value for name, value in entry["metrics"].items()}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return content

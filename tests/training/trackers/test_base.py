@@ -1,0 +1,36 @@
+import sys
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.training.trackers.base import NoTracking
+from dpft.training.trackers.registry import TRACKING, tracking_class
+from dpft.training.trackers.tensorboard import TensorBoard
+from dpft.training.trackers.wandb import WeightsAndBiases
+
+TRACKERS = (TensorBoard, WeightsAndBiases)
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_trust_rule_7_points_nearer_than_ten_steps_are_refused(tracker) -> None:
+    with pytest.raises(InputError, match="tracking.every must be at least 10, got 9"):
+        tracker(every=9)
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_missing_package_is_refused_with_the_way_to_install_it(tracker, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, tracker().name, None)
+    with pytest.raises(InputError, match=r"pip install 'dpft\[tracking\]'"):
+        tracker().check()
+
+
+def test_a_configuration_loads_without_its_package(monkeypatch) -> None:
+    for name in ("tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert {name: tracking_class(name)().name for name in TRACKING} == {n: n for n in TRACKING}
+
+
+def test_an_unknown_tracker_is_refused() -> None:
+    with pytest.raises(InputError, match="tracking must be one of none, tensorboard, wandb"):
+        tracking_class("mlflow")
+    assert tracking_class("none") is NoTracking
