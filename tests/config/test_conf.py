@@ -32,11 +32,12 @@ ROOTS = {
     "report": ReportConfig,
     "doctor": DoctorConfig,
 }
-# Hydra's own group is composed with every subcommand.
+# Hydra's own group is composed with every subcommand; an experiment by the command it names, a
+# sweep in test_recipe_sweeps.
 GROUPS = sorted(
     path.relative_to(CONF)
     for path in FILES
-    if path.parent.parent == CONF and path.parent.name != "hydra"
+    if path.parent.parent == CONF and path.parent.name not in ("hydra", "experiment")
 )
 COMMAND = re.compile(rf" {{4}}(\.venv/bin/)?dpft ({'|'.join(SUBCOMMANDS)})(?: |$)")
 # What a subcommand cannot be run without.
@@ -76,6 +77,11 @@ def test_every_subcommand_has_a_configuration() -> None:
 def test_a_file_opens_with_its_purpose_and_the_command_that_runs_it(path: Path) -> None:
     command = rf"# \S.*\bdpft ({'|'.join(SUBCOMMANDS)})(?: |$)"
     assert re.match(command, purpose(path)), purpose(path)
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_names_the_command_that_runs_it(path: Path) -> None:
+    assert f"experiment={path.stem}" in purpose(path).split()
 
 
 def commands() -> list[str]:

@@ -1,15 +1,24 @@
 """The recipes of conf/experiment hold the numbers of the papers they name."""
 
+import re
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.cli.run_folders import register_resolver
 from dpft.config.location import config_directory
 from dpft.reports.reference import Reference
+from tests.cli.test_account_published import LI
 
 
+@cache
 def recipe(name: str) -> DictConfig:
+    """A recipe, composed once; not to be changed."""
     register_resolver()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         return compose("train", overrides=[f"experiment={name}", "privacy.eps=3"])
@@ -83,7 +92,13 @@ def test_generation_of_li_et_al_reuses_e2es_recipe(task: str, batch: int, epochs
 
 @pytest.mark.parametrize(
     ("method", "batch", "epochs"),
-    [("lora", 512, 50), ("prefix", 1024, 10), ("rgp", 512, 10), ("top2", 512, 50)],
+    [
+        ("lora", 512, 50),
+        ("prefix", 1024, 10),
+        ("rgp", 512, 10),
+        ("top2", 512, 50),
+        ("retrain", 1024, 10),
+    ],
 )
 def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
     method: str, batch: int, epochs: int
@@ -91,12 +106,64 @@ def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
     """Li et al. 2022 (arXiv 2110.05679), Tables 5 and 6.
 
     With these batches and epochs, noise for an RDP epsilon of 3 gives the epsilons of Table 7 by
-    Gaussian DP and the central limit theorem: 2.68, 2.33, 2.18 and 2.68.
+    Gaussian DP and the central limit theorem: 2.68, 2.33, 2.18, 2.68 and 2.33.
     """
     config = recipe(f"li2022_e2e_{method}")
     assert (config.task.name, config.model.name, config.method.name) == ("e2e", "gpt2", method)
     assert (config.train.expected_batch_size, config.train.epochs) == (batch, epochs)
     assert config.train.weight_decay == 0 and config.privacy.max_grad_norm == 0.1
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "rgp", "top2", "retrain"])
+def test_a_method_on_dart_reuses_its_e2e_recipe(method: str) -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Appendix B."""
+    dart, e2e = recipe(f"li2022_dart_{method}"), recipe(f"li2022_e2e_{method}")
+    assert (dart.task.name, dart.task.max_length, dart.model) == ("dart", 256, e2e.model)
+    for section in ("method", "privacy", "train", "optimizer", "scheduler"):
+        assert dart[section] == e2e[section]
+
+
+def test_retraining_starts_from_random_weights() -> None:
+    config = recipe("li2022_dart_retrain")
+    assert (config.method.name, config.model.init) == ("retrain", "random")
+
+
+@pytest.mark.parametrize("task", ["sst2", "mnli"])
+def test_full_without_infilling_differs_in_the_objective_alone(task: str) -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Table 1: full, and full + infilling."""
+    head, infilling = recipe(f"li2022_cls_{task}"), deepcopy(recipe(f"li2022_{task}"))
+    assert (head.task.objective, infilling.task.objective) == ("cls", "infilling")
+    with open_dict(infilling):
+        infilling.task.objective, infilling.reference = "cls", head.reference
+    assert head == infilling
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "decay", "warmup"),
+    [
+        ("li2022_rgp_mnli", 3e-4, 0.0, 0),
+        ("bu2022_adapter_sst2", 1e-3, 0.01, 100),
+        ("bu2022_lora_qnli", 1e-3, 0.01, 157),
+        ("bu2022_compacter_mnli", 1e-3, 0.01, 589),
+    ],
+)
+def test_rows_of_yu_et_al_are_trained_as_their_code_does(
+    name: str, rate: float, decay: float, warmup: int
+) -> None:
+    """A warm-up over 6 % of the steps, which are 50 * N / 2000.
+
+    dayu11/Differentially-Private-Deep-Learning, language/bert/bert_code/run_exp.py; and
+    huseyinatahaninan/Differentially-Private-Fine-tuning-of-Language-Models, bert_*/run_exp.py.
+    """
+    config = recipe(name)
+    _, method, task = name.split("_")
+    assert (config.method.name, config.task.name) == (method, task)
+    assert config.task.objective == "cls"
+    train = config.train
+    assert (train.expected_batch_size, train.epochs) == (2000, 50)
+    assert (train.learning_rate, train.weight_decay) == (rate, decay)
+    assert (config.scheduler.name, config.scheduler.warmup_steps) == ("linear", warmup)
+    assert (config.privacy.max_grad_norm, config.privacy.delta) == (10.0, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +175,16 @@ def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
         ("li2022_e2e_prefix", (3, {"bleu": 47.772, "nist": 5.775})),
         ("li2022_e2e_rgp", (3, {"bleu": 58.482, "meteor": 0.363})),
         ("li2022_e2e_top2", (None, {"bleu": 65.752})),
+        ("li2022_e2e_retrain", (8, {"bleu": 24.247, "cider": 0.281})),
         ("li2022_dart", (3, {"bleu": 31.025, "rouge_1": 0.62815})),
+        ("li2022_dart_lora", (3, {"bleu": 32.329, "rouge_2": 0.40753})),
+        ("li2022_dart_top2", (8, {"meteor": 0.054, "bleurt": -1.660})),
         ("li2022_personachat", (8, {"f1": 0.1608, "perplexity": 23.57})),
         ("li2022_sst2", (3, {"accuracy": 0.9186})),
         ("li2022_mnli", (3, {"accuracy": 0.8245})),
+        ("li2022_cls_sst2", (3, {"accuracy": 0.8612})),
+        ("li2022_rgp_qqp", (8, {"accuracy": 0.855})),
+        ("bu2022_lora_qnli", (8, {"accuracy": 0.873})),
         ("bu2022_e2e", (8, {"bleu": 60.13, "perplexity": 2.89})),
         ("bu2022_full_e2e", (8, {"bleu": 63.60})),
         ("bu2022_sst2", (8, {"accuracy": 0.924})),
@@ -128,9 +201,33 @@ def test_a_recipe_carries_its_published_row(
     assert dict(row[1]).items() <= dict(published[0].metrics).items()
 
 
-def test_every_recipe_of_a_paper_loads_with_its_published_rows() -> None:
+def test_the_epsilons_of_li_et_al_are_of_the_recipes_batches_and_epochs() -> None:
+    """A slow test composes these sizes to the epsilons of Tables 3, 7 and 8."""
+    for name, size, batch, epochs, *_ in LI:
+        task, _, method = name.partition("-")
+        if task in ("e2e", "dart", "personachat"):
+            config = recipe("_".join(["li2022", task, method]).rstrip("_"))
+            train, examples = config.train, config.task.num_train_examples
+            assert (examples, train.expected_batch_size, train.epochs) == (size, batch, epochs)
+
+
+PAPERS = {"li2022": "Li et al. 2022, ", "bu2022": "Bu et al. 2022, "}
+
+
+def test_every_recipe_of_a_paper_names_its_figure_and_carries_its_rows() -> None:
     for path in config_directory().glob("experiment/*2022_*.yaml"):
-        values = OmegaConf.to_container(recipe(path.stem).reference)
-        rows = [Reference(**row) for row in values]
-        assert {3, 8} <= {row.eps for row in rows}, path.stem
-        assert all(row.source.startswith(path.stem[:2].capitalize()) for row in rows), path.stem
+        paper = PAPERS[path.stem.partition("_")[0]]
+        purpose = path.read_text().splitlines()[1]
+        assert re.search(rf"\({paper}(Tables?|Figures?) \d+", purpose), purpose
+        rows = [Reference(**row) for row in published_rows(path)]
+        assert {row.eps for row in rows} <= {3, 8, None}, path.stem
+        assert {3, 8} & {row.eps for row in rows}, path.stem
+        assert all(re.match(rf"{paper}(Table|Figure) \d+", row.source) for row in rows), path.stem
+        told = [(row.source, row.what, row.model, row.eps) for row in rows]
+        assert len(set(told)) == len(told), path.stem
+
+
+def published_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a recipe, or, where it has none, of the one that it builds on."""
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    return values.get("reference") or published_rows(path.with_stem(values["defaults"][0]))

@@ -1,0 +1,32 @@
+"""A figure's sweep end to end: ``train --multirun experiment=…``, then ``report``."""
+
+import json
+
+import pytest
+
+from tests.cli.tiny import EVALUATION, TRAINING, make_workspace
+
+AXES = ("train.learning_rate", "train.expected_batch_size")
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_figure_ends_in_its_heat_map(tmp_path) -> None:
+    """The grid of Li et al. 2022, Figure 2, cut to two by two runs of one step."""
+    workspace = make_workspace(tmp_path)
+    smaller = ("train.learning_rate=1e-3,2e-3", "train.expected_batch_size=4,8")
+    outcome = workspace.run(
+        "train", "--multirun", "experiment=li2022_figure2", *TRAINING, *smaller, *EVALUATION,
+        "train.steps=1", "privacy.noise_multiplier=1", "privacy.self_check=false",
+        "hydra.sweep.dir=sweep",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("tuning bill of 4 runs on task e2e from data")
+    over = f"over=[{','.join(AXES)}]"
+    outcome = workspace.run("report", "runs=sweep", over, "metric=bleu", "to=figure2")
+    assert outcome.code == 0, outcome.err
+    page = (tmp_path / "figure2/report.html").read_text()
+    assert "<svg" in page and "split0-0-map" in page
+    rows = json.loads(workspace.run("report", "runs=sweep", "output=json").out)["runs"]
+    assert [tuple(row[key] for key in AXES) for row in rows] == [
+        ("0.001", "4"), ("0.001", "8"), ("0.002", "4"), ("0.002", "8")
+    ]  # fmt: skip

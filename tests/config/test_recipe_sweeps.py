@@ -1,0 +1,83 @@
+"""The sweeps of conf/experiment: those behind a paper's figures, by Hydra's own sweeper."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf, open_dict
+
+from dpft.cli.run_folders import register_resolver
+from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.load import load
+from dpft.config.location import config_directory
+from dpft.config.report import ReportConfig
+
+SWEEPS = sorted(
+    path for path in config_directory().glob("experiment/*.yaml") if "hydra" in OmegaConf.load(path)
+)
+
+
+def swept(path: Path) -> dict[str, list[str]]:
+    """The keys that a sweep goes over, and their values."""
+    params = OmegaConf.load(path).hydra.sweeper.params
+    return {key: str(values).split(",") for key, values in params.items()}
+
+
+def command(path: Path, subcommand: str) -> list[str]:
+    """The words after ``dpft SUBCOMMAND`` in the head of a sweep."""
+    head = path.read_text().partition("defaults:")[0]
+    (words,) = re.findall(rf"dpft {subcommand} (.*)", head)
+    return shlex.split(words)
+
+
+def test_figures_2_8_and_9_are_there() -> None:
+    names = {path.stem.split("_")[1] for path in SWEEPS}
+    assert {"figure1", "figure2", "figure5", "figure8", "figure9"} <= names
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
+    values = swept(path)
+    runs = math.prod(map(len, values.values()))
+    assert f", {runs} runs (" in path.read_text()
+    words = command(path, "train")
+    assert words[0] == "--multirun"
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        one = [f"{key}={choices[-1]}" for key, choices in values.items()]
+        config = compose("train", overrides=[*words[1:], *one], return_hydra_config=True)
+    assert set(config.hydra.sweeper.params) == set(values)
+    with open_dict(config):
+        del config.hydra
+    load(config, CONFIG, polymorphic=POLYMORPHIC)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_no_value_of_a_sweep_stands_there_twice(path: Path) -> None:
+    for choices in swept(path).values():
+        assert len(set(choices)) == len(choices)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_names_the_report_that_draws_it(path: Path) -> None:
+    words = command(path, "report")
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        report = load(compose("report", overrides=words), ReportConfig)
+    assert report.metrics is not None and report.to is not None
+    assert set(report.over or ()) <= set(swept(path))
+
+
+def test_figure_2_is_a_part_of_figure_8() -> None:
+    """Li et al. 2022 (arXiv 2110.05679): both are of learning rate and batch size."""
+    part, whole = (
+        swept(config_directory() / f"experiment/li2022_{name}.yaml")
+        for name in ("figure2", "figure8_batch_size")
+    )
+    rates = [float(rate) for rate in whole["train.learning_rate"]]
+    # Figure 8 a: 1e-3 times 4, 2 and 1, and over 2, 4, 32, 64, 128, 256 and 512.
+    assert rates == [1e-3 * 2.0**power for power in (2, 1, 0, -1, -2, -5, -6, -7, -8, -9)]
+    assert part["train.learning_rate"] == whole["train.learning_rate"][2:8]
+    assert part["train.expected_batch_size"] == whole["train.expected_batch_size"]
