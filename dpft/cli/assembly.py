@@ -16,7 +16,7 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
 from dpft.reports.accounting import delta_warnings
 from dpft.tasks.base import Task
-from dpft.training.session import learning_rate_factor
+from dpft.training.learning_rates import learning_rate_factor
 
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from types import FrameType
 
 from dpft.cli.crashes import FULL_OR_FORBIDDEN, where
 from dpft.errors import DpftError
+from dpft.training.termination import TERMINATED
 
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
-TERMINATED = 143
 
 
 def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:

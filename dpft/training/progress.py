@@ -32,6 +32,7 @@ class StepProgress:
         steps: int,
         expected_batch_size: int,
         epsilon_after: Callable[[int], float] | None,
+        taken: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to show ``steps`` steps.
@@ -41,11 +42,13 @@ class StepProgress:
             expected_batch_size: Public size that the examples per second are counted by.
             epsilon_after: Upper bound of epsilon after a number of steps; None for a non-private
                 run.
+            taken: Steps of earlier sessions, which the rate is not of.
             clock: Seconds, monotonic.
         """
         self._steps = steps
         self._expected_batch_size = expected_batch_size
         self._epsilon_after = epsilon_after
+        self._taken = taken
         self._clock = clock
         self._console = Console(stderr=True)
         columns = (
@@ -84,10 +87,11 @@ class StepProgress:
         parts = []
         if self._epsilon_after is not None:
             parts.append(f"epsilon {round_up(self._epsilon_after(step), 2):.2f}")
-        if step >= MIN_STEPS_FOR_RATE:
+        here = step - self._taken
+        if here >= MIN_STEPS_FOR_RATE:
             elapsed = max(self._clock() - self._start, 1e-9)
-            parts.append(f"{step * self._expected_batch_size / elapsed:.0f} examples/s")
-            parts.append(f"{_clock_time(elapsed / step * (self._steps - step))} to go")
+            parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
+            parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
 
 

@@ -4,20 +4,14 @@ What a private run adds, and in which order, is in ``private_run``.
 """
 
 import logging
-import signal
-import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dpft.errors import InputError
 from dpft.files import private_folder
 from dpft.methods.base import Method, MethodPhase
 from dpft.training.checkpoint import (
@@ -27,6 +21,7 @@ from dpft.training.checkpoint import (
     save_checkpoint,
 )
 from dpft.training.diagnostics import Diagnostics
+from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
 from dpft.training.loop import Records, StepEngine, StepStatistics, train
 from dpft.training.optimizers import (
@@ -39,9 +34,8 @@ from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.progress import StepProgress
 from dpft.training.resume import Stopped
 from dpft.training.settings import TrainingConfig
+from dpft.training.termination import TERMINATED, termination_requests
 
-TERMINATED = 143
-"""Exit code of a run that SIGTERM ended."""
 logger = logging.getLogger(__name__)
 
 
@@ -151,6 +145,7 @@ def take_steps(
     diagnostics.write_size(session.records, num_examples=session.num_examples)
     progress = StepProgress(
         steps=engine.steps,
+        taken=engine.steps_taken,
         expected_batch_size=settings.expected_batch_size,
         epsilon_after=epsilon_after,
     )
@@ -199,55 +194,6 @@ def take_steps(
             )
     finally:
         diagnostics.close()
-
-
-@contextmanager
-def termination_requests() -> Iterator[Callable[[], bool]]:
-    """Gives whether SIGTERM has come, which inside the block ends nothing by itself.
-
-    Only the main thread is told of signals; elsewhere the answer is always no.
-    """
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def learning_rate_of(trained: Trained, step: int) -> float:
-    """Returns the learning rate that step ``step`` (counted from 1) was taken with."""
-    scheduler = trained.scheduler
-    return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))
-
-
-def learning_rate_factor(
-    phases: Sequence[MethodPhase], learning_rate: float
-) -> Callable[[int], float] | None:
-    """Returns what multiplies ``learning_rate`` at each step (counted from 0); None: nothing does.
-
-    Raises:
-        InputError: A phase has a rate of its own and ``learning_rate`` is 0.
-    """
-    given = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
-    if not given:
-        return None
-    if learning_rate == 0:
-        raise InputError(
-            f"train.learning_rate must be positive where a phase has a learning rate of its own, "
-            f"got 0 and {given[0]:g}; give both, or neither."
-        )
-    rates = [learning_rate if p.learning_rate is None else p.learning_rate for p in phases]
-    ends = list(accumulate(phase.steps for phase in phases))
-
-    def factor(step: int) -> float:
-        # The schedule is asked once more after the last step.
-        return rates[min(bisect_right(ends, step), len(rates) - 1)] / learning_rate
-
-    return factor
 
 
 def _trained(session: Session, steps: int) -> Trained:

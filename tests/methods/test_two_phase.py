@@ -21,6 +21,7 @@ from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
 from dpft.training.checkpoint import Trained, restore_checkpoint, save_checkpoint
+from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.optimizers import (
     AdamW,
     SchedulerConfig,
@@ -29,7 +30,7 @@ from dpft.training.optimizers import (
 )
 from dpft.training.private_run import train_privately
 from dpft.training.self_check import synthetic_losses
-from dpft.training.session import learning_rate_factor, train_ordinarily
+from dpft.training.session import train_ordinarily
 from tests.training import toy
 
 STEPS, SWITCH = 5, 2

@@ -103,6 +103,11 @@ def test_the_p_value_is_welchs() -> None:
     assert (p_value((1, 1), (1, 1)), p_value((1, 1), (2, 2))) == (1.0, 0.0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_scores_that_are_all_but_alike_are_compared_without_a_warning() -> None:
+    assert p_value((1.0, 1.0 + 1e-15), (2.0, 2.0)) < 1e-6
+
+
 def test_lower_perplexity_is_better_and_single_runs_are_not_tested() -> None:
     scores = {0: (20.0, 20.1, 20.2), 1: (30.0, 30.1, 30.2)}
     assert best(scores, "perplexity") == {0} and best(scores, "bleu") == {1}

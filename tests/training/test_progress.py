@@ -5,12 +5,15 @@ import pytest
 from dpft.training.progress import LOG_LINES, StepProgress
 
 
-def progress(steps: int = 100, *, epsilon=None, seconds: float = 0.0) -> StepProgress:
+def progress(
+    steps: int = 100, *, epsilon=None, seconds: float = 0.0, taken: int = 0
+) -> StepProgress:
     times = iter([0.0, 0.0])
     return StepProgress(
         steps=steps,
         expected_batch_size=32,
         epsilon_after=epsilon,
+        taken=taken,
         clock=lambda: next(times, seconds),
     )
 
@@ -28,6 +31,12 @@ def test_no_rate_is_shown_before_ten_steps() -> None:
 def test_the_rate_is_of_expected_sizes_and_the_average_of_all_steps() -> None:
     with progress(seconds=50.0) as shown:
         assert shown.note(50) == "32 examples/s, 0:50 to go"
+
+
+def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps() -> None:
+    with progress(seconds=20.0, taken=50) as shown:
+        assert shown.note(59) == ""
+        assert shown.note(60) == "16 examples/s, 1:20 to go"
 
 
 def test_a_long_time_is_shown_in_hours() -> None:

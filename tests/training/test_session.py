@@ -5,18 +5,11 @@ import pytest
 import torch
 
 from dpft.errors import InputError, RunError
-from dpft.methods.base import MethodPhase
 from dpft.privacy.ledger import read_ledger
 from dpft.training import session as session_module
 from dpft.training.checkpoint import GENERATORS, checkpoints
-from dpft.training.optimizers import (
-    AdamW,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-)
 from dpft.training.private_run import train_privately
-from dpft.training.session import learning_rate_factor, train_ordinarily
+from dpft.training.session import train_ordinarily
 from tests.training.toy import plan, privacy, session, tiny_model
 
 
@@ -130,39 +123,6 @@ def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
     losses = [json.loads(line)["mean_loss"] for line in lines[1:]]
     assert losses[-1] < losses[0] - 0.1
     assert not (tmp_path / "ledger.jsonl").exists()
-
-
-TWO_PHASES = (
-    MethodPhase(method="full", steps=2),
-    MethodPhase(method="bitfit", steps=2, learning_rate=1.0),
-)
-
-
-def test_each_phase_has_its_learning_rate_times_the_schedules_factor():
-    optimizer = make_optimizer(
-        tiny_model().parameters(), AdamW(), learning_rate=0.1, weight_decay=0.0
-    )
-    scheduler = make_scheduler(
-        optimizer,
-        SchedulerConfig(name="linear"),
-        steps=4,
-        factor=learning_rate_factor(TWO_PHASES, 0.1),
-    )
-    rates = []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([0.1 * 1, 0.1 * 0.75, 1.0 * 0.5, 1.0 * 0.25])
-
-
-def test_without_a_rate_of_its_own_no_phase_changes_the_schedule():
-    assert learning_rate_factor(TWO_PHASES[:1], 0.0) is None
-
-
-def test_a_rate_of_a_phase_beside_a_rate_of_zero_is_refused():
-    with pytest.raises(InputError, match="train.learning_rate must be positive"):
-        learning_rate_factor(TWO_PHASES, 0.0)
 
 
 def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_path):
