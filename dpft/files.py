@@ -3,12 +3,13 @@
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 
 SCHEMA_VERSION = 1
 
@@ -43,10 +44,51 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Waits until everything in ``folder``, which a library wrote, is on disk."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder, folder.parent):
+        sync_folder(path)
+
+
 def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Writes one JSON object with sorted keys and the schema version."""
     versioned = {"schema_version": SCHEMA_VERSION, **content}
     write_text(path, json.dumps(versioned, indent=2, sort_keys=True) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns what ``write_json`` wrote, the schema version included.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        version = content["schema_version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StateError(
+            f"{path} is damaged: it must hold one JSON object with a schema_version; put it back."
+        ) from error
+    check_version(version, path)
+    return dict(content)
+
+
+def check_version(version: object, path: Path) -> None:
+    """Refuses a file that another dpft wrote in a form that this one does not know.
+
+    Raises:
+        InputError: It is of another schema version.
+    """
+    if version is True or version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path} must be of schema_version {SCHEMA_VERSION}, got {version!r}; use the dpft that"
+            " wrote it, or put the file back if it was changed."
+        )
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o644) -> None:
@@ -61,6 +103,17 @@ def private_folder(run: Path) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
     return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Refuses a folder that cannot be written to, or made, before work is put into it.
+
+    Raises:
+        OSError: It says why.
+    """
+    above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    with tempfile.TemporaryFile(dir=above):
+        return
 
 
 @contextmanager

@@ -1,10 +1,19 @@
 import json
+import os
 import stat
 
 import pytest
 
-from dpft.errors import InputError
-from dpft.files import hold_lock, private_folder, write_json, write_jsonl, write_text
+from dpft.errors import InputError, StateError
+from dpft.files import (
+    hold_lock,
+    private_folder,
+    read_json,
+    sync_tree,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 
 
 def test_a_file_is_whole_and_nothing_temporary_is_left(tmp_path):
@@ -44,3 +53,35 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
         pass
     with hold_lock(path):
         pass
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+def test_json_of_another_schema_is_refused_by_its_version(tmp_path, version):
+    (tmp_path / "a.json").write_text(json.dumps({"schema_version": version}))
+    with pytest.raises(InputError, match=rf"a\.json must be of schema_version 1, got {version!r}"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b"\xff{}", b"[" * 100_000])
+def test_damaged_json_is_refused_as_corrupted(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(StateError, match=r"a\.json is damaged") as error:
+        read_json(tmp_path / "a.json")
+    assert error.value.exit_code == 3
+
+
+def test_json_is_read_as_it_was_written(tmp_path):
+    write_json(tmp_path / "a.json", {"b": 1})
+    assert read_json(tmp_path / "a.json") == {"b": 1, "schema_version": 1}
+
+
+def test_a_tree_is_on_disk_with_its_names(tmp_path, monkeypatch):
+    (tmp_path / "model" / "base").mkdir(parents=True)
+    (tmp_path / "model" / "base" / "weights").write_bytes(b"1")
+    (tmp_path / "model" / "config").write_bytes(b"2")
+    synced = set()
+    place = "/proc/self/fd/{}".format
+    monkeypatch.setattr(os, "fsync", lambda number: synced.add(os.readlink(place(number))))
+    sync_tree(tmp_path / "model")
+    names = ("", "model", "model/config", "model/base", "model/base/weights")
+    assert synced == {str(tmp_path / name) for name in names}

@@ -28,7 +28,8 @@ from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.models.loading import new_names
-from dpft.reports.run import CONFIGURATION, PRIVACY, mark, metric_rows, write_report
+from dpft.reports.records import read_evaluations, read_record
+from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
@@ -67,11 +68,25 @@ def run(config: EvaluateConfig) -> None:
         stack.enter_context(crash_kept(folder_of(config)))
         if config.run is not None:
             config = inherit(config, config.run, SECTIONS)
-            stack.enter_context(hold_lock(private_folder(Path(str(config.run))) / "lock"))
+            folder = Path(str(config.run))
+            stack.enter_context(hold_lock(private_folder(folder) / "lock"))
+            check_readable(folder)
         evaluations = score(config)
         public = eval_split_is_public(config.task, config.eval)
         write(config, evaluations, public=public)
     show(config, evaluations, public=public)
+
+
+def check_readable(folder: Path) -> None:
+    """Refuses, before anything is scored, files of a run that could not be written anew.
+
+    Raises:
+        InputError: One is of another schema version.
+        StateError: One is damaged.
+    """
+    read_evaluations(folder / METRICS)
+    if (folder / PRIVACY).exists():
+        read_record(folder)
 
 
 def write(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:

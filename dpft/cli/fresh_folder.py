@@ -8,6 +8,7 @@ from dpft.errors import InputError
 from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
 from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
+from dpft.training.checkpoint import checkpoints
 from dpft.training.resume import LEDGER
 from dpft.training.tracking import FOLDER as TRACKING
 
@@ -28,10 +29,10 @@ def refuse_used_folder(folder: Path) -> None:
             f"{folder / TUNING} exists: dpft tune has trained in this folder; go on with dpft tune"
             f" resume={folder}, or choose another folder with hydra.run.dir=DIR."
         )
-    if (folder / LEDGER).exists():
+    if has_begun(folder):
         raise InputError(
-            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; "
-            "choose another folder with hydra.run.dir=DIR."
+            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; go on with it"
+            f" by dpft train resume={folder}, or choose another folder with hydra.run.dir=DIR."
         )
     for path in (folder / name for name in RELEASED):
         if path.exists() and (folder / CONFIGURATION).exists():
@@ -40,6 +41,17 @@ def refuse_used_folder(folder: Path) -> None:
                 " would seem to cover it; move it away, or choose another folder with"
                 " hydra.run.dir=DIR."
             )
+
+
+def has_begun(folder: Path) -> bool:
+    """Returns whether a run here may have taken a noisy step.
+
+    One that broke off before its first checkpoint was whole left an empty ledger, and took none.
+    """
+    ledger = folder / LEDGER
+    if not ledger.exists():
+        return False
+    return ledger.stat().st_size > 0 or bool(checkpoints(folder / "private" / "checkpoints"))
 
 
 def start_anew(folder: Path) -> None:
@@ -51,7 +63,7 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, PAGE, METRICS, PRIVACY):
+    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):

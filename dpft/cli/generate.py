@@ -4,7 +4,6 @@ Beside them lies what they cost. Nothing here reads a record that was trained on
 from the user's prompts, or from nothing where whole records were trained on.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -25,7 +24,7 @@ from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import hold_lock, private_folder, write_json, write_jsonl
-from dpft.reports.run import PRIVACY
+from dpft.reports.records import PRIVACY, read_privacy
 from dpft.reports.synthetic import cost, synthetic_record
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.records import Example
@@ -89,7 +88,9 @@ def privacy_of(folder: Path) -> dict[str, Any]:
     """Returns the run's privacy.json.
 
     Raises:
-        InputError: The run has none, so that what its texts cost cannot be said.
+        InputError: The run has none, so that what its texts cost cannot be said, or one of another
+            schema version.
+        StateError: It is damaged.
     """
     path = folder / PRIVACY
     if not path.exists():
@@ -97,8 +98,7 @@ def privacy_of(folder: Path) -> dict[str, Any]:
             f"run must have a {PRIVACY}, which says what its texts cost, got {str(folder)!r},"
             " which has none; put it back, or train anew."
         )
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
+    return read_privacy(path)
 
 
 def text_task(task: Task) -> TextTask:

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.assembly import RunPlan, method_phases, public_size
+from dpft.cli.fresh_folder import TUNING
 from dpft.cli.held_out import KEY_FILE, held_out_key
 from dpft.cli.inherited import copy_key, given_overrides
 from dpft.cli.training_data import UNIT_KEY
@@ -28,6 +29,7 @@ from dpft.errors import InputError, StateError
 from dpft.files import private_folder, write_json
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
+from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS
 from dpft.training.loop import Records
 from dpft.training.resume import Stopped
@@ -57,6 +59,11 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
         InputError: There is no such run, or an override changes what it is bound to.
     """
     folder = str(composed.resume)
+    if (Path(folder) / TUNING).exists():
+        raise InputError(
+            f"resume must be the folder of a run, got {folder!r}, which is of dpft tune; go on with"
+            f" it by dpft tune resume={folder}."
+        )
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
         raise InputError(
@@ -147,9 +154,7 @@ def same_records(folder: Path, records: Records) -> None:
 
 def has_scores(folder: Path, stage: str) -> bool:
     """Returns whether metrics.json has scores of that stage."""
-    path = folder / METRICS
-    entries = json.loads(path.read_text())["evaluations"] if path.exists() else []
-    return any(entry["stage"] == stage for entry in entries)
+    return any(entry["stage"] == stage for entry in read_evaluations(folder / METRICS))
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Where the scores of an evaluation go: public files, or private ones for a private split."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import write_predictions
 from dpft.evaluation.samples import write_samples
 from dpft.files import private_folder
+from dpft.reports.records import read_evaluations
 from dpft.reports.run import METRICS, PRIVATE_SPLIT, write_metrics
 
 PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
@@ -62,7 +62,7 @@ def named(file: str, part: str) -> str:
 
 def was_public(metrics: Path, evaluation: Evaluation) -> bool:
     """Returns whether metrics.json has scores of the same split as a public one."""
-    entries = json.loads(metrics.read_text())["evaluations"] if metrics.exists() else []
+    entries = read_evaluations(metrics)
     split = (evaluation.task, evaluation.split)
     return any(
         entry["split_is_public"] for entry in entries if (entry["task"], entry["split"]) == split

@@ -21,7 +21,7 @@ from dpft.cli.training_data import load_training_data
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
-from dpft.files import write_json
+from dpft.files import read_json, write_json
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.plan import Calibration, PrivacyPlan
@@ -109,13 +109,14 @@ def read_search(folder: Path) -> Search | None:
     """Returns what ``write_search`` wrote; None where nothing was drawn yet.
 
     Raises:
-        StateError: It cannot be read.
+        InputError: It is of another schema version.
+        StateError: It is damaged.
     """
     path = folder / TUNING / TRIALS
     if not path.exists():
         return None
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         return Search(
             calibration=Calibration(**content["calibration"]),
             delta=content["delta"],
@@ -123,7 +124,7 @@ def read_search(folder: Path) -> Search | None:
             fingerprint=content["fingerprint"],
             trials=tuple(Trial(**trial) for trial in content["trials"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path} is damaged: it must hold the trials that were drawn.") from error
 
 

@@ -4,7 +4,6 @@ Both are what the public files of the run's folder say: config.yaml as the repor
 plan, privacy.json, and of metrics.json the entries of public splits alone (DESIGN §6.8).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,7 +15,13 @@ from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.recipe import public_configuration
-from dpft.reports.records import METRICS, PRIVACY, read_overrides
+from dpft.reports.records import (
+    METRICS,
+    PRIVACY,
+    read_evaluations,
+    read_overrides,
+    read_privacy,
+)
 from dpft.training.resume import find_stopped
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.tracking import Tracking, open_tracking
@@ -71,7 +76,7 @@ def conclude(trackings: Trackings, folder: Path) -> None:
     if not trackings:
         return
     step = find_stopped(folder).checkpoint.step
-    values = results(_read(folder / PRIVACY), _read(folder / METRICS).get("evaluations", ()))
+    values = results(read_privacy(folder / PRIVACY), read_evaluations(folder / METRICS))
     for tracking in trackings:
         tracking.conclude(step, values)
 
@@ -92,8 +97,3 @@ def results(
             place = f"eval/{entry['stage']}/{entry['split']}"
             found |= {f"{place}/{name}": value for name, value in entry["metrics"].items()}
     return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return content

@@ -42,11 +42,12 @@ from dpft.config.load import dump, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.files import hold_lock, private_folder
+from dpft.files import check_writable, hold_lock, private_folder
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
-from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
+from dpft.reports.records import read_evaluations
+from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow
 from dpft.training.resume import Stopped, find_stopped
@@ -109,6 +110,7 @@ def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> Non
         planner: Makes its plan, of which nothing is left to choose afterwards.
     """
     refuse_used_folder(folder)
+    check_writable(folder)
     prepared = prepare(config, None, None, planner)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
@@ -128,13 +130,14 @@ def go_on(config: TrainConfig, folder: Path) -> None:
 
     Raises:
         InputError: It is none, or it would not go on as it was bound to.
-        StateError: Its checkpoint or its ledger is damaged.
+        StateError: Its checkpoint, its ledger or its scores are damaged.
     """
     with hold_lock(private_folder(folder) / "lock"):
         stopped = find_stopped(folder)
         if stopped.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
+        read_evaluations(folder / METRICS)
         prepared = prepare(config, read_secrets(folder), stopped)
         same_records(folder, prepared.records)
         finish(prepared, folder, stopped)

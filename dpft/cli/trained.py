@@ -13,7 +13,7 @@ from dpft.config.keys import plain
 from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.kinds import Head
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
@@ -21,6 +21,7 @@ from dpft.models.loading import load_config, load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run import CONFIGURATION
 from dpft.tasks.base import Task
 from dpft.training.resume import LEDGER
@@ -101,6 +102,7 @@ def saved_run(folder: str) -> TrainConfig:
 
     Raises:
         InputError: There is no such folder, or its training has not ended.
+        StateError: Its ledger is damaged or gone.
     """
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
@@ -109,15 +111,26 @@ def saved_run(folder: str) -> TrainConfig:
             f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
             "folder that `dpft train` named, such as outputs/DATE/TIME."
         )
-    ledger = Path(folder) / LEDGER
-    ended = not ledger.exists() or read_ledger(ledger).closed
-    if not ended or not (Path(folder) / "model").is_dir():
+    config: TrainConfig = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
+    if not _has_ended(Path(folder), config):
         raise InputError(
             f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            "training has not; wait for it, or train anew."
+            f"training has not; wait for it, or go on with it by dpft train resume={folder}."
         )
-    config: TrainConfig = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
     return config
+
+
+def _has_ended(folder: Path, config: TrainConfig) -> bool:
+    ledger = folder / LEDGER
+    if not (folder / MODEL).is_dir():
+        return False
+    if ledger.exists():
+        return read_ledger(ledger).closed
+    if isinstance(config.privacy, DifferentialPrivacy):
+        raise StateError(
+            f"{ledger} is gone, so nothing shows what the run spent; put it back as it was."
+        )
+    return True
 
 
 def saved_configuration(folder: str) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from dpft.cli.assembly import RunPlan, warn_of_delta
 from dpft.cli.exit_codes import say
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
-from dpft.files import private_folder
+from dpft.errors import StateError
+from dpft.files import private_folder, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
-from dpft.training.checkpoint import checkpoints, delete_generator_states
+from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
 from dpft.training.listeners import StepListener
 from dpft.training.loop import Records
 from dpft.training.private_run import train_privately
@@ -82,6 +83,7 @@ def train(
     def save_model() -> None:
         config.method.save(model, folder / "model")
         tokenizer.save_pretrained(folder / "model")
+        sync_tree(folder / "model")  # before the ledger closes, after which it is saved no more
 
     session = Session(
         folder=folder,
@@ -98,6 +100,7 @@ def train(
         listeners=listeners,
     )
     if stopped is not None and stopped.has_ended:
+        _check_end(stopped, plan)
         prepare_trained(session, plan.steps, stopped)
         delete_generator_states(private_folder(folder) / "checkpoints")
         return
@@ -108,6 +111,20 @@ def train(
     whole = float("inf") if calibration is None else calibration.epsilon
     curve = EpsilonSoFar(plan.privacy, whole)
     train_privately(session, plan.privacy, config.privacy, epsilon_after=curve, stopped=stopped)
+
+
+def _check_end(stopped: Stopped, plan: RunPlan) -> None:
+    """Refuses to take a run without a ledger for ended before its last step.
+
+    Raises:
+        StateError: Its generator states are gone all the same.
+    """
+    checkpoint = stopped.checkpoint
+    if stopped.ledger is None and checkpoint.step < plan.steps:
+        raise StateError(
+            f"{checkpoint.path / GENERATORS} is gone, and the run has taken {checkpoint.step} of"
+            f" {plan.steps} steps; put it back, or begin a new run."
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import InputError, StateError
-from dpft.files import sync_folder
+from dpft.files import check_version, sync_folder
 from dpft.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def read_ledger(path: Path) -> LedgerRecord:
     """Returns what a ledger says, after checking its chain.
 
     Raises:
+        InputError: It is of another schema version.
         StateError: A line is damaged, missing, out of order or follows the closing one; named by
             number.
     """
@@ -201,10 +202,12 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         entry = None
     if not isinstance(entry, dict):
         raise StateError(f"{path}, line {number}: expected one JSON object, got a damaged line.")
+    if "schema_version" in entry:  # a line of this form has none
+        check_version(entry["schema_version"], path)
     return entry
 
 

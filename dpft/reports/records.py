@@ -1,6 +1,5 @@
 """What the public files of a run's folder say, for reports of one run and of many."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,25 @@ from typing import Any
 
 import yaml
 
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
+from dpft.files import read_json
 
 CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
 OVERRIDES = Path(".hydra") / "overrides.yaml"
+PARTS = {"task", "split", "stage", "split_is_public", "metrics"}
+"""What every entry of metrics.json has."""
+
+
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    **{"private": bool, "num_examples": int, "steps": int, "warnings": list},
+    **{"trainable_parameters": int, "new_parameters": int, "total_parameters": int},
+}
+"""What every run's privacy.json has, and of what type."""
+PROMISED: dict[str, type | tuple[type, ...]] = {
+    **{"epsilon": (int, float), "delta": (int, float), "accountant": str, "steps_taken": int},
+    **{"noise_multiplier": (int, float), "sample_rate": (int, float), "ledger": dict},
+}
+"""What it has besides where noise was added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +51,19 @@ def read_record(folder: Path) -> RunRecord:
     """Returns what a run's public files say.
 
     Raises:
-        InputError: One of them is missing or damaged.
+        InputError: One of them is missing or of another schema version.
+        StateError: A JSON file is damaged.
     """
     try:
-        metrics = folder / METRICS
         return RunRecord(
             folder=folder,
             config=yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8")),
-            privacy=json.loads((folder / PRIVACY).read_text(encoding="utf-8")),
-            evaluations=_evaluations(metrics) if metrics.exists() else [],
+            privacy=read_privacy(folder / PRIVACY),
+            evaluations=read_evaluations(folder / METRICS),
             overrides=read_overrides(folder),
         )
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read the run in {folder}: {reason}.") from error
@@ -59,6 +75,45 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
     if not path.exists():
         return None
     return tuple(map(str, yaml.safe_load(path.read_text(encoding="utf-8")) or ()))
+
+
+def read_privacy(path: Path) -> dict[str, Any]:
+    """Returns the content of privacy.json.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    content = read_json(path)
+    needed = NEEDED | (PROMISED if "epsilon" in content else {})
+    wrong = sorted(name for name, kind in needed.items() if not isinstance(content.get(name), kind))
+    if not wrong and "epsilon" in content:
+        ledger = content["ledger"]
+        wrong = [] if isinstance(ledger.get("lines"), int) and "head" in ledger else ["ledger"]
+    if wrong:
+        raise StateError(
+            f"{path} is damaged: it has no {', '.join(wrong)}, or one of another type; put it back."
+        )
+    return content
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """Returns the entries of metrics.json; none where there is no such file.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    if not path.exists():
+        return []
+    entries = read_json(path).get("evaluations")
+    known = [e for e in entries if isinstance(e, dict) and set(e) >= PARTS] if entries else []
+    if not isinstance(entries, list) or len(known) < len(entries):
+        raise StateError(
+            f"{path} is damaged: its evaluations must be a list of objects with"
+            f" {', '.join(sorted(PARTS))}; put it back, or score anew without it."
+        )
+    return known
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -79,7 +134,7 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def _runs_of(folder: Path) -> list[Path]:
     if (folder / CONFIGURATION).is_file():
         return [folder]
-    below = [path.parent for path in folder.glob(f"*/{CONFIGURATION}")]
+    below = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}")]
     if not below:
         missing = "has none" if folder.is_dir() else "does not exist"
         raise InputError(
@@ -87,8 +142,3 @@ def _runs_of(folder: Path) -> list[Path]:
             " give what `dpft train` named, such as outputs/DATE/TIME."
         )
     return sorted(below, key=lambda path: (len(path.name), path.name))
-
-
-def _evaluations(path: Path) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
-    return entries

@@ -3,7 +3,6 @@
 Reports hold public quantities only; what training saw of the records stays in private/.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ from dpft.reports.card import write_card
 from dpft.reports.pages import render_html, render_markdown, up
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.recipe import command, configuration
-from dpft.reports.records import CONFIGURATION, METRICS, PRIVACY, RunRecord, read_record
+from dpft.reports.records import (
+    CONFIGURATION,
+    METRICS,
+    PRIVACY,
+    RunRecord,
+    read_evaluations,
+    read_record,
+)
 from dpft.reports.reference import PUBLISHED_NOTE, published_table
 from dpft.reports.scores import PRIVATE_SPLIT, mark, metric_rows, score_tables
 from dpft.reports.sections import (
@@ -52,7 +58,7 @@ def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, publi
     An entry of the file for the same task, split and stage is replaced, others stay.
     """
     fresh = [mark(entry, public) for entry in evaluations]
-    kept = [old for old in _entries(path) if _place(old) not in map(_place, fresh)]
+    kept = [old for old in read_evaluations(path) if _place(old) not in map(_place, fresh)]
     write_json(path, {"evaluations": [*kept, *fresh]})
 
 
@@ -118,10 +124,3 @@ def _parts(
 
 def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return entry["task"], entry["split"], entry["stage"]
-
-
-def _entries(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
-    return entries

@@ -5,7 +5,6 @@ and the number of units come from privacy.json, or, where the run did not get th
 last checkpoint or from config.yaml; the number of units is also batch size over sample rate.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import yaml
 
 from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION
+from dpft.files import read_json
 from dpft.privacy.ledger import GENESIS, LEDGER, LedgerRecord, read_ledger
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
-from dpft.reports.run import CONFIGURATION, PRIVACY
+from dpft.reports.records import CONFIGURATION, PRIVACY, read_privacy
 
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
@@ -90,8 +89,7 @@ def run_folders(given: str) -> tuple[str, ...]:
     path = Path(given)
     if (path / CONFIGURATION).is_file():
         return (given,)
-    children = path.iterdir() if path.is_dir() else ()
-    found = [child for child in children if (child / CONFIGURATION).is_file()]
+    found = [config.parent for config in path.glob(f"[!.]*/{CONFIGURATION}") if config.is_file()]
     if not found:
         raise InputError(
             f"runs must be folders of dpft runs, or of a sweep of them, got {given!r}, which has no"
@@ -136,26 +134,12 @@ def _known(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Returns what the run was bound to, and the ledger's lines and head as lodged beside it."""
     states = sorted(folder.glob("private/checkpoints/step-*/state.json"))
     if (folder / PRIVACY).exists():
-        known = _read_json(folder / PRIVACY)
+        known = read_privacy(folder / PRIVACY)
         return known, known.get("ledger")
     if states:
-        run = _read_json(states[-1]).get("run") or {}
+        run = read_json(states[-1]).get("run") or {}
         return dict(run.get("plan") or {}), run.get("ledger")
     return {}, None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["schema_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path} is damaged: it must hold one JSON object.") from error
-    if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{path} must be of schema_version {SCHEMA_VERSION}, got {version}; read it with the"
-            " dpft that wrote it."
-        )
-    return dict(content)
 
 
 def _check_lodged(

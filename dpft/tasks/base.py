@@ -67,6 +67,13 @@ class Task(ABC):
             )
         if self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
+        for name in ("num_train_examples", "embedded_num_train_examples"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise InputError(
+                    f"task.{name} must be at least 1, or null for a count of the records, got"
+                    f" {size}."
+                )
         known = (*self.columns, *self.optional_columns)
         unknown = sorted(set(self.column_aliases.values()) - set(known))
         if unknown:

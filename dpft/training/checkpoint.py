@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import SCHEMA_VERSION, sync_folder, write_json
+from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
@@ -73,7 +73,8 @@ def save_checkpoint(
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     target, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for stale in folder.glob(".step-*.partial"):  # of a process that was killed
+        shutil.rmtree(stale)
     partial.mkdir(mode=0o700)
     _save_tensors(partial / MODEL, _model_state(trained.model))
     _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
@@ -188,18 +189,20 @@ def _read_state(path: Path) -> dict[str, Any]:
     """Returns state.json after checking its own checksum and those of the other files.
 
     The generator states may be gone: they are deleted when a run has ended.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: A file is missing or damaged.
     """
     try:
         state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        if state["schema_version"] != SCHEMA_VERSION:
-            raise InputError(
-                f"{path} was written in form {state['schema_version']}, and this dpft reads form"
-                f" {SCHEMA_VERSION}; go on with the dpft that wrote it."
-            )
+        check_version(state["schema_version"], path / STATE)
         known = state.pop("checksum")
         present = [n for n in state["checksums"] if n != GENERATORS or (path / n).exists()]
         actual = {name: _checksum(path / name) for name in present}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{path} is not a complete checkpoint: a file is cut or gone.") from error
     if _digest(state) != known:
         raise StateError(f"{path / STATE} is damaged: its checksum is not the recorded one.")

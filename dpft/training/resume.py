@@ -64,7 +64,7 @@ def find_stopped(folder: Path) -> Stopped:
     ledger = read_ledger(folder / LEDGER) if (folder / LEDGER).exists() else None
     known = checkpoint.run.get("ledger")
     if known is not None:
-        _check_fit(checkpoint, ledger, known)
+        _check_fit(checkpoint, ledger, known, folder / LEDGER)
     return Stopped(checkpoint=checkpoint, ledger=ledger)
 
 
@@ -106,13 +106,14 @@ def read_plan(written: Mapping[str, Any]) -> PrivacyPlan:
 
 
 def _check_fit(
-    checkpoint: Checkpoint, ledger: LedgerRecord | None, known: Mapping[str, Any]
+    checkpoint: Checkpoint, ledger: LedgerRecord | None, known: Mapping[str, Any], path: Path
 ) -> None:
     """Refuses a ledger that is not the one the checkpoint was written beside, gone on with."""
     lines = int(known["lines"])
     heads = () if ledger is None else ledger.heads
     if len(heads) <= lines or heads[lines] != known["head"]:
         raise StateError(
-            f"the ledger must begin with the {lines} lines that {checkpoint.path.name} was written"
-            " after, got other ones; it was replaced, edited or cut."
+            f"{path}, line {min(len(heads), lines)}: the ledger must begin with the {lines} lines"
+            f" that {checkpoint.path.name} was written after, got other ones; it was replaced,"
+            " edited or cut."
         )

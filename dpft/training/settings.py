@@ -11,6 +11,8 @@ from dpft.privacy.plan import planned_steps
 from dpft.training.precision import PRECISIONS
 
 DEVICES = ("auto", "cpu", "cuda")
+MOST_THREADS = 1024
+"""Torch starts as many as it is told to, until the memory is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if self.num_threads is not None:
             _at_least(1, "or null for torch's choice", num_threads=self.num_threads)
+            if self.num_threads > MOST_THREADS:
+                raise InputError(
+                    f"train.num_threads must be at most {MOST_THREADS}, got {self.num_threads}."
+                )
         if self.device not in DEVICES:
             raise InputError(
                 f"train.device must be one of {', '.join(DEVICES)}, got {self.device!r}."

@@ -9,7 +9,18 @@ from dpft.errors import InputError
 def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
     refuse_used_folder(tmp_path)
     (tmp_path / "ledger.jsonl").write_text("")
-    with pytest.raises(InputError, match="has taken noisy steps; choose another folder"):
+    refuse_used_folder(tmp_path)
+    (tmp_path / "ledger.jsonl").write_text('{"step": 1')
+    with pytest.raises(InputError, match="has taken noisy steps; go on with it by dpft train res"):
+        refuse_used_folder(tmp_path)
+
+
+def test_a_ledger_without_a_line_beside_a_checkpoint_is_of_a_run_that_can_go_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ledger.jsonl").write_text("")
+    (tmp_path / "private/checkpoints/step-00000000").mkdir(parents=True)
+    with pytest.raises(InputError, match="resume="):
         refuse_used_folder(tmp_path)
 
 
@@ -18,6 +29,7 @@ def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
     for folder in ("model", "private/checkpoints/step-00000005"):
         (tmp_path / folder).mkdir(parents=True)
     files = ["config.yaml", "metrics.json", "report.md", "report.html", "notes.txt", "samples.md"]
+    files.append("ledger.jsonl")
     private = ["diagnostics.jsonl", "predictions.jsonl", "samples_validation.md"]
     for name in (*files, *(f"private/{name}" for name in private)):
         (tmp_path / name).write_text("old")

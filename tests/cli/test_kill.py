@@ -1,96 +1,66 @@
 """Murder: kill -9 at random moments, resume until done, and nothing shows that it happened."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+from collections import Counter
 
 import pytest
 
-from tests.cli.tiny import TRAINING, Workspace, make_workspace
+from tests.cli.murder import AIMS, SECONDS, kill_after_a_step, moment, start
+from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
-KILLS, STEPS = 30, 240
+STEPS = 200
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "train.num_threads=1",
-    "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false",
-    "eval.enabled=false",
+    "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
 )  # fmt: skip
-SECONDS = 120
+ANY_TIME, EACH_AIM = 10, 3
+AFTER_TRAINING = ("inside the evaluation", "inside the report")
+WHILE_TRAINING = [aim for aim in AIMS if aim not in AFTER_TRAINING and "waiting" not in aim]
+"""With ``ANY_TIME``: 10 + 6 x 3 + 2 = 30 murders."""
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run ``whole``."""
     made = make_workspace(tmp_path_factory.mktemp("kill"))
-    assert start(made, *RUN, "hydra.run.dir=whole").wait(SECONDS) == 0
+    go(made, *RUN, "hydra.run.dir=whole")
     return made
 
 
-def start(workspace: Workspace, *arguments: str) -> subprocess.Popen[bytes]:
-    """Starts ``dpft train`` in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-m", "dpft", "train", *arguments],
-        cwd=workspace.root,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def lines(ledger: Path) -> int:
-    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
-
-
-def kill_after_a_step(process: subprocess.Popen[bytes], ledger: Path, wait: float) -> bool:
-    """Kills a run a moment after its ledger has grown; returns whether it was still alive."""
-    before, end = lines(ledger), time.monotonic() + SECONDS
-    while lines(ledger) == before and process.poll() is None:
-        assert time.monotonic() < end, "the run takes no step"
-        time.sleep(0.001)
-    time.sleep(wait)
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait(SECONDS)
-    return alive
+def go(workspace: Workspace, *arguments: str) -> None:
+    """Runs ``dpft train`` to its end in a process of its own."""
+    process = start(workspace.root, ["train", *arguments])
+    process.join(SECONDS)
+    assert process.exitcode == 0, (workspace.root / "log").read_text()
 
 
 @pytest.mark.slow
 def test_trust_rule_9_a_run_survives_thirty_murders_bit_by_bit(workspace: Workspace) -> None:
-    moments, folder = random.Random(7), workspace.root / "killed"
-    process = start(workspace, *RUN, "hydra.run.dir=killed")
-    killed = 0
-    while killed < KILLS:
-        if not kill_after_a_step(process, folder / "ledger.jsonl", moments.uniform(0, 0.06)):
-            break
-        killed += 1
-        process = start(workspace, "resume=killed")
-    assert process.wait(SECONDS) == 0
-    assert killed == KILLS, "every kill must find the run at work"
-    for name in ("ledger.jsonl", "privacy.json", "model/model.safetensors"):
+    moments, folder, found = random.Random(7), workspace.root / "killed", Counter[str]()
+    aims = [*WHILE_TRAINING * EACH_AIM, *[""] * ANY_TIME]
+    moments.shuffle(aims)
+    arguments = [*RUN, "hydra.run.dir=killed"]
+    for aim in [*aims, *AFTER_TRAINING]:
+        at = (aim, 1 if aim in AFTER_TRAINING else moments.randint(2, 6)) if aim else ()
+        process = start(workspace.root, ["train", *arguments], *at)
+        if aim:
+            process.join(SECONDS)
+        else:
+            kill_after_a_step(process, folder / "ledger.jsonl", moments.uniform(0, 0.1))
+        assert process.exitcode == -signal.SIGKILL, "every murder must find the run at work"
+        found[moment(folder)] += 1
+        arguments = ["resume=killed"]
+    go(workspace, *arguments)
+    for name, least in {
+        "inside a checkpoint's write": EACH_AIM,
+        "inside the ledger's write": EACH_AIM,
+        "between journal and ledger": EACH_AIM,
+        "between ledger and update": EACH_AIM,
+        "between two ledger lines": EACH_AIM,
+        "after training": len(AFTER_TRAINING),
+    }.items():
+        assert found[name] >= least, found
+    for name in ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors"):
         assert (folder / name).read_bytes() == (workspace.root / "whole" / name).read_bytes()
     assert not [path for path in folder.rglob("*") if "partial" in path.name]
-
-
-@pytest.mark.slow
-def test_sigterm_finishes_the_step_and_says_how_to_go_on(workspace: Workspace) -> None:
-    folder = workspace.root / "terminated"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dpft", "train", *RUN, "hydra.run.dir=terminated"],
-        cwd=workspace.root,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    while lines(folder / "ledger.jsonl") < 2 and process.poll() is None:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=SECONDS)[1].decode()
-    assert process.returncode == 143, said
-    assert "to go on: dpft train resume=terminated" in said
-    assert start(workspace, "resume=terminated").wait(SECONDS) == 0
-    whole = (workspace.root / "whole" / "ledger.jsonl").read_bytes()
-    assert (folder / "ledger.jsonl").read_bytes() == whole

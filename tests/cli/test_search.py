@@ -26,11 +26,13 @@ def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_search(tmp_path) == SEARCH
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"trials": 3}', '{"calibration": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"schema_version": 1}', '{"schema_version": 1, "calibration": {"x": 1}}']
+)
 def test_a_damaged_search_is_never_drawn_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / TUNING).mkdir(parents=True)
     (tmp_path / TUNING / "trials.json").write_text(content)
-    with pytest.raises(StateError, match="it must hold the trials that were drawn"):
+    with pytest.raises(StateError, match="trials.json is damaged"):
         read_search(tmp_path)
 
 

@@ -33,6 +33,6 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "privacy.json").write_text(json.dumps({**private(), **(privacy or {})}))
     entries = [mark(one, public) for one in (before, after)]
-    (folder / "metrics.json").write_text(json.dumps({"evaluations": entries}))
+    (folder / "metrics.json").write_text(json.dumps({"schema_version": 1, "evaluations": entries}))
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     return folder

@@ -62,6 +62,8 @@ def make_run(
             "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "unit_definition": "one pair",
             "neighboring_relation": "add_or_remove_one",
             "ledger": {"lines": record.lines, "head": record.head},
+            "private": True, "epsilon": 1.0, "accountant": "rdp", "steps_taken": record.steps,
+            "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
         }  # fmt: skip
         (folder / "privacy.json").write_text(json.dumps(content | (known or {})))
     return folder

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dpft.errors import StateError
+from dpft.errors import InputError, StateError
 from dpft.training.checkpoint import (
     GENERATORS,
     MODEL,
@@ -165,3 +165,18 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     other.model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(StateError, match="another model"):
         restore_checkpoint(path, other)
+
+
+def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoints", 0, trained())
+    text = (path / STATE).read_text()
+    (path / STATE).write_text(text.replace('"schema_version": 1', '"schema_version": 0'))
+    with pytest.raises(InputError, match="must be of schema_version 1, got 0") as error:
+        read_checkpoint(path)
+    assert error.value.exit_code == 2
+
+
+def test_what_a_kill_left_of_a_checkpoint_of_another_step_is_removed(tmp_path):
+    (tmp_path / "checkpoints/.step-00000009.partial").mkdir(parents=True)
+    path = save_checkpoint(tmp_path / "checkpoints", 1, trained())
+    assert list((tmp_path / "checkpoints").iterdir()) == [path]

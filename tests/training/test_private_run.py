@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dpft.errors import StateError
 from dpft.methods.base import method_class
@@ -248,3 +249,20 @@ def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
     stopped = find_stopped(folder)
     assert stopped.checkpoint.step == stopped.ledger.steps == 3
     assert same(go(folder, stopped=stopped), undisturbed[1])
+
+
+def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undisturbed):
+    """Weights and the optimizer's moments are post-processing of noisy gradients."""
+    (checkpoint,) = (undisturbed[0] / "private" / "checkpoints").iterdir()
+    files = {path.name for path in checkpoint.iterdir()}
+    assert files == {"model.safetensors", "optimizer.safetensors", "state.json"}
+    model, weights = tiny_model(), load_file(checkpoint / "model.safetensors")
+    assert weights.keys() == dict(model.named_parameters()).keys()
+    moments = load_file(checkpoint / "optimizer.safetensors")
+    expected = {f"{name}/{key}" for name in weights for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert moments.keys() == expected
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert state.keys() == {
+        *("schema_version", "step", "scheduler_step", "run", "checksums", "checksum")
+    }
+    assert state["run"].keys() == {"plan", "environment", "ledger"}

@@ -1,0 +1,135 @@
+"""Every number that a user may set is refused by its key where its type or range is wrong."""
+
+import copy
+import functools
+from typing import Any, get_type_hints
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from dpft.cli.run_folders import register_resolver
+from dpft.config import schema
+from dpft.config.convert import _members
+from dpft.config.load import load
+from dpft.config.location import config_directory
+from dpft.errors import InputError
+
+SECTIONS = ("privacy", "train", "eval", "decode", "optimizer", "scheduler", "metrics", "task")
+NOT_A_NUMBER = ("text", "1", True, [1], float("nan"), float("inf"), -float("inf"))
+WHOLE = (1.5,)
+"""Wrong for a count, and so is what ``NOT_A_NUMBER`` holds."""
+POSITIVE, NOT_NEGATIVE, FRACTION, ANY = (-1, 0), (-1,), (-1, 0, 1, 2), ()
+HUGE = 10**30
+OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
+    "privacy.eps": POSITIVE,
+    "privacy.noise_multiplier": POSITIVE,
+    "privacy.delta": FRACTION,
+    "privacy.num_examples": POSITIVE,
+    "privacy.records_per_unit": POSITIVE,
+    "privacy.max_grad_norm": POSITIVE,
+    "privacy.clipper_memory_mb": NOT_NEGATIVE,
+    "privacy.noise_seed": ANY,
+    "train.expected_batch_size": POSITIVE,
+    "train.micro_batch_size": POSITIVE,
+    "train.epochs": POSITIVE,
+    "train.steps": POSITIVE,
+    "train.learning_rate": NOT_NEGATIVE,
+    "train.weight_decay": NOT_NEGATIVE,
+    "train.seed": (*NOT_NEGATIVE, HUGE),
+    "train.num_threads": (*POSITIVE, HUGE),
+    "train.loss_scale": POSITIVE,
+    "train.checkpoint_every": POSITIVE,
+    "train.keep": POSITIVE,
+    "eval.limit": POSITIVE,
+    "eval.batch_size": POSITIVE,
+    "eval.held_out": FRACTION,
+    "decode.num_beams": POSITIVE,
+    "decode.max_new_tokens": POSITIVE,
+    "decode.length_penalty": ANY,
+    "decode.top_p": (-1, 0, 2),
+    "decode.temperature": POSITIVE,
+    "decode.seed": NOT_NEGATIVE,
+    "optimizer.beta1": (-1, 1, 2),
+    "optimizer.beta2": (-1, 1, 2),
+    "optimizer.eps": POSITIVE,
+    "scheduler.warmup_steps": NOT_NEGATIVE,
+    "scheduler.timescale": POSITIVE,
+    "metrics.bertscore_layers": POSITIVE,
+    "task.num_train_examples": POSITIVE,
+    "task.embedded_num_train_examples": POSITIVE,
+    "task.max_length": POSITIVE,
+}
+"""Key to numbers of its own type that it must refuse."""
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    """What ``dpft train`` composes."""
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        composed = compose("train", overrides=["privacy.noise_multiplier=1"])
+    values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)
+    return values
+
+
+def configured(values: dict[str, Any]) -> schema.TrainCommand:
+    config: schema.TrainCommand = load(
+        OmegaConf.create(values), schema.TrainCommand, polymorphic=schema.POLYMORPHIC
+    )
+    return config
+
+
+def number_keys() -> dict[str, set[Any]]:
+    """Every key of conf/ in the sections whose type is a number, and its types."""
+    config = configured(defaults())
+    found = {}
+    for section in SECTIONS:
+        hints = get_type_hints(type(getattr(config, section)))
+        for name in defaults()[section]:
+            types = set(_members(hints[name])) if name in hints else set()
+            if types & {int, float}:
+                found[f"{section}.{name}"] = types
+    return found
+
+
+def test_the_table_names_every_number_that_can_be_set() -> None:
+    assert set(number_keys()) == set(OUT_OF_RANGE)
+
+
+@pytest.mark.parametrize("key", OUT_OF_RANGE)
+def test_a_number_of_wrong_type_sign_or_range_is_refused_by_its_key(key: str) -> None:
+    section, name = key.split(".")
+    whole = WHOLE if float not in number_keys()[key] else ()
+    for value in (*NOT_A_NUMBER, *whole, *OUT_OF_RANGE[key]):
+        values = copy.deepcopy(defaults())
+        values[section][name] = value
+        if key == "privacy.eps":
+            values["privacy"]["noise_multiplier"] = None
+        with pytest.raises(InputError) as error:
+            configured(values)
+        said = str(error.value)
+        assert key in said and "\n" not in said, (value, said)
+        assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_exactly_one_of_epsilon_and_noise_is_taken(both: bool) -> None:
+    values = copy.deepcopy(defaults())
+    values["privacy"] |= (
+        {"eps": 3.0, "noise_multiplier": 1.0} if both else {"noise_multiplier": None}
+    )
+    with pytest.raises(InputError, match=r"exactly one of privacy\.eps and privacy\.noise_mul"):
+        configured(values)
+
+
+@pytest.mark.parametrize("name", ["epochs", "steps"])
+def test_a_length_that_is_null_follows_the_other(name: str) -> None:
+    """Steps follow epochs; epochs, the recipe's, may not be null."""
+    values = copy.deepcopy(defaults())
+    values["train"] |= {"epochs": None, "steps": None} if name == "epochs" else {"steps": None}
+    if name == "steps":
+        assert configured(values).train.planned_steps(42061) == 410
+        return
+    with pytest.raises(InputError, match=r"train\.epochs must be a number, got None"):
+        configured(values)
