@@ -38,7 +38,7 @@ FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-    *("privacy.resume_overspend", "privacy.show_diagnostics", "tracking"),
+    *("privacy.resume_overspend", "tracking"),
 )
 """Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
 SECTIONS = ("eval", "decode", "metrics", "tracking")

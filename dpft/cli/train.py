@@ -48,6 +48,7 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.training.checkpoint import delete_generator_states
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow
 from dpft.training.resume import Stopped, find_stopped
@@ -135,6 +136,7 @@ def go_on(config: TrainConfig, folder: Path) -> None:
     with hold_lock(private_folder(folder) / "lock"):
         stopped = find_stopped(folder)
         if stopped.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
+            delete_generator_states(folder / "private" / "checkpoints")
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
         read_evaluations(folder / METRICS)

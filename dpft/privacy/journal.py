@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpft.errors import DpftError
+from dpft.files import sync_folder
 from dpft.privacy.ledger import Ledger
 
 
@@ -42,9 +43,11 @@ class JournaledLedger:
         self.ledger = ledger
         self._expected = read_journal(path)
         self._environment = dict(environment)
-        self._step = steps_done
+        self.position = steps_done
+        """Steps of the ledger that the weights stand after."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
+        sync_folder(path.parent)
         _end_torn_line(descriptor)
 
     def __enter__(self) -> Self:
@@ -68,14 +71,14 @@ class JournaledLedger:
         Raises:
             ReplayError: They are not those of the step that is replayed.
         """
-        entry = {"step": self._step + 1, **_fingerprint(gradients), **self._environment}
-        if self._step < self.ledger.steps:
+        entry = {"step": self.position + 1, **_fingerprint(gradients), **self._environment}
+        if self.position < self.ledger.steps:
             if self._expected.get(entry["step"]) != entry:
                 raise ReplayError(f"step {entry['step']} did not come out as it was.")
         else:
             self._write(entry)
             self.ledger.append(entry["step"], mechanism)
-        self._step += 1
+        self.position += 1
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(entry, sort_keys=True) + "\n")

@@ -19,7 +19,10 @@ Point = tuple[float, float, float]
 
 
 def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Returns numbers of steps, and an upper bound of epsilon after each; empty without privacy.
+    """Returns numbers of steps, and an upper bound of epsilon after each.
+
+    Empty without privacy, and for the best of a search, whose own steps cost less than what was
+    spent.
 
     Args:
         privacy: Content of privacy.json.
@@ -28,7 +31,7 @@ def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
         Each bound is RDP's (Mironov et al. 2019), or the headline where that is lower, which covers
         all the steps and so their first ones.
     """
-    if "epsilon" not in privacy:
+    if "epsilon" not in privacy or "selection" in privacy:
         return []
     from dpft.privacy.accounting.rdp import epsilons
 
@@ -45,7 +48,7 @@ def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
-    """Returns epsilon against steps with the headline at its end; None without privacy."""
+    """Returns epsilon against steps with the headline at its end; None where there is no point."""
     points = epsilon_points(privacy)
     if not points:
         return None

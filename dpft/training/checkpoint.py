@@ -26,6 +26,8 @@ from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
+PARTIAL = ".step-*.partial"
+"""Folders of checkpoints that are being written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,9 @@ def save_checkpoint(
         The checkpoint's folder.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(folder.parent)
     target, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-    for stale in folder.glob(".step-*.partial"):  # of a process that was killed
+    for stale in folder.glob(PARTIAL):  # of a process that was killed
         shutil.rmtree(stale)
     partial.mkdir(mode=0o700)
     _save_tensors(partial / MODEL, _model_state(trained.model))
@@ -138,9 +141,15 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def delete_generator_states(folder: Path) -> None:
-    """Deletes every checkpoint's secret generator states: the run has ended."""
+    """Deletes every secret generator state for good: the run has ended.
+
+    Checkpoints that a killed process left half-written have them, too.
+    """
+    for partial in folder.glob(PARTIAL):
+        shutil.rmtree(partial)
     for checkpoint in checkpoints(folder):
         (checkpoint / GENERATORS).unlink(missing_ok=True)
+        sync_folder(checkpoint)
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:

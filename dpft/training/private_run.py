@@ -103,10 +103,12 @@ class PrivateRun:
             self.privacy.noise_seed,
             secure_noise=self.privacy.secure_noise,
         )
+        # Of the ledger's steps: more than the weights', where some were taken again before.
         done = stopped.checkpoint.step
+        stood = int(stopped.checkpoint.run["ledger"].get("position", done))
+        last = self._last_step(done, stood)
         with Ledger.reopen(self.session.folder / LEDGER, broken) as ledger:
-            last = self.plan.steps
-            self._go(ledger, stopped, randomness, journaled=done, last_step=last)
+            self._go(ledger, stopped, randomness, journaled=stood, last_step=last)
 
     def reseed(self, stopped: Stopped) -> None:
         """Goes on with new noise: every redone step is one more step, in ledger and epsilon.
@@ -180,7 +182,11 @@ class PrivateRun:
                 bound = {
                     "plan": write_plan(self.plan),
                     "environment": self.environment,
-                    "ledger": {"lines": ledger.lines, "head": ledger.head},
+                    "ledger": {
+                        "lines": ledger.lines,
+                        "head": ledger.head,
+                        "position": journal.position,
+                    },
                 }
                 return {"run": bound, "generators": engine.generator_states()}
 

@@ -135,6 +135,56 @@ def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(
     assert not same(weights, undisturbed[1])
 
 
+def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_saving_them(
+    tmp_path, monkeypatch
+):
+    """With a budget the run ends before the step whose checkpoint was half-written."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "before a checkpoint has its name")
+    assert list(folder.rglob(".step-*.partial/" + GENERATORS))
+    go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0)
+    assert read_ledger(folder / "ledger.jsonl").closed
+    assert not list(folder.rglob(GENERATORS)) and not list(folder.rglob("*.partial"))
+
+
+def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(
+    tmp_path, monkeypatch, caplog
+):
+    """Steps 3 and 4 are redone as lines 5 and 6; step 5, line 7, is replayed at no cost."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    settings = {"micro_batch_size": 3, "overspend": True}
+    with monkeypatch.context() as patch:
+        # Three redone steps: the third of them is killed after its update.
+        patch.setattr(loop_module, "check_weights", on_call(3, die)(loop_module.check_weights))
+        with pytest.raises(Killed):
+            go(folder, stopped=find_stopped(folder), **settings)
+    stopped = find_stopped(folder)
+    assert (stopped.checkpoint.step, stopped.ledger.steps) == (4, 7)
+    caplog.clear()
+    go(folder, stopped=stopped, **settings)
+    assert "did not come out" not in caplog.text and "new noise" not in caplog.text
+    assert read_ledger(folder / "ledger.jsonl").steps == 7
+
+
+def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_path, monkeypatch):
+    """Step 1 is lines 1 and 2, step 2 line 3, step 3 line 4, replayed; step 4 ends it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = {"micro_batch_size": 2, "eps": 1.0}
+    for broken, again in ((1, {}), (3, settings)):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                loop_module, "check_weights", on_call(broken, die)(loop_module.check_weights)
+            )
+            with pytest.raises(Killed):
+                go(folder, stopped=find_stopped(folder) if again else None, **again)
+    assert find_stopped(folder).checkpoint.step == 2
+    go(folder, stopped=find_stopped(folder), **settings)
+    assert read_ledger(folder / "ledger.jsonl").steps == plan().steps
+    assert find_stopped(folder).checkpoint.step == plan().steps - 1
+
+
 def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
