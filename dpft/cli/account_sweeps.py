@@ -10,6 +10,7 @@ from dpft.files import SCHEMA_VERSION
 from dpft.privacy.accounting import Accountants, AccountingReport
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
 from dpft.privacy.accounting.over_steps import epsilon_over_steps
+from dpft.privacy.accounting.rounding import delta_up
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.reports.accounting import delta_warnings
 from dpft.reports.accounting_plots import plot_effective_noise, plot_epsilon_over_steps
@@ -56,7 +57,7 @@ def over_batch_sizes(config: AccountConfig) -> str:
         logger.info("plot: %s", config.to)
     if config.output == "json":
         return json.dumps(_record(config, delta, sweeps, warnings), indent=2, sort_keys=True)
-    head = f"noise for epsilon = {config.eps:g} at delta = {delta:.4g}, {config.num_examples}"
+    head = f"noise for epsilon = {config.eps:g} at delta = {delta_up(delta)}, {config.num_examples}"
     return f"{head} examples\n\n{noise_table(sweeps)}"
 
 

@@ -9,7 +9,7 @@ to compose, so its epsilon and delta are added (basic composition, Dwork & Roth 
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from dpft.cli.search import read_search
 from dpft.errors import DpftError, InputError
 from dpft.files import write_json
 from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.summary import round_up
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.ledger import LEDGER
 from dpft.reports.run import CONFIGURATION
 from dpft.reports.spending import Spending, account_for_spent, account_together
@@ -40,10 +40,12 @@ class SweptRun:
     """Of its folder."""
     records: str
     """Which records it trained on, in words: runs of one wording share them."""
-    own: Spending
-    """What it spent by itself."""
+    unit: str | None
+    """Whose records its epsilon protects; None of a run that nothing bounds."""
+    own: Spending | None
+    """What it spent by itself; None of a run that nothing bounds."""
     spent: SpentRun | None
-    """Its steps; None of a search, which has no steps to tell."""
+    """Its steps; None of a search, which has no steps to tell, and of an unbounded run."""
 
 
 def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
@@ -80,14 +82,32 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
     """Returns the private run in a folder, or none."""
     if (folder / TUNING).exists():
         return _search(folder)
+    if not (folder / CONFIGURATION).exists():
+        return []
+    config = _read(folder / CONFIGURATION)
+    if config["privacy"]["name"] == "none":
+        return [_unbounded(folder, config)]
     if not (folder / LEDGER).exists():
         return []
     spent = read_spent(str(folder))
     if not spent.steps:
         return []
+    if spent.reproducible:
+        return [_unbounded(folder, config)]
     own = account_for_spent(spent, accountants=accountants)
-    records = _records(folder / CONFIGURATION)
-    return [SweptRun(name=folder.name, records=records, own=own, spent=spent)]
+    return [_bounded(folder, config, own, spent)]
+
+
+def _bounded(
+    folder: Path, config: Mapping[str, Any], own: Spending, spent: SpentRun | None
+) -> SweptRun:
+    unit = config["privacy"]["unit"]
+    return SweptRun(name=folder.name, records=_records(config), unit=unit, own=own, spent=spent)
+
+
+def _unbounded(folder: Path, config: Mapping[str, Any]) -> SweptRun:
+    """Returns a run without noise, or whose noise a test seed made."""
+    return SweptRun(name=folder.name, records=_records(config), unit=None, own=None, spent=None)
 
 
 def _search(folder: Path) -> list[SweptRun]:
@@ -95,21 +115,26 @@ def _search(folder: Path) -> list[SweptRun]:
     search = read_search(folder)
     if search is None:
         return []
+    config = _read(folder / TUNING / "tune.yaml")
+    if config["privacy"]["noise_seed"] is not None:
+        return [_unbounded(folder, config)]
     own = Spending(
         epsilon=search.calibration.epsilon,
         delta=search.delta,
         accountant=search.calibration.accountant,
         epsilons={},
     )
-    records = _records(folder / TUNING / "tune.yaml")
-    return [SweptRun(name=folder.name, records=records, own=own, spent=None)]
+    return [_bounded(folder, config, own, None)]
 
 
-def _records(path: Path) -> str:
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    task, privacy = config["task"], config["privacy"]
+def _read(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def _records(config: Mapping[str, Any]) -> str:
+    task = config["task"]
     where = task["data_dir"] or task["source"]
-    return f"task {task['name']} from {where}, unit {privacy['unit']}"
+    return f"task {task['name']} from {where}"
 
 
 def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> dict[str, Any]:
@@ -119,6 +144,7 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
         composed = {"error": str(error)}
     return {
         "records": records,
+        "unit": runs[0].unit,
         "composed": composed,
         "runs": [{"run": run.name} | _cost(run.own) for run in runs],
     }
@@ -126,10 +152,19 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
 
 def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     """Returns what runs that share records cost together."""
-    if len(runs) == 1:
-        return runs[0].own
+    open_runs = [run.name for run in runs if run.own is None]
+    if open_runs:
+        raise InputError(
+            f"{len(open_runs)} of {len(runs)} runs were not private: {', '.join(open_runs)}."
+        )
+    units = sorted({str(run.unit) for run in runs})
+    if len(units) > 1:
+        raise InputError(f"their units differ: {', '.join(units)}.")
+    owns = [run.own for run in runs if run.own is not None]
+    if len(owns) == 1:
+        return owns[0]
     spent = [run.spent for run in runs if run.spent is not None]
-    costs = [run.own for run in runs if run.spent is None]
+    costs = [own for run, own in zip(runs, owns, strict=True) if run.spent is None]
     if not costs:
         return account_together(spent, accountants=accountants)
     costs += [account_together(spent, accountants=accountants)] if spent else []
@@ -141,8 +176,11 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     )
 
 
-def _cost(spending: Spending) -> dict[str, Any]:
+def _cost(spending: Spending | None) -> dict[str, Any]:
+    if spending is None:
+        return {"private": False}
     return {
+        "private": True,
         "epsilon": spending.epsilon,
         "delta": spending.delta,
         "accountant": spending.accountant,
@@ -151,9 +189,13 @@ def _cost(spending: Spending) -> dict[str, Any]:
 
 def _words(bill: dict[str, Any]) -> str:
     number = len(bill["runs"])
-    own = ", ".join(f"{run['run']}: {round_up(run['epsilon'], 4):.4f}" for run in bill["runs"])
+    unit = f", unit {bill['unit']}" if "error" not in bill["composed"] else ""
+    own = ", ".join(
+        f"{run['run']}: {up(run['epsilon']) if run['private'] else 'not private'}"
+        for run in bill["runs"]
+    )
     return (
-        f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}:"
+        f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}{unit}:"
         f" {_together_in_words(bill['composed'])}; each alone {own}"
     )
 
@@ -162,6 +204,6 @@ def _together_in_words(composed: dict[str, Any]) -> str:
     if "error" in composed:
         return f"no bound for all of them ({composed['error'].rstrip('.')})"
     return (
-        f"epsilon = {round_up(composed['epsilon'], 4):.4f} at delta ="
-        f" {composed['delta']:.4g} for all of them (upper bound by {composed['accountant']})"
+        f"epsilon = {up(composed['epsilon'])} at delta ="
+        f" {delta_up(composed['delta'])} for all of them (upper bound by {composed['accountant']})"
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
-from dpft.privacy.accounting.summary import AccountingReport, Answer, round_up
+from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
+from dpft.privacy.accounting.summary import AccountingReport, Answer
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
 
-DIGITS = 4
 WIDTH = 80
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
@@ -35,7 +35,7 @@ def accounting_table(
         calibration: What chose the noise multiplier, where something did.
 
     Guarantees:
-        Upper bounds are rounded up and lower bounds down, to ``DIGITS`` decimals.
+        Upper bounds are rounded up and lower bounds down, to ``DECIMALS`` decimals.
     """
     rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
     lines = [f"{label:<20}{value}" for label, value in rows]
@@ -71,15 +71,10 @@ def headline_of(epsilon: float, *, delta: float, accountant: str, steps: str, un
     """Returns the same from its parts; ``steps`` says how many of what."""
     return _wrapped(
         f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
-        f"delta = {delta:.4g}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"delta = {delta_up(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
         f"{unit}, sampler {SAMPLER}, {steps}",
         indent=0,
     )
-
-
-def up(value: float) -> str:
-    """Returns an upper bound in digits, rounded up."""
-    return f"{round_up(value, DIGITS):.{DIGITS}f}"
 
 
 def plain_answers(epsilons: Mapping[str, Answer]) -> dict[str, Any]:
@@ -149,7 +144,7 @@ def _mechanism_rows(
         rows.append(("expected batch size", f"{expected_batch_size:g}"))
     if num_examples is not None:
         rows.append(("examples", f"{num_examples} (taken as public)"))
-    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", f"{mechanism.delta:.4g}")]
+    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_up(mechanism.delta))]
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
@@ -165,15 +160,15 @@ def _accountant_line(name: str, answer: Answer) -> str:
 
 def _cells(name: str, answer: Answer) -> tuple[str, str, str]:
     if isinstance(answer, Mapping):
-        estimate = f"{float(answer['estimate']):.{DIGITS}f}"
+        estimate = f"{float(answer['estimate']):.{DECIMALS}f}"
         return _lower(float(answer["lower"])), estimate, up(float(answer["upper"]))
     if name == "gdp":
-        return "", f"{answer:.{DIGITS}f}", ""
+        return "", f"{answer:.{DECIMALS}f}", ""
     return "", "", up(answer)
 
 
 def _lower(value: float) -> str:
-    return f"{abs(round_up(-value, DIGITS)):.{DIGITS}f}"
+    return f"{abs(round_up(-value, DECIMALS)):.{DECIMALS}f}"
 
 
 def _wrapped(text: str, *, indent: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
 from dpft.privacy.accounting.over_steps import failures
+from dpft.privacy.accounting.rounding import up
 from dpft.privacy.accounting.summary import AccountingReport, Answer
-from dpft.reports.accounting import plain_answers, up, warning_lines
+from dpft.reports.accounting import plain_answers, warning_lines
 
 RULE_HOLDS = (
     "the square-root rule, noise = c * sqrt(sample rate) with c fitted at the largest batch size,"

@@ -7,8 +7,7 @@ is never tight. ``dpft account runs=…`` composes the mechanisms themselves.
 import math
 from collections.abc import Sequence
 
-from dpft.privacy.accounting.summary import round_up
-from dpft.reports.pages import up
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.records import RunRecord
 
 
@@ -52,9 +51,9 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         return f"{task}: one run, so its ε is the whole cost, if no other used these records."
     epsilon = up(math.fsum(run.privacy["epsilon"] for run in runs))
-    delta = round_up(math.fsum(run.privacy["delta"] for run in runs), 10)
+    delta = delta_up(math.fsum(run.privacy["delta"] for run in runs))
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition alone: their ε add up to"
-        f" {epsilon}, their δ to {delta:.4g}; `dpft account runs=…` composes them tighter."
+        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them tighter."
     )

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dpft.privacy.accounting.summary import round_up
+from dpft.privacy.accounting.rounding import up
 
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
@@ -24,11 +24,6 @@ def render_markdown(template: str, **values: Any) -> str:
 def render_html(template: str, **values: Any) -> str:
     """Returns a template of HTML filled in; whatever is not ``Markup`` is escaped."""
     return _environment(html=True).get_template(template).render(**values)
-
-
-def up(value: float) -> str:
-    """Returns an upper bound as it is printed: rounded up."""
-    return f"{round_up(value, 4):.4f}"
 
 
 def score(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.reports.pages import up
+from dpft.privacy.accounting.rounding import up
 from dpft.reports.svg import COLORS, draw_svg
 
 if TYPE_CHECKING:

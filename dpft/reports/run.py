@@ -9,8 +9,9 @@ from typing import Any
 
 from dpft import __version__
 from dpft.files import write_json, write_text
+from dpft.privacy.accounting.rounding import up
 from dpft.reports.card import write_card
-from dpft.reports.pages import render_html, render_markdown, up
+from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.recipe import command, configuration
 from dpft.reports.records import (

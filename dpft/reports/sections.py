@@ -7,7 +7,7 @@ stress it does so as Markdown; ``pages.words`` turns that into HTML.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpft.reports.pages import up
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.scores import PRIVATE_SPLIT
 
 LEDGER_NOTE = (
@@ -37,7 +37,8 @@ def headline(privacy: Config) -> str:
         )
     relation = privacy["neighboring_relation"].replace("_", " ")
     return (
-        f"**(ε = {up(privacy['epsilon'])}, δ = {privacy['delta']:.4g})-differentially private**,"
+        f"**(ε = {up(privacy['epsilon'])}, δ = {delta_up(privacy['delta'])})-differentially"
+        " private**,"
         f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
         f" {privacy['steps']} planned, noise {privacy['noise_source']}."
@@ -88,7 +89,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
     seeded = "seeded for a test: predictable"
     return [
         ("ε (upper bound)", up(privacy["epsilon"])),
-        ("δ", f"{privacy['delta']:.6g}"),
+        ("δ", delta_up(privacy["delta"])),
         ("accountant", privacy["accountant"]),
         ("neighboring relation", privacy["neighboring_relation"]),
         ("unit", f"{privacy['unit']}: {privacy['unit_definition']}"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
+from dpft.privacy.accounting.rounding import up
 from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms
@@ -177,8 +178,12 @@ def _as_calibrated(spending: Spending, accountant: str, epsilon: float) -> Spend
     Where the accountant gives no answer here, what another one says cannot be compared with it.
     """
     same = spending.accountant == accountant
+    if not same:
+        other = f"{spending.accountant} finds at most {up(spending.epsilon)}"
+        unseen = f"{accountant}, whose epsilon the calibration gives, has no answer here; {other}."
+        spending = _with_warnings(spending, [unseen])
     if same and abs(spending.epsilon - epsilon) > AGREE * max(1.0, epsilon):
-        differs = f"the calibration says epsilon = {epsilon:.6g}, which {accountant} does not find"
+        differs = f"the calibration says epsilon = {up(epsilon)}, which {accountant} does not find"
         return _with_warnings(spending, [f"{differs} here."])
     return replace(spending, epsilon=epsilon, accountant=accountant)
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import SAMPLER
 from dpft.privacy.spending import Noise
 from dpft.reports.accounting import (
     accountant_lines,
     headline_of,
     plain_answers,
-    up,
     warning_lines,
 )
 from dpft.reports.spending import Spending
@@ -34,7 +34,7 @@ def run_table(run: SpentRun, spending: Spending, *, head_checked: bool) -> str:
     rows += [
         ("batch", f"{run.expected_batch_size:g} expected"),
         ("units", f"{run.num_examples} (taken as public)"),
-        ("delta", f"{spending.delta:.4g}"),
+        ("delta", delta_up(spending.delta)),
     ]
     lines = [f"{label:<10}{value}" for label, value in rows]
     if spending.epsilons:
@@ -146,7 +146,7 @@ def _noise_rows(noise: Noise, steps: int) -> list[tuple[str, str]]:
 def _run_lines(run: SpentRun, own: Spending) -> list[str]:
     """Returns a line for each noise of a run; the first has its epsilon and its folder."""
     lines = []
-    end = f"{own.delta:>12.4g}{up(own.epsilon):>14}  {run.folder}"
+    end = f"{delta_up(own.delta):>12}{up(own.epsilon):>14}  {run.folder}"
     for noise, steps in run.taken.items():
         values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>14.6g}"
         lines.append(f"{steps:>12}{values}{end}")

@@ -7,7 +7,7 @@ learns no more of the records than whoever sees the model (Dwork and Roth 2014, 
 from collections.abc import Mapping
 from typing import Any
 
-from dpft.privacy.accounting.summary import round_up
+from dpft.privacy.accounting.rounding import delta_up, up
 
 HEADLINE = (
     "private",
@@ -79,6 +79,6 @@ def cost(privacy: Mapping[str, Any]) -> str:
         return REPRODUCIBLE_RUN
     return (
         "post-processing of the run's model: towards the records that it was trained on, the same"
-        f" (epsilon = {round_up(privacy['epsilon'], 4):.4f}, delta = {privacy['delta']:.4g}) as the"
+        f" (epsilon = {up(privacy['epsilon'])}, delta = {delta_up(privacy['delta'])}) as the"
         " model's, however many texts are written; not a second expense"
     )

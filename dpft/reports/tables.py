@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.reports.pages import line, up
+from dpft.privacy.accounting.rounding import up
+from dpft.reports.pages import line
 from dpft.reports.records import RunRecord
 from dpft.reports.significance import best
 from dpft.reports.sweeps import NOT_PRIVATE, Setting, ordered

@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dpft.privacy.accounting.summary import round_up
+from dpft.privacy.accounting.rounding import round_up
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from dpft.cli.tuning_bill import _bill, _swept, _words, write_tuning_bill
 from dpft.privacy.accounting import Accountants, account
@@ -98,6 +101,7 @@ def test_runs_on_other_records_have_a_bill_of_their_own(workspace: Workspace) ->
 def test_a_damaged_ledger_is_named_and_not_counted(workspace: Workspace, sweep: Outcome) -> None:
     folder = workspace.root / "copy"
     (folder / "0").mkdir(parents=True)
+    shutil.copy(workspace.root / "sweep/1/config.yaml", folder / "0")
     (folder / "0" / "ledger.jsonl").write_text("no line\n")
     runs = [folder / "0", workspace.root / "sweep/1"]
     assert write_tuning_bill(folder, runs).endswith("\nnot counted: 0")
@@ -120,11 +124,24 @@ def test_runs_of_differing_units_get_no_bound(
     workspace: Workspace, sweep: Outcome, accountants: Accountants
 ) -> None:
     (run,) = _swept(workspace.root / "sweep/0", accountants)
-    assert run.spent is not None
-    other = replace(run, spent=replace(run.spent, unit="customer_id"))
-    bill = _bill("some records", [run, other], accountants)
-    assert "runs must all have the same unit" in bill["composed"]["error"]
-    assert "no bound for all of them (runs must all have" in _words(bill)
+    bill = _bill("some records", [run, replace(run, unit="customer_id")], accountants)
+    assert "no bound for all of them (their units differ: customer_id, example)" in _words(bill)
+
+
+@pytest.mark.parametrize("change", [{"name": "none"}, {"noise_seed": 7}])
+def test_a_run_that_was_not_private_leaves_no_bound_for_all(
+    workspace: Workspace, sweep: Outcome, tmp_path: Path, change: dict
+) -> None:
+    for run in ("0", "1"):
+        shutil.copytree(workspace.root / "sweep" / run, tmp_path / run)
+    path = tmp_path / "1" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "privacy": {**config["privacy"], **change}}))
+    words = write_tuning_bill(tmp_path, [tmp_path / "0", tmp_path / "1"])
+    assert "no bound for all of them (1 of 2 runs were not private: 1)" in words
+    assert words.endswith(", 1: not private")
+    (bill,) = json.loads((tmp_path / "tuning_bill.json").read_text())["bills"]
+    assert [run["private"] for run in bill["runs"]] == [True, False]
 
 
 def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:

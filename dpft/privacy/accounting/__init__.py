@@ -7,12 +7,12 @@ of their own.
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
+from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import (
     AccountingReport,
     CompositionReport,
     account,
     account_composition,
-    round_up,
 )
 
 __all__ = [

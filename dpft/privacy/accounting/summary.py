@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import pld
@@ -20,6 +19,7 @@ from dpft.privacy.accounting.mechanism import (
     Mechanism,
     SampledGaussian,
 )
+from dpft.privacy.accounting.rounding import up
 
 RDP_TOLERANCE = 0.03
 """A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""
@@ -70,7 +70,8 @@ def account(
         running = accountants or stack.enter_context(Accountants())
         results, warnings = _evaluate_all(mechanism, running)
     leader, epsilon = _headline(order, results, warnings)
-    warnings.extend(_disagreement(results))
+    if _disagree(results):
+        leader, epsilon = _larger(leader, epsilon, results, warnings)
     return AccountingReport(
         mechanism=mechanism,
         epsilon=epsilon,
@@ -128,18 +129,6 @@ def account_composition(
         epsilons={name: _answer(name, result) for name, result in results.items()},
         warnings=tuple(warnings),
     )
-
-
-def round_up(value: float, digits: int) -> float:
-    """Returns ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
-
-    >>> round_up(2.9901, 2), round_up(2.99, 2), round_up(0.0, 2)
-    (3.0, 2.99, 0.0)
-    """
-    if abs(value) >= 2**53:  # No float of this size has decimals, and infinity has none either.
-        return value
-    # repr, not the binary expansion: 2.99 is stored as 2.9900000000000002 and must stay 2.99.
-    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 
 
 def _evaluate_all(
@@ -203,14 +192,31 @@ def _upper(result: _Result) -> float:
     return result.upper
 
 
-def _disagreement(results: Mapping[str, _Result]) -> list[str]:
-    """Returns a warning where PRV's estimate and PLD differ by more than 0.02 + 1 %."""
+def _disagree(results: Mapping[str, _Result]) -> bool:
+    """Returns whether PRV's estimate and PLD differ by more than 0.02 + 1 %."""
     prv, bound = results["prv"], _upper(results["pld"])
     if isinstance(prv, AccountantError) or prv.estimate is None or math.isnan(bound):
-        return []
-    if abs(prv.estimate - bound) <= 0.02 + 0.01 * bound:
-        return []
-    return [f"prv's estimate ({prv.estimate:.4f}) and pld ({bound:.4f}) disagree."]
+        return False
+    return abs(prv.estimate - bound) > 0.02 + 0.01 * bound
+
+
+def _larger(
+    leader: str, epsilon: float, results: Mapping[str, _Result], warnings: list[str]
+) -> tuple[str, float]:
+    """Returns the larger of the headline and the bounds that disagree, and warns of it.
+
+    One of the two is wrong and nothing says which, so that only the larger is safe. A bound that is
+    refused as looser than RDP's is left out.
+    """
+    usable = [name for name in ("prv", "pld") if not _above(results[name], results["rdp"])]
+    bounds = {name: _upper(results[name]) for name in usable} | {leader: epsilon}
+    largest = max(bounds, key=lambda name: bounds[name])
+    prv = results["prv"]
+    assert isinstance(prv, Epsilon) and prv.estimate is not None
+    warnings.append(
+        f"prv's estimate ({prv.estimate:.4f}) and pld ({up(_upper(results['pld']))}) disagree."
+    )
+    return largest, bounds[largest]
 
 
 def _answer(name: str, result: _Result) -> Answer:

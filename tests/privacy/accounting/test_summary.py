@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
-from dpft.privacy.accounting.summary import account, round_up
+from dpft.privacy.accounting.rounding import round_up
+from dpft.privacy.accounting.summary import account
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 MECHANISM = SampledGaussian(noise_multiplier=1.0747, **E2E)
@@ -112,9 +113,17 @@ def test_bounds_still_above_rdp_are_refused():
 
 
 @pytest.mark.parametrize(("pld", "disagrees"), [(2.66, False), (2.70, False), (2.75, True)])
-def test_disagreement_of_prv_and_pld_is_a_warning(pld, disagrees):
+def test_where_prv_and_pld_disagree_the_larger_is_reported_with_a_warning(pld, disagrees):
     report = account(MECHANISM, accountants=canned(pld=pld))  # PRV's estimate is 2.66.
     assert any("disagree" in warning for warning in report.warnings) is disagrees
+    assert (report.accountant, report.epsilon) == (("pld", pld) if disagrees else ("prv", 2.67))
+
+
+def test_of_bounds_that_disagree_prvs_may_be_the_larger_and_one_looser_than_rdp_is_left_out():
+    report = account(MECHANISM, accountant="pld", accountants=canned(pld=2.5))
+    assert (report.accountant, report.epsilon) == ("prv", 2.67)
+    report = account(MECHANISM, accountants=canned(pld=570.0, fine_pld=570.0))
+    assert (report.accountant, report.epsilon) == ("prv", 2.67)
 
 
 def test_without_sampling_the_report_says_that_prv_is_exact():
