@@ -1,24 +1,33 @@
 """The public side of a search: the best trial's files, and the bound of having chosen it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+from dpft.cli.fresh_folder import TUNING
 from dpft.cli.scores import TEXTS_OF_EVALUATIONS
-from dpft.cli.search import Search
+from dpft.cli.search import TRIALS, Search, trial_folder
 from dpft.cli.trained import MODEL
 from dpft.config.tune import TuneCommand
+from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, write_report
 from dpft.reports.selection import with_selection
+from dpft.reports.spent import read_spent
 from dpft.training.resume import LEDGER
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
     """Copies the best trial into the run's folder; report and privacy.json, the last, are new.
 
-    Nothing copied names the trial, and no file keeps its time.
+    Nothing copied names the trial, and every public file has the time of the search's beginning:
+    how long it took would tell how many trials there were.
+
+    Raises:
+        StateError: A trial has spent more than the search's bound covers.
     """
+    check_spent(search, folder)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     for source in _released(trial):
         target = folder / source.relative_to(trial)
@@ -33,6 +42,34 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     )
     write_json(folder / PRIVACY, record)
     write_report(folder)
+    _hide_duration(folder)
+
+
+def check_spent(search: Search, folder: Path) -> None:
+    """Refuses a search with a trial that took more noisy steps than were planned.
+
+    Raises:
+        StateError: There is one; its own ``dpft train resume=`` was told to overspend.
+    """
+    for number in range(len(search.trials)):
+        trial = trial_folder(folder, number)
+        if not (trial / LEDGER).exists():
+            continue
+        spent = read_spent(str(trial))
+        if spent.ledger.steps > spent.planned_steps:
+            raise StateError(
+                f"a trial in {trial.parent} has taken {spent.ledger.steps} noisy steps of"
+                f" {spent.planned_steps} planned, so that the bound of the search does not hold;"
+                " begin a new search."
+            )
+
+
+def _hide_duration(folder: Path) -> None:
+    began = (folder / TUNING / TRIALS).stat().st_mtime_ns
+    public = [path for path in folder.iterdir() if path.name != "private"]
+    below = [path for top in public for path in top.rglob("*")]
+    for path in (*below, *public, folder):
+        os.utime(path, ns=(began, began))
 
 
 def _released(trial: Path) -> list[Path]:

@@ -160,6 +160,7 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "task": entry["task"],
             "split": entry["split"],
             "split_is_public": entry["split_is_public"],
+            "note": "" if entry["split_is_public"] else PRIVATE_SPLIT,
             **entry["metrics"],
         }
         for setting in comparison.settings

@@ -153,7 +153,8 @@ def _search(selection: Mapping[str, Any]) -> list[str]:
         f" {selection['expected_trials']:.4g} in expectation (eta {selection['eta']:g}, gamma"
         f" {selection['gamma']:g}), chosen by a score on a public split ({selection['theorem']}).",
         "Not covered: how many runs there were, the others' models, scores and ledgers, and how"
-        " long the search took, which tells how many there were.",
+        " long the search took, which tells how many there were: public files have the time of its"
+        " beginning, so publish nothing that shows its end.",
     ]
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,32 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
         assert not re.search(r"trial-|trial \d|trials.json|private/tuning", text), path
     log = (workspace.root / "run/private/tuning/trial-0/log").read_text()
     assert "INFO: step 2 of 2, epsilon" in log
+
+
+def test_public_files_have_the_time_of_the_searchs_beginning(
+    workspace: Workspace, outcome: Outcome
+) -> None:
+    """The time between two of them would tell how many trials there were."""
+    run = workspace.root / "run"
+    began = (run / "private/tuning/trials.json").stat().st_mtime_ns
+    times = {path.stat().st_mtime_ns for path in (run, *public_files(run).values())}
+    assert times == {began}
+    assert (run / "private/tuning/trial-1/privacy.json").stat().st_mtime_ns > began
+
+
+def test_a_trial_that_overspent_is_not_published(workspace: Workspace, outcome: Outcome) -> None:
+    """As ``train resume=`` of a trial's folder with ``privacy.resume_overspend=true`` would do."""
+    copy = workspace.root / "overspent"
+    shutil.copytree(workspace.root / "run", copy)
+    trial = copy / "private/tuning/trial-2"
+    for name in ("privacy.json", "report.md"):
+        (copy / name).unlink()
+    record = json.loads((trial / "privacy.json").read_text())
+    (trial / "privacy.json").write_text(json.dumps({**record, "steps": 1}))
+    again = workspace.run("tune", "resume=overspent")
+    assert again.code == 3
+    assert "has taken 2 noisy steps of 1 planned" in again.err
+    assert not (copy / "privacy.json").exists()
 
 
 def test_what_the_search_keeps_is_the_owners_alone(workspace: Workspace, outcome: Outcome) -> None:

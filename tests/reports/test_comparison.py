@@ -11,6 +11,7 @@ from scipy import stats
 from dpft.errors import InputError
 from dpft.reports.comparison import compare, csv_table, markdown, page
 from dpft.reports.records import find_runs, read_record
+from dpft.reports.scores import PRIVATE_SPLIT
 from dpft.reports.significance import best, p_value
 from tests.reports.folders import EVIL, write_run
 
@@ -135,6 +136,7 @@ def test_scores_of_private_splits_are_marked_in_every_form(tmp_path: Path) -> No
     assert "bleu (private split)" in page(comparison)
     rows = list(csv.DictReader(io.StringIO(csv_table(comparison))))
     assert len(rows) == 12 and {row["split_is_public"] for row in rows} == {"False"}
+    assert {row["note"] for row in rows} == {PRIVATE_SPLIT}
     assert mention not in page(compared(sweep(tmp_path / "public")))
 
 
