@@ -10,7 +10,8 @@ from dpft.errors import InputError
 from dpft.evaluation.human import KEY
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
-from dpft.reports.comparison import FILES, compare, markdown, record, write_comparison
+from dpft.reports.comparison import compare
+from dpft.reports.comparison_pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.records import find_runs, read_record
 from dpft.reports.scores import mark

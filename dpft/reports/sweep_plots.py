@@ -4,16 +4,13 @@ They are those of Li et al. 2022: Figures 2 and 8 (heat maps), 9 (lines), 1 and 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from dpft.reports.comparison import Comparison
 from dpft.reports.plots import Point, heat_map, line_plot
 from dpft.reports.sweeps import EPS, Setting, number
 from dpft.reports.tables import Cell, Split
-
-if TYPE_CHECKING:
-    from dpft.reports.comparison import Comparison
 
 DELTA = "privacy.delta"
 LINES = (EPS, DELTA)
@@ -22,7 +19,7 @@ MODELS, METHODS = ("model.name", "model.path"), ("method.name", "method.rank", "
 """Keys by which the number of parameters differs: of all of them, of those that train."""
 
 
-def split_plots(comparison: "Comparison", split: Split, name: str) -> list[Markup]:
+def split_plots(comparison: Comparison, split: Split, name: str) -> list[Markup]:
     """Returns the plots of a split's scores, those for which the runs are made.
 
     Args:
@@ -37,7 +34,7 @@ def split_plots(comparison: "Comparison", split: Split, name: str) -> list[Marku
     ]
 
 
-def _plots(comparison: "Comparison", split: Split, metric: str, name: str) -> Iterator[Markup]:
+def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iterator[Markup]:
     label = metric if split.public else f"{metric} (private split)"
     for place, pivot in enumerate(comparison.pivots(split)):
         if pivot.metric == metric and len(pivot.rows) > 1 and len(pivot.columns) > 1:

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from dpft.errors import InputError
-from dpft.reports.comparison import compare, csv_table, markdown, page
+from dpft.reports.comparison import compare
+from dpft.reports.comparison_pages import csv_table, markdown, page
 from dpft.reports.records import find_runs, read_record
 from dpft.reports.scores import PRIVATE_SPLIT
 from dpft.reports.significance import best, p_value
