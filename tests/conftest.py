@@ -1,5 +1,6 @@
 """What every test has: no network, one thread per process, accountants that run already."""
 
+import gc
 import os
 import socket
 import sys
@@ -26,6 +27,13 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 LOOPBACK = ("127.", "::1", "localhost")
 
 _attempts: list[str] = []
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the libraries and tests, a twelfth of the time otherwise."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _is_loopback(host: object) -> bool:

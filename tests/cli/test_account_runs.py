@@ -8,6 +8,7 @@ import pytest
 from dpft.reports.spending_tables import YOUR_WORD
 from tests.cli.tiny import Workspace
 from tests.reports.run_folders import make_run, mechanism, tear
+from tests.slowness import slow
 
 
 @pytest.fixture
@@ -89,16 +90,18 @@ def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
     ("arguments", "part"),
     [
         (["run=missing"], "'missing', which does not exist"),
-        (["runs=[a,missing]"], "'missing', which has no config.yaml and no run in it"),
         (["run=a", "runs=[b]"], "exactly one of run and runs must be given, got both"),
         (["runs=[a,./a]"], "runs must name different folders"),
-        (["runs=[]"], "runs must name a folder at least"),
         (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
-        (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
-        (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
         (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
-        (["run=a", "delta=2"], "delta must be in (0, 1), got 2"),
-        (["run=a", "accountant=gdp"], "accountant must be one of"),
+        *slow(
+            (["runs=[a,missing]"], "'missing', which has no config.yaml and no run in it"),
+            (["runs=[]"], "runs must name a folder at least"),
+            (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
+            (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
+            (["run=a", "delta=2"], "delta must be in (0, 1), got 2"),
+            (["run=a", "accountant=gdp"], "accountant must be one of"),
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], part: str) -> None:

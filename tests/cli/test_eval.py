@@ -16,6 +16,7 @@ from tests.cli.tiny import (
     make_workspace,
     write_rows,
 )
+from tests.slowness import slow
 
 RUN = "run=run"
 
@@ -164,20 +165,22 @@ FITTING = [json.dumps({"input": mr, "prediction": "A."}) for mr in RECORDS]
     ("file", "lines", "parts"),
     [
         ("few.txt", ["A."] * 5, ["6 distinct inputs", "got 5 lines"]),
-        ("many.txt", ["A."] * 7, ["6 distinct inputs", "got 7 lines"]),
-        ("few.jsonl", FITTING[:5], ["few.jsonl", "6 distinct inputs", "5 of them (1 missing)"]),
         (
             "other.jsonl",
             [*FITTING[:5], FITTING[5].replace("Inn", "Qzx")],
             ["other.jsonl:6", "another"],
         ),
         ("twice.jsonl", [*FITTING, FITTING[0]], ["twice.jsonl:7", "a second one", "line 1"]),
-        ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["1 of them (5 missing)"]),
-        ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
         (
             "wide.tsv",
             ["MR\toutput", f"{RECORDS[0]}\tA.\tB."],
             ["wide.tsv:2", "two columns", "got 3"],
+        ),
+        *slow(
+            ("many.txt", ["A."] * 7, ["6 distinct inputs", "got 7 lines"]),
+            ("few.jsonl", FITTING[:5], ["few.jsonl", "6 distinct inputs", "5 of them (1 missing)"]),
+            ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["1 of them (5 missing)"]),
+            ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
         ),
     ],
 )
@@ -199,17 +202,22 @@ def test_outputs_that_do_not_fit_the_split_are_refused_in_one_sentence_without_q
         (["run=nowhere"], ["run must be", "'nowhere'", "does not exist", "outputs/DATE/TIME"]),
         (["run=data"], ["'data'", "has no config.yaml"]),
         ([RUN, "predictions=x.txt"], ["run and predictions", "both"]),
-        ([RUN, "model.path=model"], ["run and model.path", "both"]),
         ([RUN, "eval.limt=1"], ["eval.limt", "did you mean eval.limit?"]),
-        ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
         ([RUN, "output=xml"], ["output must be one of table, json, got 'xml'"]),
-        ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
-        ([RUN, "task.metrics=[rouge_l,rouge_score_l]"], ["task.metrics", "one metric", "rouge_l"]),
-        ([RUN, "metrics.bleurt=x"], ["metrics.bleurt", "did you mean metrics.bleurt_model?"]),
         ([RUN, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
         ([*SETTING, "predictions=none.txt"], ["predictions", "none.txt", "no such file"]),
-        ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),
-        ([*SETTING, "model.path=none"], ["model.path=none", "model=tiny"]),
+        *slow(
+            ([RUN, "model.path=model"], ["run and model.path", "both"]),
+            ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
+            ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
+            (
+                [RUN, "task.metrics=[rouge_l,rouge_score_l]"],
+                ["task.metrics", "one metric", "rouge_l"],
+            ),
+            ([RUN, "metrics.bleurt=x"], ["metrics.bleurt", "did you mean metrics.bleurt_model?"]),
+            ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),
+            ([*SETTING, "model.path=none"], ["model.path=none", "model=tiny"]),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

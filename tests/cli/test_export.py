@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dpft.cli.trained import saved_run, subject_of_run
 from tests.cli.tiny import TRAINING, Workspace, make_workspace
+from tests.slowness import slow
 
 QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false", "privacy.self_check=false")
 PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")
@@ -153,14 +154,16 @@ def test_a_method_whose_weights_cannot_be_merged_is_refused(workspace: Workspace
     ("arguments", "parts"),
     [
         (["run=nowhere"], ["run must be", "'nowhere'", "does not exist"]),
-        (["run=data"], ["'data'", "has no config.yaml"]),
-        ([], ["run has no value", "run=VALUE"]),
         (["run=full", "to=data"], ["to must be a new folder", "data, which exists"]),
-        (["run=full", "to=."], ["to must be a new folder", "exists"]),
-        (["run=full", "to=full/report.md/x"], ["to must be", "full/report.md is a file"]),
         (["run=full", "to=full/model/x"], ["to must be outside the model", "full/model/x"]),
         (["run=full", "merge=maybe"], ["merge must be true or false, got 'maybe'"]),
-        (["run=full", "too=x"], ["unknown configuration key too; did you mean to?"]),
+        *slow(
+            (["run=data"], ["'data'", "has no config.yaml"]),
+            ([], ["run has no value", "run=VALUE"]),
+            (["run=full", "to=."], ["to must be a new folder", "exists"]),
+            (["run=full", "to=full/report.md/x"], ["to must be", "full/report.md is a file"]),
+            (["run=full", "too=x"], ["unknown configuration key too; did you mean to?"]),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -20,6 +20,7 @@ from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import Example
 from tests.cli.tiny import TRAINING, Workspace, make_workspace, write_rows
+from tests.slowness import slow
 
 QUICK = ("train.steps=1", "eval.enabled=false", "privacy.self_check=false")
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", *QUICK)
@@ -215,23 +216,25 @@ def test_where_the_runs_data_has_gone_that_is_said(workspace: Workspace) -> None
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["prompts=prompts.jsonl"], ["run has no value", "run=VALUE"]),
-        (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
         (["run=run"], ["prompts=FILE and num=N", "got neither"]),
         ([*PROMPTS, "num=3"], ["prompts=FILE and num=N", "got both"]),
         (["run=run", "num=3"], ["num needs", "task=e2e", "meaning_representation", "prompts=FILE"]),
-        (["run=run", "num=0"], ["num must be at least 1, got 0"]),
         (["run=run", "num=3", "decode=greedy"], ["decode=nucleus", "got decode.strategy=greedy"]),
-        (["run=whole", "prompts=prompts.jsonl", *NOTES], ["task=notes", "num=N"]),
         (["run=run", "prompts=none.jsonl"], ["prompts must name a file", "none.jsonl"]),
-        (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
         ([*PROMPTS, "to=prompts.jsonl"], ["to must be a new file", "prompts.jsonl exists"]),
-        ([*PROMPTS, "to=new.csv"], ["to must end in .jsonl, got 'new.csv'"]),
-        ([*PROMPTS, "to=prompts.jsonl/x.jsonl"], ["to must be", "prompts.jsonl is a file"]),
-        ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
-        ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be in (0, 1], got 0.0"]),
         ([*PROMPTS, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
         ([*PROMPTS, "model.path=model"], ["unknown configuration key model"]),
+        *slow(
+            (["prompts=prompts.jsonl"], ["run has no value", "run=VALUE"]),
+            (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
+            (["run=run", "num=0"], ["num must be at least 1, got 0"]),
+            (["run=whole", "prompts=prompts.jsonl", *NOTES], ["task=notes", "num=N"]),
+            (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
+            ([*PROMPTS, "to=new.csv"], ["to must end in .jsonl, got 'new.csv'"]),
+            ([*PROMPTS, "to=prompts.jsonl/x.jsonl"], ["to must be", "prompts.jsonl is a file"]),
+            ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
+            ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be in (0, 1], got 0.0"]),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

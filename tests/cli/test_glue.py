@@ -1,6 +1,8 @@
 """Classification from the command line: every kind of model, both objectives, bad input."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from transformers import AutoModelForSequenceClassification, BertModel, BertToke
 import dpft.cli.train  # noqa: F401  as sklearn
 from tests.cli import glue
 from tests.cli.glue import QUICK, TRAINING, setting, write
-from tests.cli.tiny import Outcome, Workspace
+from tests.cli.tiny import Workspace
 from tests.models import small
+from tests.slowness import slow, slow_but
 
 CLS = "task.objective=cls"
 PLAIN = ("privacy=none", "train.expected_batch_size=8", "train.steps=2", "task.max_length=24")
@@ -42,23 +45,22 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def runs(workspace: Workspace) -> dict[str, Outcome]:
-    return {
-        name: workspace.run(
-            "train",
-            *arguments,
-            *(TRAINING if name in PRIVATE else PLAIN),
-            f"hydra.run.dir=runs/{name}",
-        )
-        for name, arguments in RUNS.items()
-    }
+def train(workspace: Workspace) -> Callable[[str], str]:
+    """Returns a function from a name to itself, once that run has been trained."""
+
+    @functools.cache
+    def train(name: str) -> str:
+        training = TRAINING if name in PRIVATE else PLAIN
+        outcome = workspace.run("train", *RUNS[name], *training, f"hydra.run.dir=runs/{name}")
+        assert outcome.code == 0, outcome.err
+        return name
+
+    return train
 
 
-@pytest.fixture(params=RUNS)
-def run(request, workspace: Workspace, runs: dict[str, Outcome]) -> str:
-    outcome = runs[request.param]
-    assert outcome.code == 0, outcome.err
-    return str(request.param)
+@pytest.fixture(params=slow_but(("fresh", "head", "stsb", "gpt2", "gpt2-head", "t5"), RUNS))
+def run(request, train: Callable[[str], str]) -> str:
+    return train(request.param)
 
 
 def read(workspace: Workspace, name: str, file: str) -> dict:
@@ -103,22 +105,28 @@ def test_evaluating_a_run_again_gives_its_own_scores(workspace: Workspace, run: 
     assert len(after()) == len(own)
 
 
-def test_mnlis_parts_have_their_own_records(workspace: Workspace, runs: dict) -> None:
-    entries = read(workspace, "mnli", "metrics.json")["evaluations"]
+def test_mnlis_parts_have_their_own_records(
+    workspace: Workspace, train: Callable[[str], str]
+) -> None:
+    entries = read(workspace, train("gpt2"), "metrics.json")["evaluations"]
     assert {(entry["split"], entry["examples"]) for entry in entries} == {
         ("validation_matched", 2),
         ("validation_mismatched", 3),
     }
 
 
-def test_a_trained_classifier_is_one_of_transformers(workspace: Workspace, runs: dict) -> None:
-    folder = workspace.root / "runs" / "head" / "model"
+def test_a_trained_classifier_is_one_of_transformers(
+    workspace: Workspace, train: Callable[[str], str]
+) -> None:
+    folder = workspace.root / "runs" / train("head") / "model"
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     assert model.config.id2label == {0: "negative", 1: "positive"}
 
 
-def test_a_runs_own_predictions_are_scored_as_the_run_was(workspace: Workspace, runs: dict) -> None:
-    for name in ("head", "gpt2-head"):
+def test_a_runs_own_predictions_are_scored_as_the_run_was(
+    workspace: Workspace, train: Callable[[str], str]
+) -> None:
+    for name in (train("head"), train("gpt2-head")):
         task = "sst2" if name == "head" else "stsb"
         file = f"predictions=runs/{name}/private/predictions.jsonl"
         outcome = workspace.run(
@@ -146,7 +154,7 @@ def test_a_file_of_labels_is_scored(workspace: Workspace, lines: list[str] | Non
     assert entry["metrics"] == {"accuracy": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("model", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("model", slow_but(("bert", "t5"), ("bert", "gpt2", "t5")))
 def test_a_pretrained_models_label_words_are_scored_without_training(
     workspace: Workspace, model: str
 ) -> None:
@@ -200,23 +208,25 @@ def test_infilling_with_a_bare_encoder_is_refused(
 SST2 = setting("sst2", "bert")
 BAD = [
     (SST2, "task.template='<S1> It was great .'", ["task.template must hold [MASK] once"]),
-    (SST2, "task.template='<S1> <S2> [MASK]'", ["task.template", "unknown field <S2>"]),
-    (SST2, "task.causal_template='[MASK] <S1>'", ["task.causal_template must end with [MASK]"]),
     (SST2, "task.label_words.positive=unlikely", ["'unlikely'", "'un' + '##likely'"]),
     (SST2, "task.label_words.positive=Terrible", ["'terrible' and 'Terrible'", "share one"]),
-    (SST2, "task.label_words.positive=terrible", ["task.label_words must be different"]),
-    (SST2, "task.objective=ranking", ["task.objective must be one of infilling, cls"]),
-    (SST2, "model.pooling=max", ["model.pooling must be null or one of mean"]),
     (SST2, "eval.split=test", ["test.jsonl, line 1", "label -1", "eval.split=validation"]),
-    (SST2, "task.max_length=5", ["task.max_length must leave room"]),
-    (SST2, "task.max_length=65", ["task.max_length", "64 positions"]),
     (SST2, "task.data_dir=bad", ["bad/train.jsonl, line 2", "0 (negative), 1 (positive)"]),
-    (SST2, "task.data_dir=hidden", ["hidden/train.jsonl, line 1", "label -1"]),
-    (SST2, "train.transfer_sample_rate_from=sst", ["'sst'", "did you mean sst2?"]),
-    (SST2, "train.transfer_sample_rate_from=warp", ["must name a task, got 'warp'"]),
     (setting("mnli", "bert"), "task.data_dir=sst2", ["sst2", "lacks the column premise"]),
     (setting("sst2", "t5"), CLS, ["task.objective=cls", "seq2seq", "infilling"]),
-    (setting("sst2", "gpt2"), "task.label_words.positive=unlikely", ["'unlikely'"]),
+    *slow(
+        (SST2, "task.template='<S1> <S2> [MASK]'", ["task.template", "unknown field <S2>"]),
+        (SST2, "task.causal_template='[MASK] <S1>'", ["task.causal_template must end with [MASK]"]),
+        (SST2, "task.label_words.positive=terrible", ["task.label_words must be different"]),
+        (SST2, "task.objective=ranking", ["task.objective must be one of infilling, cls"]),
+        (SST2, "model.pooling=max", ["model.pooling must be null or one of mean"]),
+        (SST2, "task.max_length=5", ["task.max_length must leave room"]),
+        (SST2, "task.max_length=65", ["task.max_length", "64 positions"]),
+        (SST2, "task.data_dir=hidden", ["hidden/train.jsonl, line 1", "label -1"]),
+        (SST2, "train.transfer_sample_rate_from=sst", ["'sst'", "did you mean sst2?"]),
+        (SST2, "train.transfer_sample_rate_from=warp", ["must name a task, got 'warp'"]),
+        (setting("sst2", "gpt2"), "task.label_words.positive=unlikely", ["'unlikely'"]),
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace, write_rows
+from tests.slowness import slow
 
 BEAM = "human_eval_strategy=beam"
 ASK = ("eval", "run=a", "human_eval=3", BEAM, "eval.limit=null")
@@ -112,14 +113,16 @@ def test_a_sheet_that_may_hold_ratings_is_not_written_over(workspace: Workspace)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["human_eval=0"], ["human_eval must be at least 1", "got 0"]),
         (["human_eval=7"], ["at most the number of distinct inputs 6", "got 7"]),
         (["eval.split=train"], ["training records", "eval.split=train"]),
-        (["human_eval_runs=[a]"], ["different folders", "a, a"]),
         (["human_eval_runs=[./a]"], ["different folders"]),
-        (["human_eval_runs=[none]"], ["'none'", "does not exist"]),
         (["human_eval_strategy=warp"], ["human_eval_strategy must be one of", "'warp'"]),
-        (["human_eval=null", "human_eval_runs=[b]"], ["human_eval_runs needs human_eval"]),
+        *slow(
+            (["human_eval=0"], ["human_eval must be at least 1", "got 0"]),
+            (["human_eval_runs=[a]"], ["different folders", "a, a"]),
+            (["human_eval_runs=[none]"], ["'none'", "does not exist"]),
+            (["human_eval=null", "human_eval_runs=[b]"], ["human_eval_runs needs human_eval"]),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -4,38 +4,43 @@ from types import ModuleType
 import pytest
 
 from dpft.cli.main import main
+from tests.slowness import slow
+
+BAD: list[tuple[list[str], str]] = [
+    (
+        ["privacy.epz=3"],
+        "unknown configuration key privacy.epz; did you mean privacy.eps?",
+    ),
+    (["eps=3"], "unknown configuration key eps; did you mean privacy.eps?"),
+    (
+        ["privacy.eps=3", "+foo=1"],
+        "unknown configuration key foo; the known keys here are method, outcome, privacy, steps.",
+    ),
+    (
+        ["privacy.eps=3", "method=lora", "method.rnak=1"],
+        "unknown configuration key method.rnak; did you mean method.rank?",
+    ),
+    (["mehtod=lora"], "unknown configuration key mehtod; did you mean method?"),
+    (["privacy.eps=abc"], "privacy.eps must be a number, got 'abc'."),
+    (["privacy.eps=nan"], "privacy.eps must be a finite number, got nan."),
+    (["privacy.eps=-1"], "privacy.eps must be positive, got -1.0."),
+    ([], "privacy.eps has no value; set privacy.eps=VALUE (a number)."),
+    (
+        ["privacy.eps=3", "method=lorra"],
+        "method=lorra: there is no such method; did you mean method=lora? "
+        "Choose one of full, lora.",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "sentence", "folder"),
     [
-        (
-            ["privacy.epz=3"],
-            "unknown configuration key privacy.epz; did you mean privacy.eps?",
-        ),
-        (["eps=3"], "unknown configuration key eps; did you mean privacy.eps?"),
-        (
-            ["privacy.eps=3", "+foo=1"],
-            "unknown configuration key foo; "
-            "the known keys here are method, outcome, privacy, steps.",
-        ),
-        (
-            ["privacy.eps=3", "method=lora", "method.rnak=1"],
-            "unknown configuration key method.rnak; did you mean method.rank?",
-        ),
-        (["mehtod=lora"], "unknown configuration key mehtod; did you mean method?"),
-        (["privacy.eps=abc"], "privacy.eps must be a number, got 'abc'."),
-        (["privacy.eps=nan"], "privacy.eps must be a finite number, got nan."),
-        (["privacy.eps=-1"], "privacy.eps must be positive, got -1.0."),
-        ([], "privacy.eps has no value; set privacy.eps=VALUE (a number)."),
-        (
-            ["privacy.eps=3", "method=lorra"],
-            "method=lorra: there is no such method; did you mean method=lora? "
-            "Choose one of full, lora.",
-        ),
+        *((*case, []) for case in BAD),
+        (*BAD[0], ["hydra.run.dir=mine/run"]),
+        *slow(*((*case, ["hydra.run.dir=mine/run"]) for case in BAD[1:])),
     ],
 )
-@pytest.mark.parametrize("folder", [[], ["hydra.run.dir=mine/run"]])
 def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     fake: ModuleType,
     capsys: pytest.CaptureFixture[str],

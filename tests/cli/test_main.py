@@ -5,6 +5,7 @@ import pytest
 
 import dpft
 from dpft.cli.main import main
+from tests.slowness import slow_but
 
 
 def test_an_unknown_subcommand_names_the_nearest_and_the_list(
@@ -39,7 +40,11 @@ def test_version_and_help_answer_without_importing_anything_heavy(
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "eval", "generate", "account", "plan", "report", "doctor"]
+    "name",
+    slow_but(
+        ("train", "account"),
+        ("train", "eval", "generate", "account", "plan", "report", "doctor"),
+    ),
 )
 def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     program = (

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from dpft.methods.base import method_names
 from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.slowness import slow, slow_but
 
 MAX_LENGTH = 24
 QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}", "privacy.self_check=false")
@@ -83,7 +84,7 @@ COUNTED = ("full", "lora", "prefix", "rgp", "two_phase")
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in COUNTED else pytest.param(n, marks=pytest.mark.slow) for n in method_names()],
+    slow_but(COUNTED, method_names()),
 )
 def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     workspace: Workspace, trained: Train, name: str
@@ -105,7 +106,7 @@ def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in COUNTED else pytest.param(n, marks=pytest.mark.slow) for n in EVALUATED],
+    slow_but([name for name in COUNTED if name in EVALUATED], EVALUATED),
 )
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
@@ -118,7 +119,7 @@ def test_a_run_read_back_scores_as_it_did_when_training_ended(
     assert scores_after(trained(name)) == entry["metrics"]
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", slow_but((*COUNTED, "adapter"), method_names()))
 def test_a_runs_model_names_no_path_that_the_user_did_not_give(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
@@ -176,12 +177,14 @@ def test_the_longest_prompt_that_is_not_refused_fits(
     [
         (["method=prompt", f"method.num_virtual_tokens={FITTING + 1}"],
          ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
-        (["method=prefix", f"method.length={FITTING + 1}"],
-         ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
-        (["method=prompt", "method.num_virtual_tokens=128"],
-         ["fewer than the model's 128 positions", "got 128", "shorten it"]),
         (["method=prefix", "eval.enabled=true", "decode.max_new_tokens=118"],
          ["decode.max_new_tokens must be below 118", "128 positions less 10", "got 118"]),
+        *slow(
+            (["method=prefix", f"method.length={FITTING + 1}"],
+             ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
+            (["method=prompt", "method.num_virtual_tokens=128"],
+             ["fewer than the model's 128 positions", "got 128", "shorten it"]),
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["train", "plan"])
@@ -208,65 +211,72 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
     [
         (["method=bitfit", "model.path=llama"],
          ["method=bitfit must leave a parameter to train", "LlamaForCausalLM", "method=full"]),
-        (["method=two_phase", "model.path=llama", "method.full_epochs=0.2"],
-         ["method=two_phase must have a bias to train", "LlamaForCausalLM", "method=full"]),
         (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
         (["method=lora", "method.rank=17"],
          ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
-        (["method=rgp", "method.rank=17"],
-         ["method.rank must be at most", "16 in transformer.h.0", "got 17; lower it"]),
         (["method=lora", "method.targets=[nosuch]"],
          ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
-        (["method=lora", "method.targets=[]"], ["method.targets must name a layer", "null"]),
         (["method=lora", "method.targets=c_attn"], ["method.targets must be a list", "'c_attn'"]),
-        (["method=lora", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
-        (["method=rgp", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
-        (["method=rgp", "method.power_iterations=0"], ["method.power_iterations", *NONE_POSITIVE]),
-        (["method=lora", "method.dropout=1"], ["method.dropout must be in [0, 1), got 1.0"]),
-        (["method=lora", "method.alpha=0"], ["method.alpha must be positive, got 0.0", "null"]),
-        (["method=prefix", "method.length=0"], ["method.length", *NONE_POSITIVE]),
-        (["method=prefix", "method.hidden=0"], ["method.hidden", *NONE_POSITIVE]),
-        (["method=prefix", "model.gradient_checkpointing=true"],
-         ["method=prefix needs model.gradient_checkpointing=false"]),
-        (["method=prompt", "method.num_virtual_tokens=0"],
-         ["method.num_virtual_tokens", *NONE_POSITIVE]),
-        (["method=top2"], ["method.blocks must be at most the 1 block(s)", "got 2; lower it"]),
-        (["method=top2", "method.blocks=0"], ["method.blocks", *NONE_POSITIVE]),
         (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),
-        (["method=adapter", "method.bottleneck=0"], ["method.bottleneck", *NONE_POSITIVE]),
-        (["method=adapter", "method.targets=[nosuch]"],
-         ["method.targets", "got nosuch", "c_attn, c_fc, c_proj, lm_head"]),
-        (["method=adapter", "method.targets=[]"], ["method.targets must name a layer", "null"]),
-        (["method=compacter", "method.n=0"], ["method.n", *NONE_POSITIVE]),
-        (["method=compacter", "method.n=3"], ["method.n must divide the hidden size 16, got 3"]),
-        (["method=compacter", "method.bottleneck=6"],
-         ["method.bottleneck must be a multiple of method.n=4, got 6"]),
         (["method=two_phase", "method.full_epochs=0"],
          ["method.full_epochs must be positive, got 0", "method=bitfit"]),
-        (["method=two_phase", "method.full_epochs=-1"],
-         ["method.full_epochs must be positive, got -1"]),
-        (["method=two_phase", "method.bitfit_max_grad_norm=0"],
-         ["method.bitfit_max_grad_norm must be positive", "got 0", "null"]),
         (["method=retrain", "model.init=pretrained"],
          ["method=retrain needs model.init=random, got pretrained"]),
         (["method=lorra"], ["no such method", "did you mean method=lora?"]),
-        (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
-        (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
         (["method=bitfit", "method.rank=4"],
          ["unknown configuration key method.rank", "method.train_biases"]),
-        (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
         (["optimizer=sgd", "optimizer.beta1=0.9"],
          ["unknown configuration key optimizer.beta1", "optimizer.momentum"]),
-        (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, sgd"]),
-        (["optimizer=adamw", "optimizer.beta1=1"], ["optimizer.beta1 must be in [0, 1), got 1.0"]),
-        (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),
         (["scheduler=linear", "scheduler.timescale=10"],
          ["scheduler.timescale must be null for scheduler=linear, got 10", "inverse_sqrt"]),
-        (["scheduler=linear", "scheduler.warmup_steps=-1"], ["scheduler.warmup_steps", "got -1"]),
-        (["scheduler=linear", "scheduler.decay=1"], ["unknown configuration key scheduler.decay"]),
-        (["train.transfer_sample_rate_from=nosuch"],
-         ["train.transfer_sample_rate_from must name a task", "'nosuch'", "cola, "]),
         (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
+        *slow(
+            (["method=two_phase", "model.path=llama", "method.full_epochs=0.2"],
+             ["method=two_phase must have a bias to train", "LlamaForCausalLM", "method=full"]),
+            (["method=rgp", "method.rank=17"],
+             ["method.rank must be at most", "16 in transformer.h.0", "got 17; lower it"]),
+            (["method=lora", "method.targets=[]"], ["method.targets must name a layer", "null"]),
+            (["method=lora", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
+            (["method=rgp", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
+            (["method=rgp", "method.power_iterations=0"],
+             ["method.power_iterations", *NONE_POSITIVE]),
+            (["method=lora", "method.dropout=1"], ["method.dropout must be in [0, 1), got 1.0"]),
+            (["method=lora", "method.alpha=0"], ["method.alpha must be positive, got 0.0", "null"]),
+            (["method=prefix", "method.length=0"], ["method.length", *NONE_POSITIVE]),
+            (["method=prefix", "method.hidden=0"], ["method.hidden", *NONE_POSITIVE]),
+            (["method=prefix", "model.gradient_checkpointing=true"],
+             ["method=prefix needs model.gradient_checkpointing=false"]),
+            (["method=prompt", "method.num_virtual_tokens=0"],
+             ["method.num_virtual_tokens", *NONE_POSITIVE]),
+            (["method=top2"], ["method.blocks must be at most the 1 block(s)", "got 2; lower it"]),
+            (["method=top2", "method.blocks=0"], ["method.blocks", *NONE_POSITIVE]),
+            (["method=adapter", "method.bottleneck=0"], ["method.bottleneck", *NONE_POSITIVE]),
+            (["method=adapter", "method.targets=[nosuch]"],
+             ["method.targets", "got nosuch", "c_attn, c_fc, c_proj, lm_head"]),
+            (["method=adapter", "method.targets=[]"], ["method.targets must name a layer", "null"]),
+            (["method=compacter", "method.n=0"], ["method.n", *NONE_POSITIVE]),
+            (["method=compacter", "method.n=3"],
+             ["method.n must divide the hidden size 16, got 3"]),
+            (["method=compacter", "method.bottleneck=6"],
+             ["method.bottleneck must be a multiple of method.n=4, got 6"]),
+            (["method=two_phase", "method.full_epochs=-1"],
+             ["method.full_epochs must be positive, got -1"]),
+            (["method=two_phase", "method.bitfit_max_grad_norm=0"],
+             ["method.bitfit_max_grad_norm must be positive", "got 0", "null"]),
+            (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
+            (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
+            (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
+            (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, sgd"]),
+            (["optimizer=adamw", "optimizer.beta1=1"],
+             ["optimizer.beta1 must be in [0, 1), got 1.0"]),
+            (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),
+            (["scheduler=linear", "scheduler.warmup_steps=-1"],
+             ["scheduler.warmup_steps", "got -1"]),
+            (["scheduler=linear", "scheduler.decay=1"],
+             ["unknown configuration key scheduler.decay"]),
+            (["train.transfer_sample_rate_from=nosuch"],
+             ["train.transfer_sample_rate_from must name a task", "'nosuch'", "cola, "]),
+        ),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(

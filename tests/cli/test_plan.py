@@ -3,6 +3,7 @@ import json
 import pytest
 
 from tests.cli.tiny import TRAINING, Outcome, Workspace, make_workspace
+from tests.slowness import slow
 
 NOISE = "privacy.noise_multiplier=1"
 
@@ -70,11 +71,13 @@ def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
     [
         ([], ["privacy.eps and privacy.noise_multiplier", "neither"]),
         ([NOISE, "plan.mesure=true"], ["plan.mesure", "did you mean plan.measure?"]),
-        ([NOISE, "output=xml"], ["output must be one of table, json, got 'xml'"]),
-        ([NOISE, "train.steps=1", "train.epochs=1"], ["train.epochs and train.steps", "both"]),
         ([NOISE, "train.expected_batch_size=41"], ["number of examples 40, got 41"]),
-        ([NOISE, "privacy.delta=1"], ["privacy.delta must be in (0, 1), got 1.0"]),
         ([NOISE, "task.max_length=129"], ["task.max_length", "128 positions"]),
+        *slow(
+            ([NOISE, "output=xml"], ["output must be one of table, json, got 'xml'"]),
+            ([NOISE, "train.steps=1", "train.epochs=1"], ["train.epochs and train.steps", "both"]),
+            ([NOISE, "privacy.delta=1"], ["privacy.delta must be in (0, 1), got 1.0"]),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

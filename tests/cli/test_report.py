@@ -7,6 +7,7 @@ from dpft.cli.report import expand
 from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
 from tests.cli.tiny import Workspace
 from tests.reports.folders import write_run
+from tests.slowness import slow
 
 SYSTEMS = ("outputs/a", REFERENCE)
 ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3, seed=0)
@@ -65,10 +66,12 @@ def test_only_repeated_sheets_are_joined() -> None:
     ("arguments", "part"),
     [
         ([], "exactly one of runs and ratings must be given, got neither; give runs=FOLDER"),
-        (["ratings=[]"], "exactly one of runs and ratings"),
         ([f"ratings=[{SHEET},./{SHEET}]"], "one of them twice"),
         (["ratings=none.csv"], "none.csv: no such file"),
-        ([f"ratings={SHEET}", "output=xml"], "output must be one of table, json"),
+        *slow(
+            (["ratings=[]"], "exactly one of runs and ratings"),
+            ([f"ratings={SHEET}", "output=xml"], "output must be one of table, json"),
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(
@@ -120,9 +123,11 @@ def test_a_folder_takes_markdown_csv_and_html(runs: Workspace) -> None:
     [
         (["none"], "runs must name folders of runs or of sweeps, got 'none', which does not exist"),
         (["sweep", f"ratings={SHEET}"], "exactly one of runs and ratings must be given, got both"),
-        (["sweep", "over=[method.name]"], "over must be two different keys"),
         (["sweep", "metric=blue"], "metric must be one that the runs were scored by, got 'blue'"),
-        (["sweep", "to=sweep/0/config.yaml"], "to must be a folder"),
+        *slow(
+            (["sweep", "over=[method.name]"], "over must be two different keys"),
+            (["sweep", "to=sweep/0/config.yaml"], "to must be a folder"),
+        ),
     ],
 )
 def test_bad_questions_about_runs_are_refused(

@@ -14,6 +14,7 @@ from dpft.cli.trained import saved_run, subject_of_run
 from dpft.models.vocabulary import add_tokens
 from dpft.tasks.personachat import TOKENS
 from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.slowness import slow_but
 
 TASK = (
     "task=personachat", "task.data_dir=talk", "task.max_length=48",
@@ -82,7 +83,7 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in ("full", "lora") else pytest.param(n, marks=pytest.mark.slow) for n in METHODS],
+    slow_but(("full", "lora"), METHODS),
 )
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str

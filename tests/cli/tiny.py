@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from hydra._internal.hydra import Hydra
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.cli.main import main
@@ -41,6 +43,7 @@ class Workspace:
         out, err = io.StringIO(), io.StringIO()
         with (
             logging_restored(),
+            composed_once(),
             contextlib.chdir(self.root),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -96,6 +99,17 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
         for record, reference in rows
     ]
     path.write_text("".join(lines))
+
+
+@contextlib.contextmanager
+def composed_once() -> Iterator[None]:
+    """Spares Hydra the whole composition by which it looks for ``hydra.mode``, set nowhere.
+
+    test_conf checks that no YAML sets it: Hydra would find the None that it is told here.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
 
 
 @contextlib.contextmanager

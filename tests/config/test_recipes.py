@@ -1,6 +1,7 @@
 """The recipes of conf/experiment hold the numbers of the papers they name."""
 
 import re
+import shlex
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -11,17 +12,41 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.cli.run_folders import register_resolver
+from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.reports.reference import Reference
 from tests.cli.test_account_published import LI
 
+RECIPES = [
+    path.stem
+    for path in sorted(config_directory().glob("experiment/*.yaml"))
+    if "hydra" not in OmegaConf.load(path)
+]
+
+
+@cache
+def composed(name: str) -> DictConfig:
+    """A recipe as its own command composes it, once; not to be changed."""
+    path = config_directory() / f"experiment/{name}.yaml"
+    _, head, *_ = path.read_text().splitlines()
+    words = shlex.split(head.rpartition("dpft train ")[2])
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return compose("train", overrides=words)
+
 
 @cache
 def recipe(name: str) -> DictConfig:
-    """A recipe, composed once; not to be changed."""
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return compose("train", overrides=[f"experiment={name}", "privacy.eps=3"])
+    """A recipe at epsilon 3; not to be changed."""
+    config = deepcopy(composed(name))
+    config.privacy.eps = 3
+    return config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
+    assert isinstance(load(composed(name), CONFIG, polymorphic=POLYMORPHIC), CONFIG)
 
 
 @pytest.mark.parametrize(("method", "rate"), [("bu2022", 5e-3), ("bu2022_full", 5e-4)])

@@ -18,6 +18,7 @@ from tests.methods.shapes import (
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference
 from tests.privacy.clipping.oracle import total_norm
+from tests.slowness import slow_but
 
 RECIPES: dict[str, dict] = {
     "full": {},
@@ -38,7 +39,19 @@ REFUSED = {
 }
 GRID = [(method, shape) for method in RECIPES for shape in NAMES]
 FITTING = [pair for pair in GRID if pair not in REFUSED]
-over_the_grid = pytest.mark.parametrize(("name", "shape"), FITTING)
+FAST = [
+    *(("full", shape) for shape in NAMES),
+    ("retrain", "gpt2"),
+    ("bitfit", "bert-classification"),
+    ("norms", "t5"),
+    ("top2", "bert-masked-lm"),
+    ("linear_probe", "bert-classification"),
+    ("adapter", "gpt2"),
+    ("adapter", "t5"),
+    ("compacter", "bert-masked-lm"),
+]
+"""Every method and every kind of model; make test-full tries all pairs."""
+over_the_grid = pytest.mark.parametrize(("name", "shape"), slow_but(FAST, FITTING))
 
 
 def test_the_grid_holds_methods_that_exist() -> None:
@@ -59,8 +72,10 @@ def test_norms_and_sums_equal_the_loops(name: str, shape: str) -> None:
     assert difference(clipped(model, kind, batch, engine="auto"), expected) <= 1e-5
 
 
-@over_the_grid
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape"), FITTING)
 def test_removing_one_example_moves_the_sum_by_at_most_max_grad_norm(name: str, shape: str) -> None:
+    """As tests/privacy/test_methods_twin.py does with dpft's own losses, always."""
     model, kind, batch = prepared(recipe(name, **RECIPES[name]), shape), loss_of(shape), examples()
     everyone = clipped(model, kind, batch, engine="auto").gradients
     rest = clipped(model, kind, batch.take([0, 2]), engine="auto").gradients

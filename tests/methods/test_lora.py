@@ -12,6 +12,7 @@ from dpft.methods.base_folder import base_folder
 from dpft.methods.lora import Lora
 from tests.methods import adapters
 from tests.methods.adapters import CLASSIFIER, fresh, off_the_loop, outputs, trainable, trained
+from tests.slowness import slow_but
 
 
 def lora(**settings) -> Lora:
@@ -39,7 +40,7 @@ UNIONS = {"plain": {}, "biases": {"train_biases": True}, "embeddings": {"train_e
 UNIONS["all"] = {"train_biases": True, "train_embeddings": True}
 
 
-@pytest.mark.parametrize("union", UNIONS)
+@pytest.mark.parametrize("union", slow_but(("plain", "all"), UNIONS))
 @pytest.mark.parametrize("name", adapters.KINDS)
 def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
     new = CLASSIFIER if name == "bert-classification" else frozenset()

@@ -6,6 +6,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import TOLERANCE, calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import account
+from tests.slowness import slow
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 
@@ -26,11 +27,13 @@ def test_rdp_reproduces_li(accountants, eps, published):
     ("accountant", "eps", "setting"),
     [
         ("prv", 3, {}),
-        ("pld", 8, {}),
         ("rdp", 0.5, {}),
-        ("prv", 0.05, {}),
-        ("prv", 1, {"sample_rate": 1, "steps": 100}),
         ("pld", 0.01, {"sample_rate": 1, "steps": 100}),
+        *slow(
+            ("pld", 8, {}),
+            ("prv", 0.05, {}),
+            ("prv", 1, {"sample_rate": 1, "steps": 100}),
+        ),
     ],
 )
 def test_the_report_gives_the_calibrated_epsilon_within_the_target(
@@ -61,6 +64,7 @@ def test_a_fresh_set_of_accountants_gives_the_same(accountants):
     assert calibrate_noise_multiplier(eps=3, **E2E) == shared
 
 
+@pytest.mark.slow
 def test_where_prv_fails_pld_calibrates_and_is_named(accountants):
     # PRV would need a mesh of millions of points.
     setting = {"sample_rate": 8192 / 5240387307, "steps": 30_000, "delta": 1e-9}

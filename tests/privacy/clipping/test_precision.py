@@ -8,6 +8,7 @@ from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines import ENGINES
 from dpft.privacy.clipping.factors import STYLES
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, records
+from tests.slowness import slow_but
 
 NORM = 0.5
 FAST = [name for name in ENGINES if name != "loop"]
@@ -50,9 +51,7 @@ def test_bfloat16_norms_are_within_a_percent_and_everything_is_float32(engine):
     assert half.distance(exact) < 2e-2
 
 
-@pytest.mark.parametrize(
-    "clipping", [s if s == "flat" else pytest.param(s, marks=pytest.mark.slow) for s in STYLES]
-)
+@pytest.mark.parametrize("clipping", slow_but(("flat",), STYLES))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_bfloat16_one_example_moves_the_sum_by_at_most_the_sensitivity(engine, clipping):
     model, batch = gpt2(), records()

@@ -14,12 +14,20 @@ from tests.privacy.clipping.architectures.batches import Examples, examples
 from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference, gradients_of
 from tests.privacy.clipping.architectures.zoo import LISTED
 from tests.privacy.clipping.oracle import Clipped, total_norm
+from tests.slowness import slow_but
 
-CASES = st.sampled_from(sorted(LISTED))
+KINDS = ("gpt2-tied", "bert-masked-lm", "t5")
+"""Those on which make test draws batches; make test-full does on all."""
+UNLIKE = (
+    "gpt2-tied", "llama-tied", "gemma3", "bert-classification", "roberta-masked-lm",
+    "albert-masked-lm", "deberta-v2-classification", "t5", "beit", "convnext",
+)  # fmt: skip
+"""Those that differ most in their layers; test_exactness compares all with the loop."""
 LENGTHS = st.lists(st.integers(2, 9), min_size=2, max_size=5)
 SEEDS = st.integers(0, 2**20)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=2, deadline=None, derandomize=True)
+on_each_kind = pytest.mark.parametrize("name", slow_but(KINDS, LISTED))
 
 
 @cache
@@ -42,8 +50,9 @@ def sum_of_parts(name: str, dtype, parts: list[Examples]) -> Clipped:
     return Clipped(torch.cat(norms), gradients_of(model))
 
 
+@on_each_kind
 @few
-@given(CASES, LENGTHS, SEEDS, DTYPES, st.randoms(use_true_random=False))
+@given(LENGTHS, SEEDS, DTYPES, st.randoms(use_true_random=False))
 def test_neither_other_examples_nor_micro_batches_nor_order_change_a_gradient(
     name, lengths, seed, dtype, random
 ):
@@ -56,9 +65,14 @@ def test_neither_other_examples_nor_micro_batches_nor_order_change_a_gradient(
     assert difference(got, expected) <= allowed(name, dtype)
 
 
+@on_each_kind
 @few
-@given(CASES, LENGTHS, SEEDS, DTYPES, st.integers(1, 5))
+@given(LENGTHS, SEEDS, DTYPES, st.integers(1, 5))
 def test_the_length_of_the_padding_changes_nothing(name, lengths, seed, dtype, more):
+    if LISTED[name].float32_inside:
+        # Where an attention window holds padding alone, float64's smallest number, minus infinity
+        # in their float32 softmax, makes the model's own loss NaN.
+        dtype = torch.float32
     batch = examples(lengths, seed=seed)
     narrow = sum_of_parts(name, dtype, [batch])
     assert difference(sum_of_parts(name, dtype, [batch.padded(more)]), narrow) <= allowed(
@@ -66,11 +80,9 @@ def test_the_length_of_the_padding_changes_nothing(name, lengths, seed, dtype, m
     )
 
 
-@pytest.mark.parametrize(
-    "style", [s if s == "flat" else pytest.param(s, marks=pytest.mark.slow) for s in STYLES]
-)
-@pytest.mark.parametrize("name", LISTED)
-@settings(max_examples=2, deadline=None, derandomize=True)
+@pytest.mark.parametrize("style", slow_but(("flat",), STYLES))
+@pytest.mark.parametrize("name", slow_but(UNLIKE, LISTED))
+@few
 @given(LENGTHS, SEEDS, st.integers(0, 4))
 def test_trust_rule_2_one_example_moves_the_sum_by_at_most_the_sensitivity(
     name, style, lengths, seed, twin
@@ -87,8 +99,9 @@ def test_trust_rule_2_one_example_moves_the_sum_by_at_most_the_sensitivity(
     assert 0 < moved <= NORM * (1 + 1e-5)
 
 
+@on_each_kind
 @few
-@given(CASES, LENGTHS, SEEDS, st.sampled_from([float("nan"), float("inf")]), st.data())
+@given(LENGTHS, SEEDS, st.sampled_from([float("nan"), float("inf")]), st.data())
 def test_a_non_finite_example_contributes_exactly_zero(name, lengths, seed, value, data):
     model, kind, batch = built(name), LISTED[name].kind, examples(lengths, seed=seed)
     bad = data.draw(st.integers(0, len(batch) - 1))
@@ -102,8 +115,9 @@ def test_a_non_finite_example_contributes_exactly_zero(name, lengths, seed, valu
     assert difference(kept, expected) <= allowed(name, torch.float64)
 
 
+@on_each_kind
 @few
-@given(CASES, LENGTHS, SEEDS)
+@given(LENGTHS, SEEDS)
 def test_an_example_without_labels_contributes_zero_and_not_nan(name, lengths, seed):
     model, kind, batch = built(name), LISTED[name].kind, examples(lengths, seed=seed)
     batch.labelled[0] = False
@@ -114,8 +128,9 @@ def test_an_example_without_labels_contributes_zero_and_not_nan(name, lengths, s
     assert difference(kept, expected) <= allowed(name, torch.float64)
 
 
+@on_each_kind
 @few
-@given(CASES, st.integers(2, 9), SEEDS)
+@given(st.integers(2, 9), SEEDS)
 def test_a_batch_of_one_equals_the_loop(name, length, seed):
     model, kind, batch = built(name), LISTED[name].kind, examples((length,), seed=seed)
     expected = clipped(model, kind, batch, engine="loop")
@@ -131,8 +146,9 @@ def test_an_empty_batch_adds_nothing(name):
     assert all(p.grad is None for p in model.parameters())
 
 
+@on_each_kind
 @few
-@given(CASES, st.lists(st.integers(0, 2), min_size=2, max_size=5), SEEDS)
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=5), SEEDS)
 def test_a_unit_is_clipped_as_the_sum_of_its_rows(name, units, seed):
     model, kind = built(name), LISTED[name].kind
     batch, units = examples([5] * len(units), seed=seed), torch.tensor(units)

@@ -1,0 +1,30 @@
+"""Which cases of a table ``make test`` leaves to ``make test-full``."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+
+def slow(*cases: Sequence[Any]) -> list[ParameterSet]:
+    """Returns cases of several values each that only ``make test-full`` runs."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Returns all values, those that are not among ``fast`` for ``make test-full`` alone.
+
+    Raises:
+        ValueError: One of ``fast`` is not among the values: it would silently not be tested.
+    """
+    listed = list(values)
+    missing = [value for value in fast if value not in listed]
+    if missing:
+        raise ValueError(f"fast must be among the values, got {missing}")
+    return [value if value in fast else _slow(value) for value in listed]
+
+
+def _slow(value: Any) -> ParameterSet:
+    parts = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*parts, marks=pytest.mark.slow)
