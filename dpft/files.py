@@ -54,6 +54,18 @@ def sync_tree(folder: Path) -> None:
         sync_folder(path)
 
 
+def share(folder: Path) -> None:
+    """Gives the files in ``folder`` the mode that a new file has.
+
+    A library that writes through temporary files leaves them to their owner alone.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
 def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Writes one JSON object with sorted keys and the schema version."""
     versioned = {"schema_version": SCHEMA_VERSION, **content}

@@ -9,6 +9,7 @@ from dpft.files import (
     hold_lock,
     private_folder,
     read_json,
+    share,
     sync_tree,
     write_json,
     write_jsonl,
@@ -73,6 +74,15 @@ def test_damaged_json_is_refused_as_corrupted(tmp_path, content):
 def test_json_is_read_as_it_was_written(tmp_path):
     write_json(tmp_path / "a.json", {"b": 1})
     assert read_json(tmp_path / "a.json") == {"b": 1, "schema_version": 1}
+
+
+def test_a_file_that_a_library_left_to_its_owner_is_shared_as_a_new_one_is(tmp_path):
+    (tmp_path / "weights").write_bytes(b"1")
+    (tmp_path / "weights").chmod(0o600)
+    (tmp_path / "new").write_bytes(b"2")
+    share(tmp_path)
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("weights", "new")}
+    assert len(modes) == 1
 
 
 def test_a_tree_is_on_disk_with_its_names(tmp_path, monkeypatch):

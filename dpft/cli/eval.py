@@ -96,10 +96,23 @@ def write(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: 
     if config.run is None:
         write_hydra_record(folder)
     training = reads_training_split(config.task, config.eval)
+    warn_of_replaced(folder, evaluations)
     write_evaluations(folder, evaluations, public=public, training=training)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
     logger.info("scores and predictions: %s", folder)
+
+
+def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Says which scores of a run give way to new ones, which other settings may have made."""
+    fresh = {(one.task, one.split, one.stage) for one in evaluations}
+    known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder / METRICS)]
+    for split in sorted({key[1] for key in known if key in fresh}):
+        logger.warning(
+            "the run's scores and texts of split %s, and its report, are replaced; scores made"
+            " with other settings of eval or decode are not comparable with those before training",
+            split,
+        )
 
 
 def folder_of(config: EvaluateConfig) -> Path:

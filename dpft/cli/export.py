@@ -13,7 +13,7 @@ from dpft.cli.assembly import quiet_transformers
 from dpft.cli.trained import MODEL, saved_run, subject_of_run
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
-from dpft.files import hold_lock, private_folder
+from dpft.files import hold_lock, private_folder, share
 from dpft.reports.card import write_card
 from dpft.reports.records import PRIVACY, read_record
 
@@ -103,5 +103,6 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
         partial.mkdir()
         model.save_pretrained(partial, safe_serialization=True)
         tokenizer.save_pretrained(partial)
+        share(partial)
 
     return write

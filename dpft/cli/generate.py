@@ -209,7 +209,7 @@ def write(
     """
     statement = synthetic_record(
         privacy,
-        run=config.run,
+        run=_name_of(Path(config.run)),
         task=config.task.name,
         decode=asdict(config.decode),
         records=len(records),
@@ -233,3 +233,8 @@ def _target(records: Path) -> Target:
 
 def _existing(target: Target) -> list[Path]:
     return [path for path in target if path.exists() or path.is_symlink()]
+
+
+def _name_of(run: Path) -> str:
+    """Returns a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
+    return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)

@@ -194,8 +194,8 @@ def check_lengths(
         there = f"{room}, {there} less {extra_positions} that the method takes"
     if task.max_length > room:
         raise InputError(
-            f"task.max_length must be at most {there}, got {task.max_length}; lower it, or choose"
-            " a model with more."
+            f"task.max_length must be at most {there}, got {task.max_length}; set"
+            f" task.max_length={room}, or choose a model with more."
         )
     if max_new_tokens is not None and max_new_tokens >= room:
         raise InputError(

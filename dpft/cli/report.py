@@ -15,6 +15,7 @@ from dpft.reports.comparison_pages import FILES, markdown, record, write_compari
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.records import find_runs, read_record
 from dpft.reports.scores import mark
+from dpft.reports.spent import check_ended_ledger
 
 CONFIG = ReportConfig
 LISTS = ("runs", "ratings")
@@ -54,6 +55,7 @@ def report_runs(config: ReportConfig) -> None:
 
     Raises:
         InputError: A folder holds none, or none of them has a report.
+        StateError: A run's files are damaged.
     """
     finished, unfinished = find_runs(config.folders)
     if not finished:
@@ -61,8 +63,11 @@ def report_runs(config: ReportConfig) -> None:
             f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
             " them by dpft train resume=RUN."
         )
+    for folder in finished:
+        check_ended_ledger(folder)
+    records = [read_record(folder) for folder in finished]
     comparison = compare(
-        [read_record(folder) for folder in finished],
+        records,
         unfinished=unfinished,
         over=config.over or (),
         metrics=config.metrics,

@@ -163,9 +163,10 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
         if key.startswith("privacy.") and saved["privacy"]["name"] == "none":
             raise InputError(f"resume goes on with a run without privacy, which has no {key}.")
         return
+    others = (key for key in MAY_CHANGE if key not in SECTIONS)
     raise InputError(
         f"resume goes on as the run was begun, so {key} cannot change; besides"
-        f" {', '.join(SECTIONS)} only {', '.join(MAY_CHANGE)} can."
+        f" {', '.join(SECTIONS)} only {', '.join(others)} can."
     )
 
 

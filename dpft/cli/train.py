@@ -119,6 +119,7 @@ def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> Non
         start_anew(folder)
         write_hydra_record(folder)
         dump(prepared.config, folder / CONFIGURATION)
+        logger.info("run: %s", folder)
         if prepared.unit_key is not None:
             save_unit_key(folder, prepared.unit_key)
         keep_key(folder, prepared.division)

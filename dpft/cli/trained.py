@@ -23,6 +23,7 @@ from dpft.models.vocabulary import add_tokens
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run import CONFIGURATION
+from dpft.reports.spent import check_ended_ledger
 from dpft.tasks.base import Task
 from dpft.training.resume import LEDGER
 
@@ -125,6 +126,7 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
     if not (folder / MODEL).is_dir():
         return False
     if ledger.exists():
+        check_ended_ledger(folder)
         return read_ledger(ledger).closed
     if isinstance(config.privacy, DifferentialPrivacy):
         raise StateError(

@@ -13,7 +13,7 @@ from dpft.cli.exit_codes import say
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
-from dpft.files import private_folder, sync_tree
+from dpft.files import private_folder, share, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
@@ -83,6 +83,7 @@ def train(
     def save_model() -> None:
         config.method.save(model, folder / "model")
         tokenizer.save_pretrained(folder / "model")
+        share(folder / "model")
         sync_tree(folder / "model")  # before the ledger closes, after which it is saved no more
 
     session = Session(

@@ -130,7 +130,11 @@ def finish(command: TuneCommand, search: Search, folder: Path) -> None:
     """
     spec = score_metric(command)
     with hint_of_resume(folder):
-        logger.info("tuning")
+        count = command.tune.count
+        logger.info(
+            "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
+            " than %d", count.expected, count.quantile(0.01),
+        )  # fmt: skip
         ended: list[tuple[float, Path]] = []
         for number, trial in enumerate(search.trials):
             path = trial_folder(folder, number)

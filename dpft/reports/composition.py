@@ -54,6 +54,7 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     delta = delta_up(math.fsum(run.privacy["delta"] for run in runs))
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
-        f" one chosen by its score, is covered by basic composition alone: their ε add up to"
-        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them tighter."
+        f" one chosen by its score, is covered by basic composition: their ε add up to"
+        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them to"
+        " a smaller ε."
     )

@@ -77,6 +77,19 @@ def read_spent(folder: str) -> SpentRun:
         ) from error
 
 
+def check_ended_ledger(folder: Path) -> None:
+    """Holds a finished run's ledger against what its privacy.json says of it, where both are there.
+
+    Raises:
+        InputError: privacy.json is of another schema version.
+        StateError: The ledger is damaged, or was cut, added to or replaced.
+    """
+    if not ((folder / PRIVACY).exists() and (folder / LEDGER).exists()):
+        return
+    lodged = read_privacy(folder / PRIVACY).get("ledger")
+    _check_lodged(folder / LEDGER, read_ledger(folder / LEDGER), lodged, whole=True)
+
+
 def run_folders(given: str) -> tuple[str, ...]:
     """Returns the folder itself where it is a run's, else those of the runs of a sweep in it.
 

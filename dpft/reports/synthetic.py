@@ -53,7 +53,7 @@ def synthetic_record(
 
     Args:
         privacy: The run's privacy.json.
-        run: The run's folder, as the user named it.
+        run: Name of the run's folder, as DATE/TIME; not where it lies on this machine.
         task: Name of the task whose format the records have.
         decode: How the texts were chosen.
         records: How many there are.

@@ -86,7 +86,7 @@ class StepProgress:
         """Returns epsilon so far, examples per second and time to go."""
         parts = []
         if self._epsilon_after is not None:
-            parts.append(f"epsilon {round_up(self._epsilon_after(step), 2):.2f}")
+            parts.append(f"epsilon at most {round_up(self._epsilon_after(step), 2):.2f}")
         here = step - self._taken
         if here >= MIN_STEPS_FOR_RATE:
             elapsed = max(self._clock() - self._start, 1e-9)

@@ -106,3 +106,12 @@ def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
 )
 def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], part: str) -> None:
     assert part in workspace.refusal("account", *arguments)
+
+
+def test_two_runs_of_one_plan_have_equal_ledgers_and_cost_what_both_do(
+    workspace: Workspace,
+) -> None:
+    """A ledger holds no time and no seed, so an equal head does not make one run a copy."""
+    make_run(workspace.root / "c")
+    both = record(workspace, "runs=[a,c]")
+    assert both["epsilon"] > max(run["epsilon"] for run in both["runs"])

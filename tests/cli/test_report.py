@@ -5,6 +5,7 @@ import pytest
 
 from dpft.cli.report import expand
 from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
+from dpft.privacy.ledger import Ledger
 from tests.cli.tiny import Workspace
 from tests.reports.folders import write_run
 from tests.slowness import slow
@@ -138,3 +139,12 @@ def test_bad_questions_about_runs_are_refused(
 
 def test_words_alone_are_quoted_for_hydra() -> None:
     assert expand(["a", "output=json", "b's"]) == ["output=json", "runs=['a','b\\'s']"]
+
+
+def test_a_run_whose_ledger_was_cut_has_no_row(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    ledger = Ledger(run / "ledger.jsonl")
+    ledger.append(1, {"noise_multiplier": 1.0})
+    outcome = Workspace(tmp_path).run("report", "run")
+    assert outcome.code == 3
+    assert "the ledger must have 5 lines" in outcome.err

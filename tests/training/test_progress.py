@@ -19,7 +19,7 @@ def progress(
 
 
 def test_epsilon_so_far_is_rounded_up() -> None:
-    assert progress(epsilon=lambda step: 2.9901).note(1) == "epsilon 3.00"
+    assert progress(epsilon=lambda step: 2.9901).note(1) == "epsilon at most 3.00"
 
 
 def test_no_rate_is_shown_before_ten_steps() -> None:
@@ -50,4 +50,4 @@ def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixt
         for step in range(1, 1001):
             shown.advance(step)
     assert len(caplog.messages) == LOG_LINES
-    assert caplog.messages[-1].startswith("step 1000 of 1000, epsilon 1.00")
+    assert caplog.messages[-1].startswith("step 1000 of 1000, epsilon at most 1.00")

@@ -61,6 +61,19 @@ class TrialCount:
         missing = -math.expm1(self.eta * math.log(self.gamma))
         return self.eta * (1 - self.gamma) / (self.gamma * missing)
 
+    def quantile(self, share: float) -> int:
+        """Returns the least number of trials that at most a ``share`` of all searches exceeds.
+
+        The probabilities are Definition 1's, in floating point: for planning, not for drawing.
+        """
+        number, passed = 1, 0.0
+        power = math.expm1(-self.eta * math.log(self.gamma))
+        term = (1 - self.gamma) * (self.eta / power if self.eta else -1 / math.log(self.gamma))
+        while (passed := passed + term) < 1 - share:
+            term *= (1 - self.gamma) * (number + self.eta) / (number + 1)
+            number += 1
+        return number
+
 
 def selection_curve(trial: np.ndarray, count: TrialCount) -> np.ndarray:
     """Returns the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.

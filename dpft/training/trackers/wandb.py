@@ -111,8 +111,13 @@ class WandbRun:
         self._run.summary.update(dict(values))
 
     def close(self, *, failed: bool) -> None:
-        """See ``Tracker``; waits for the upload, but not for long."""
-        self._run.finish(exit_code=int(failed))
+        """See ``Tracker``; waits for the upload, not for long; no process of its own stays."""
+        import wandb
+
+        try:
+            self._run.finish(exit_code=int(failed))
+        finally:
+            wandb.teardown()
 
 
 def _is_logged_in() -> bool:

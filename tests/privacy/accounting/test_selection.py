@@ -4,6 +4,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy import stats
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import rdp
@@ -24,6 +25,18 @@ E2E = SampledGaussian(
 
 def at(order, curve):
     return float(curve[rdp.ORDERS.index(order)])
+
+
+@pytest.mark.parametrize(
+    ("count", "law"),
+    [
+        (TrialCount(eta=1, gamma=0.1), stats.geom(0.1)),
+        (TrialCount(eta=0, gamma=0.02), stats.logser(0.98)),
+    ],
+)
+def test_quantiles_are_those_of_the_geometric_and_the_logarithmic_law(count, law):
+    for share in (0.5, 0.1, 0.01):
+        assert count.quantile(share) == law.ppf(1 - share)
 
 
 @pytest.mark.parametrize(
