@@ -19,7 +19,7 @@ from dpft.reports.doctor.machine import (
     outputs_check,
 )
 from dpft.reports.doctor.metrics import metric_checks
-from dpft.reports.doctor.packages import package_checks
+from dpft.reports.doctor.packages import package_checks, tracker_checks
 
 CONFIG = DoctorConfig
 READS_RECORDS = False
@@ -52,4 +52,5 @@ def examine(config: DoctorConfig) -> list[Check]:
         embedded_model_check(),
         hub_check(),
         *metric_checks(models),
+        *tracker_checks(),
     ]

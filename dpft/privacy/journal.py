@@ -74,7 +74,9 @@ class JournaledLedger:
         entry = {"step": self.position + 1, **_fingerprint(gradients), **self._environment}
         if self.position < self.ledger.steps:
             if self._expected.get(entry["step"]) != entry:
-                raise ReplayError(f"step {entry['step']} did not come out as it was.")
+                raise ReplayError(
+                    f"step {entry['step']} did not come out as it was; nothing of it was released"
+                )
         else:
             self._write(entry)
             self.ledger.append(entry["step"], mechanism)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.plan import EXAMPLE
 from dpft.reports.scores import PRIVATE_SPLIT
 
 LEDGER_NOTE = (
@@ -84,7 +85,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
     """Returns the mechanism, quantity and value; none for a run without privacy."""
     if "epsilon" not in privacy:
         return []
-    examples = "examples" if privacy["unit"] == "example" else "units"
+    examples = "examples" if privacy["unit"] == EXAMPLE else "units"
     ledger = privacy["ledger"]
     seeded = "seeded for a test: predictable"
     return [
@@ -130,13 +131,14 @@ def coverage(
     ]
     public = all(entry["split_is_public"] for entry in evaluations if entry["metrics"])
     shown = config["privacy"]["show_diagnostics"]
+    counted = "examples" if privacy["unit"] == EXAMPLE else "units"
     searched = _search(privacy["selection"]) if "selection" in privacy else []
     return [
         *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
         "Not covered: everything under `private/`, which must not be released.",
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
-        "Not private at all: the configuration, the number of examples above among it.",
+        f"Not private at all: the configuration, the number of {counted} above among it.",
     ]
 
 

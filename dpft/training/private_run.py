@@ -62,7 +62,7 @@ def train_privately(
     try:
         run.replay(stopped)
     except ReplayError as error:
-        logger.warning("%s; nothing of it was released", error)
+        logger.warning("%s", error)
         run.reseed(find_stopped(session.folder))
 
 

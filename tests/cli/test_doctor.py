@@ -16,7 +16,16 @@ def test_a_machine_that_runs_this_test_can_train_and_nothing_is_left(tmp_path: P
     assert outcome.code == 0, outcome.err
     assert outcome.out.endswith("dpft can train here.\n")
     assert outcome.new == frozenset()
-    for what in ("torch", "device", "outputs/", "memory", "disk", "Hugging Face hub", "Java"):
+    for what in (
+        "torch",
+        "device",
+        "outputs/",
+        "memory",
+        "disk",
+        "Hugging Face hub",
+        "Java",
+        "wandb",
+    ):
         assert any(what in line for line in outcome.out.splitlines()), what
 
 

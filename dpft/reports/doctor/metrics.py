@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
-from dpft.reports.doctor.packages import extra_ranges, installed_version
+from dpft.reports.doctor.check import MISSING, OK, Check
+from dpft.reports.doctor.packages import extra_check
 
 EXTRA = "metrics"
 JAVA = "java"
 JAVA_SECONDS = 10
-_EXTRA_REMEDY = "pip install 'dpft[metrics]'"
 _JAVA_REMEDY = "install a Java runtime, such as Debian's default-jre-headless, and put java in PATH"
 
 
@@ -79,22 +78,8 @@ def java_check() -> Check:
 
 
 def _package(name: str) -> Check:
-    found = installed_version(name)
     cost = _cost([metric for metric, needs in METRICS.items() if name in needs.packages])
-    wanted = extra_ranges(EXTRA).get(name)
-    if found is None:
-        return Check(
-            what=name, state=MISSING, found="not installed", cost=cost, remedy=_EXTRA_REMEDY
-        )
-    if wanted is not None and not wanted.contains(found, prereleases=True):
-        return Check(
-            what=name,
-            state=WARNING,
-            found=f"{found}, dpft[metrics] needs {wanted}",
-            cost=f"{cost}, or other numbers",
-            remedy=_EXTRA_REMEDY,
-        )
-    return Check(what=name, state=OK, found=found)
+    return extra_check(name, EXTRA, cost=cost, other=f"{cost}, or other numbers")
 
 
 def _model(key: str, folder: str | None) -> Check:

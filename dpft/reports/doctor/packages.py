@@ -52,6 +52,38 @@ def extra_ranges(extra: str) -> dict[str, SpecifierSet]:
     return {one.name: one.specifier for one in _extra_requirements(extra)}
 
 
+def extra_check(name: str, extra: str, *, cost: str, other: str) -> Check:
+    """Returns whether a package of an extra is there, at a version it was made for.
+
+    Args:
+        name: Of the package, as pip calls it.
+        extra: Of dpft.
+        cost: What its lack costs.
+        other: What another version costs.
+    """
+    found, wanted = installed_version(name), extra_ranges(extra).get(name)
+    remedy = f"pip install 'dpft[{extra}]'"
+    if found is None:
+        return Check(what=name, state=MISSING, found="not installed", cost=cost, remedy=remedy)
+    if wanted is not None and not wanted.contains(found, prereleases=True):
+        needs = f"{found}, dpft[{extra}] needs {wanted}"
+        return Check(what=name, state=WARNING, found=needs, cost=other, remedy=remedy)
+    return Check(what=name, state=OK, found=found)
+
+
+def tracker_checks() -> list[Check]:
+    """Returns whether the packages of the trackers are there."""
+    return [
+        extra_check(
+            name,
+            "tracking",
+            cost=f"tracking={name} is refused",
+            other=f"tracking={name} may fail, or tell what it was not seen to tell",
+        )
+        for name in ("tensorboard", "wandb")
+    ]
+
+
 def _extra_requirements(extra: str) -> Iterator[Requirement]:
     try:
         lines = distribution(DISTRIBUTION).requires or ()

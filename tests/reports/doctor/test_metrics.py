@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.reports.doctor import metrics
+from dpft.reports.doctor import metrics, packages
 from dpft.reports.doctor.check import MISSING, OK, WARNING
 
 KEYS = {"metrics.bertscore_model": None, "metrics.bleurt_model": None}
@@ -11,8 +11,8 @@ KEYS = {"metrics.bertscore_model": None, "metrics.bleurt_model": None}
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is installed and there is no Java."""
-    monkeypatch.setattr(metrics, "installed_version", lambda _: None)
-    monkeypatch.setattr(metrics, "extra_ranges", lambda _: {})
+    monkeypatch.setattr(packages, "installed_version", lambda _: None)
+    monkeypatch.setattr(packages, "extra_ranges", lambda _: {})
     monkeypatch.setenv("PATH", "")
 
 
@@ -45,8 +45,8 @@ def test_every_model_of_the_table_has_a_configuration_key() -> None:
 def test_packages_are_held_to_the_extras_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     from packaging.specifiers import SpecifierSet
 
-    monkeypatch.setattr(metrics, "installed_version", lambda _: "1.2")
-    monkeypatch.setattr(metrics, "extra_ranges", lambda _: {"nltk": SpecifierSet(">=3.9")})
+    monkeypatch.setattr(packages, "installed_version", lambda _: "1.2")
+    monkeypatch.setattr(packages, "extra_ranges", lambda _: {"nltk": SpecifierSet(">=3.9")})
     states = {check.what: check.state for check in metrics.metric_checks({})}
     assert (states["nltk"], states["pycocoevalcap"]) == (WARNING, OK)
 

@@ -12,8 +12,10 @@ REQUIRES = [
     'windows-only>=1; sys_platform == "win32"',
     'rouge-score>=0.1.2; extra == "metrics"',
     'pytest>=8; extra == "dev"',
+    'tensorboard>=2.21; extra == "tracking"',
+    'wandb>=0.31; extra == "tracking"',
 ]
-VERSIONS = {"torch": "2.13.0+cpu", "peft": "1.0.1"}
+VERSIONS = {"torch": "2.13.0+cpu", "peft": "1.0.1", "wandb": "0.30"}
 
 
 class Installed:
@@ -67,3 +69,11 @@ def test_an_extra_names_its_own_packages_only() -> None:
     assert {name: str(r) for name, r in packages.extra_ranges("metrics").items()} == {
         "rouge-score": ">=0.1.2"
     }
+
+
+def test_a_tracker_that_is_absent_or_another_is_named_and_not_essential() -> None:
+    tensorboard, wandb = packages.tracker_checks()
+    assert (tensorboard.state, tensorboard.cost) == (MISSING, "tracking=tensorboard is refused")
+    assert tensorboard.remedy == "pip install 'dpft[tracking]'"
+    assert (wandb.state, wandb.found) == (WARNING, "0.30, dpft[tracking] needs >=0.31")
+    assert not tensorboard.essential and not wandb.essential
