@@ -67,11 +67,7 @@ def rows() -> dict[str, Row]:
         ),
         "noise": (
             "noise for 124 M parameters / torch.randn",
-            FULL, "noise", replace(FULL, engine="randn"), "1.00, -",
-        ),
-        "secure_noise": (
-            "secure noise for 124 M parameters / torch.randn",
-            FULL, "secure_noise", replace(FULL, engine="randn"), "8.00, -",
+            FULL, "noise", replace(FULL, engine="randn"), "2.50, -",
         ),
     }  # fmt: skip
     if importlib.util.find_spec("opacus"):

@@ -19,8 +19,7 @@ from benchmarks.memory import limit_memory
 from benchmarks.workload import Workload, make_losses, make_model
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.noise import add_noise
-from dpft.privacy.randomness import NormalStream
-from dpft.privacy.secure_noise import SecureNormalStream
+from dpft.privacy.randomness import make_randomness
 
 MAX_GRAD_NORM = 0.1
 NOISE_STD = 0.1
@@ -60,7 +59,7 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
 
         model = with_dense_layers(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if workload.engine in ("noise", "secure_noise", "randn"):
+    if workload.engine in ("noise", "randn"):
         return _noise(workload, parameters), lambda: None
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
     micro_batch = _micro_batch(model, workload, resources)
@@ -121,8 +120,8 @@ def _update_noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
         from benchmarks.peers import add_opacus_noise
 
         return lambda: add_opacus_noise(parameters, NOISE_STD)
-    stream = NormalStream(torch.device(workload.device), bytes(32))
-    return lambda: add_noise(parameters, NOISE_STD, stream)
+    noise = make_randomness(torch.device(workload.device)).noise
+    return lambda: add_noise(parameters, NOISE_STD, noise)
 
 
 def _noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
@@ -132,9 +131,8 @@ def _noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
         return lambda: torch.randn(count, device=device)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    secure = workload.engine == "secure_noise"
-    stream = (SecureNormalStream if secure else NormalStream)(device, bytes(32))
-    return lambda: add_noise(parameters, NOISE_STD, stream)
+    noise = make_randomness(device).noise
+    return lambda: add_noise(parameters, NOISE_STD, noise)
 
 
 if __name__ == "__main__":

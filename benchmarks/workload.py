@@ -32,7 +32,7 @@ class Workload:
     """One configuration of a benchmark; a process of its own runs it."""
 
     engine: str
-    """ordinary, an engine of dpft, opacus_hooks, opacus_ghost, noise, secure_noise or randn."""
+    """ordinary, an engine of dpft, opacus_hooks, opacus_ghost, noise or randn."""
     shape: str = "gpt2"
     method: str = "full"
     batch_size: int = 8

@@ -81,7 +81,6 @@ def report(
             counts,
             reproducible=config.privacy.noise_seed is not None,
             size_source=plan.size.source,
-            secure_noise=config.privacy.secure_noise,
             self_check=config.privacy.self_check,
             steps_kept=find_stopped(folder).checkpoint.step,
         )

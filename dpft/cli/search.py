@@ -24,8 +24,8 @@ from dpft.errors import InputError, StateError
 from dpft.files import read_json, write_json
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import calibrate_trials
+from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import Calibration, PrivacyPlan
-from dpft.privacy.randomness import secret_key
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream

@@ -13,7 +13,7 @@ from dpft.data.sources import load_examples, load_with_units
 from dpft.data.units import bounded_units, group_by_unit
 from dpft.errors import InputError
 from dpft.files import private_folder, write_text
-from dpft.privacy.randomness import secret_key
+from dpft.privacy.keys import secret_key
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.training.loop import Records
 

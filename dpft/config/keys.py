@@ -7,6 +7,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
+RETIRED = {
+    "privacy.secure_noise": "noise always comes from a cryptographic stream now; leave it out"
+}
+"""Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
 
 
 def join_key(parent: str, name: object) -> str:
@@ -62,6 +66,8 @@ def dataclass_in(hint: Any) -> type | None:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Returns the sentence that refuses a key and names the nearest known one."""
+    if key in RETIRED:
+        return f"configuration key {key} is gone: {RETIRED[key]}."
     known = set(known)
     if key in known:
         return f"configuration key {key} is not part of this composition; set it as ++{key}=VALUE."

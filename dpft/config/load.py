@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpft.config.convert import ClassChoice, Schema, build
-from dpft.config.keys import known_keys, plain
+from dpft.config.keys import RETIRED, known_keys, plain
 from dpft.errors import InputError
 from dpft.files import write_text
 
@@ -61,6 +61,7 @@ def load_saved(
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read the configuration {path}: {reason}") from error
+    _drop_retired(values)
     return _build(values, root, polymorphic)
 
 
@@ -72,6 +73,14 @@ def to_yaml(config: Any) -> str:
 def dump(config: Any, path: Path) -> None:
     """Write a configuration dataclass as YAML, whole or not at all."""
     write_text(path, to_yaml(config))
+
+
+def _drop_retired(values: Any) -> None:
+    """Takes the keys of earlier versions out of a saved configuration."""
+    for key in RETIRED:
+        section, _, name = key.partition(".")
+        if isinstance(values, dict) and isinstance(values.get(section), dict):
+            values[section].pop(name, None)
 
 
 def _build(

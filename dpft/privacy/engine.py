@@ -22,9 +22,10 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.dropout import private_dropout
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import Phase, PrivacyPlan
-from dpft.privacy.randomness import Randomness, private_dropout
+from dpft.privacy.randomness import Randomness
 from dpft.privacy.sampling import PoissonSampler
 
 
@@ -90,6 +91,7 @@ class PrivacyEngine:
         self._ledger = ledger
         self._randomness = randomness
         self._sampler = PoissonSampler(plan, randomness.sampling)
+        self._dropout = randomness.dropout
         for each in plan.phases:
             style = clipping_style(plan.clipping, max_grad_norm=each.max_grad_norm)
             _check_sensitivity(each, style.sensitivity)
@@ -113,7 +115,7 @@ class PrivacyEngine:
         self._clipping = ExitStack()
 
     def __enter__(self) -> Self:
-        self._resources.enter_context(private_dropout(self._randomness, self._device))
+        self._resources.enter_context(private_dropout(self._dropout))
         self._resources.enter_context(self._clipping)
         self._clipping.enter_context(self._clipper)
         self._entered = True
@@ -156,7 +158,8 @@ class PrivacyEngine:
         for parameter in self._model.parameters():
             parameter.grad = None
         self._open_step = True
-        return self._sampler.draw(num_units)
+        self._dropout.begin_step(self.steps_taken)
+        return self._sampler.draw(num_units, step=self.steps_taken)
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """Adds a micro-batch's clipped sum; returns its norms before clipping, which are private.
@@ -180,18 +183,20 @@ class PrivacyEngine:
         self._check_parameters()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.noise_multiplier * sensitivity
-        add_noise(self._parameters, noise_std, self._randomness.noise)
+        noise, everything = self._randomness.noise, dict(self._model.named_parameters())
+        add_noise(everything, noise_std, noise, step=self.steps_taken)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self._ledger.record_step(self.plan.mechanism_at(self.steps_taken), gradients)
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(self.plan.expected_batch_size)
         self.steps_taken += 1
+        self._randomness.forget(self.steps_taken)
         self._open_step = False
 
-    def generator_states(self) -> dict[str, Any]:
-        """Returns the state of every secret source, for a private checkpoint; never to be shown."""
-        return self._randomness.states(self._device if self._entered else None)
+    def secret_keys(self) -> dict[str, Any]:
+        """Returns what the next step draws from, for a private checkpoint; never to be shown."""
+        return self._randomness.state(self.steps_taken)
 
     @property
     def non_finite(self) -> int:

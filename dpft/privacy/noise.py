@@ -1,47 +1,171 @@
-"""The Gaussian noise of a step."""
+"""The Gaussian noise of a step: the only noise there is, on every device.
 
-from collections.abc import Iterable
+Each parameter is drawn for in blocks of ``BLOCK`` numbers of the whole, flattened parameter. A
+block's noise depends on the step's key, the step, the parameter's place and the block's number,
+and on nothing else: blocks may be drawn in any order, by any number of processes.
+
+Noise is drawn and added in float64, and the sum is rounded once to a fixed grid, a power of two
+between 2^-21 and 2^-20 of the noise's standard deviation, before anything else is done with it.
+Without the grid, floating point would give the sum away (Mironov 2012): a float32 outcome within
+2^-30 of a standard deviation of zero shows the float64 noise itself, and so does one in the tails,
+where radii are few. On the grid, every outcome can be reached from every sum, by very many noises.
+
+What remains of Mironov's attack: the noise is one of finitely many float64 numbers, so that an
+outcome's probability is not exactly the Gaussian's. A cell of the grid holds all noises in
+an interval of 2^-21 standard deviations. For each angle the radii in it are spaced by at most
+2^-32 / r, so that their number is at least 2^11 r and is off by at most one: at the very worst, far
+in the tails, a probability ratio of 1 + 2^-11 for one angle, over which 2^53 angles average;
+elsewhere radii are spaced by 2^-53 / (u r), and the ratio differs from 1 by less than 2^-30.
+Rounding of logarithm, root and cosine (2^-52, relative) moves noises across the edges of cells by
+as little. Noises beyond 18.8 standard deviations are not counted on: see ``plan``.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from dpft.privacy.randomness import NormalStream
-from dpft.privacy.secure_noise import SecureNormalStream
+from dpft.privacy.chacha20 import keystream_words
+from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
+from dpft.privacy.gaussians import WORD_BYTES, BoxMuller
+from dpft.privacy.keys import AgingKey
 
-NOISE_SOURCE = "float32 pseudo-random; not proof against attacks on low-order bits"
-Stream = NormalStream | SecureNormalStream
+NOISE_SOURCE = (
+    "ChaCha20 (RFC 8439), keyed by the operating system; float64 Gaussians, rounded once, with the"
+    " sum, to a grid of 2^-21 to 2^-20 of their standard deviation"
+)
 BLOCK = 2**20
-"""Numbers drawn at a time; few enough to stay in a processor's cache."""
+"""Numbers of a parameter that share an address; even."""
+
+
+class NoiseStream:
+    """Standard normal numbers, float64, of a secret key; any block of them at any time."""
+
+    def __init__(self, device: torch.device, key: AgingKey) -> None:
+        """Draws on ``device`` from ``key``, which ages with the steps."""
+        self._device, self.key = device, key
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self._device
+
+    def draw(self, count: int, *, step: int = 0, parameter: int = 0, block: int = 0) -> Tensor:
+        """Returns a block's numbers, shape (count,).
+
+        Args:
+            count: How many the block has, at most ``BLOCK``; the same at every draw of it.
+            step: The run's step, counted from 0; its key must not be forgotten.
+            parameter: Place among all the model's parameters.
+            block: Which stretch of the flattened parameter.
+        """
+        halves = BlockNoise(self, step).halves(count, parameter=parameter, block=block)
+        return torch.cat(halves)[:count]
+
+
+class BlockNoise:
+    """The blocks of one step's noise, one at a time, in memory that is used again."""
+
+    def __init__(self, stream: NoiseStream, step: int) -> None:
+        """Draws from the stream's key of ``step``."""
+        self._step, self._key = step, stream.key.at(step)
+        self._device = stream.device
+        self._box_muller = BoxMuller(stream.device)
+        self._zeros, self._bits = b"", bytearray()
+
+    def halves(self, count: int, *, parameter: int, block: int) -> tuple[Tensor, Tensor]:
+        """Returns the first and the second half of a block's numbers, valid until the next call.
+
+        Args:
+            count: As of ``NoiseStream.draw``; where it is odd the last number is one too many.
+            parameter: As of ``NoiseStream.draw``.
+            block: As of ``NoiseStream.draw``.
+        """
+        address = Address(Purpose.NOISE, self._step, parameter, block)
+        refinement = Address(Purpose.REFINEMENT, self._step, parameter, block)
+        return self._box_muller.pairs(
+            self._words(address, count + count % 2),
+            lambda words: keystream(self._key, refinement, WORD_BYTES * words),
+        )
+
+    def _words(self, address: Address, count: int) -> Tensor:
+        """Returns words of 64 secret bits, int64, shape (count,)."""
+        if self._device.type != "cpu":
+            return keystream_words(self._key, address, count, self._device)
+        size = WORD_BYTES * count
+        if len(self._bits) < size:
+            self._zeros, self._bits = bytes(size), bytearray(size)
+        out = memoryview(self._bits)[:size]
+        fill_with_keystream(self._key, address, out, zeros=memoryview(self._zeros)[:size])
+        return torch.frombuffer(self._bits, dtype=torch.int64, count=count)
 
 
 def add_noise(
-    parameters: Iterable[nn.Parameter], noise_std: float, stream: NormalStream | SecureNormalStream
+    parameters: Mapping[str, nn.Parameter] | Iterable[nn.Parameter],
+    noise_std: float,
+    noise: NoiseStream,
+    step: int = 0,
 ) -> None:
-    """Adds N(0, noise_std^2) to every coordinate of every ``grad``, made if it is None.
+    """Adds N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
     Args:
-        parameters: All trainable parameters; one without a gradient gets noise alone.
+        parameters: All the model's parameters in the model's order, or by name: the place of one
+            among them is part of its noise's address, so that what trains may change between
+            steps. One that requires no grad is left alone; one without a ``grad`` gets noise alone.
         noise_std: noise_multiplier times the sensitivity of the sum.
-        stream: Where the noise comes from.
+        noise: Where the noise comes from.
+        step: The run's step, counted from 0, a different one at each call for a run: the same
+            step is the same noise.
 
     Guarantees:
-        Coordinates get independent draws; noise is float32 (float64 for float64 parameters and
-        for a secure stream, whose sum is rounded once) whatever precision the model computed in.
+        Coordinates get independent draws, added in float64 whatever the gradient's dtype. Each
+        noisy coordinate is rounded once to a multiple of ``grid(noise_std)`` and then cast, which
+        for float32 is exact up to 8 standard deviations, and a fixed coarser grid beyond.
+
+    Raises:
+        ValueError: ``noise_std`` is not positive and finite, or the key of the step is forgotten.
     """
-    for parameter in parameters:
+    spacing = grid(noise_std)
+    blocks = BlockNoise(noise, step)
+    values = parameters.values() if isinstance(parameters, Mapping) else parameters
+    for place, parameter in enumerate(values):
+        if not parameter.requires_grad:
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dtype = _noise_dtype(parameter)
-        for block in _blocks(parameter.grad):
-            block.add_(stream.draw(block.shape, dtype).mul_(noise_std))
+        for number, block in _blocks(parameter.grad):
+            halves = blocks.halves(len(block), parameter=place, block=number)
+            start = 0
+            for half in halves:
+                target = block[start : start + len(half)]
+                start += len(half)
+                half = half[: len(target)].mul_(noise_std)
+                target.copy_(_on_grid(half.add_(target), spacing))
 
 
-def _blocks(gradient: Tensor) -> tuple[Tensor, ...]:
-    """Returns views that cover a gradient, so that noise needs no second copy of it."""
-    if gradient.is_contiguous():
-        return gradient.view(-1).split(BLOCK)
-    return (gradient,)
+def grid(noise_std: float) -> float:
+    """Returns the spacing of the grid: the power of two in (2^-21, 2^-20] of ``noise_std``.
+
+    >>> grid(1.0) == grid(1.99) == 2**-20, grid(0.99) == 2**-21
+    (True, True)
+
+    Raises:
+        ValueError: ``noise_std`` is not positive and finite.
+    """
+    if not (noise_std > 0 and math.isfinite(noise_std)):
+        raise ValueError(f"noise_std must be positive and finite, got {noise_std}.")
+    return float(2.0 ** (math.frexp(noise_std)[1] - 1 - 20))
 
 
-def _noise_dtype(parameter: Tensor) -> torch.dtype:
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+def _on_grid(values: Tensor, spacing: float) -> Tensor:
+    """Rounds to multiples of a power of two, in place; scaling by it is exact."""
+    return values.mul_(1 / spacing).round_().mul_(spacing)
+
+
+def _blocks(gradient: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Gives each block of a flattened gradient, to be written to, and its number."""
+    flat = gradient.view(-1) if gradient.is_contiguous() else gradient.reshape(-1)
+    yield from enumerate(flat.split(BLOCK))
+    if not gradient.is_contiguous():
+        gradient.copy_(flat.view_as(gradient))

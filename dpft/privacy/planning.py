@@ -1,11 +1,13 @@
 """From public configuration to the plan a run is bound to."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.gaussians import REACH
 from dpft.privacy.plan import EXAMPLE, Calibration, Phase, PrivacyPlan, check_delta, default_delta
 from dpft.privacy.settings import DifferentialPrivacy
 
@@ -45,7 +47,8 @@ def make_plan(
         record: What a record of the task is, in words that follow "one".
 
     Raises:
-        InputError: delta is too large, or no noise multiplier reaches eps.
+        InputError: delta is too large, no noise multiplier reaches eps, or the noise is so small
+            that its tails would have to go on where those of float64 numbers end.
     """
     delta = default_delta(num_examples) if config.delta is None else config.delta
     check_delta(delta, num_examples=num_examples, allow_large=config.allow_large_delta)
@@ -54,6 +57,7 @@ def make_plan(
     noise_multiplier, calibration = _noise(
         config, delta=delta, sample_rate=sample_rate, steps=steps
     )
+    _check_reach(noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta)
     return PrivacyPlan(
         noise_multiplier=noise_multiplier,
         sample_rate=sample_rate,
@@ -67,6 +71,26 @@ def make_plan(
         unit_definition=config.unit_definition(record),
         calibration=calibration,
     )
+
+
+def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, delta: float) -> None:
+    """Refuses noise so small that its missing tails could take part of delta.
+
+    Noise ends at ``REACH`` standard deviations. A unit that joins a step moves the sum by at most
+    ``1 / noise_multiplier`` of them, so an outcome that only one of two data sets can have is seen
+    in a run with a probability of at most ``q * T * Phi(1 / noise_multiplier - REACH)``.
+
+    Raises:
+        InputError: That is more than a thousandth of ``delta``.
+    """
+    beyond = 1 / noise_multiplier - REACH
+    missing = sample_rate * steps * math.erfc(-beyond / math.sqrt(2)) / 2
+    if missing > delta / 1000:
+        raise InputError(
+            "privacy.noise_multiplier must be large enough that no outcome lies beyond the tails of"
+            f" float64 noise, got {noise_multiplier:.3g}, with which they could take {missing:.1g}"
+            f" of delta = {delta:.3g}; lower privacy.eps or raise the noise multiplier."
+        )
 
 
 def _planned(config: DifferentialPrivacy, phase: PhaseRequest) -> Phase:

@@ -2,8 +2,33 @@
 
 import numpy as np
 
+from dpft.privacy.cipher import Address, Purpose, keystream
+from dpft.privacy.keys import AgingKey
 from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.uniform import UniformStream
+
+BLOCK = 2**20
+"""Numbers that share an address."""
+_WORD_BYTES = 8
+
+
+class SamplingStream:
+    """Uniform float64 numbers in [0, 1) of a secret key, 53 random bits each; any step's anytime.
+
+    float32 numbers would raise small sampling rates by percents.
+    """
+
+    def __init__(self, key: AgingKey) -> None:
+        """Draws from ``key``, which ages with the steps."""
+        self._key = key
+
+    def draw(self, count: int, *, step: int) -> np.ndarray:
+        """Returns a step's numbers, shape (count,): the first ones are the same for any count."""
+        key = self._key.at(step)
+        blocks = [
+            uniforms(keystream(key, Address(Purpose.SAMPLING, step, 0, block), _WORD_BYTES * size))
+            for block, size in enumerate(_sizes(count))
+        ]
+        return np.concatenate([np.empty(0), *blocks])
 
 
 class PoissonSampler:
@@ -15,17 +40,28 @@ class PoissonSampler:
         members are private.
     """
 
-    def __init__(self, plan: PrivacyPlan, stream: UniformStream) -> None:
+    def __init__(self, plan: PrivacyPlan, stream: SamplingStream) -> None:
         """Binds the sampler to the plan that is accounted for."""
         self._sample_rate = plan.sample_rate
         self._stream = stream
 
-    def draw(self, num_units: int) -> list[int]:
+    def draw(self, num_units: int, *, step: int) -> list[int]:
         """Returns the indices of one logical batch, ascending.
 
         Args:
             num_units: How many units there really are; private, and it moves neither the
                 sample rate nor the divisor.
+            step: The run's step, counted from 0.
         """
-        uniforms = self._stream.draw(num_units)
-        return [int(index) for index in np.flatnonzero(uniforms < self._sample_rate)]
+        numbers = self._stream.draw(num_units, step=step)
+        return [int(index) for index in np.flatnonzero(numbers < self._sample_rate)]
+
+
+def uniforms(bits: bytearray) -> np.ndarray:
+    """Returns a number in [0, 1) of each 8 bytes: a multiple of 2^-53, float64."""
+    return (np.frombuffer(bits, dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+
+
+def _sizes(count: int) -> list[int]:
+    """Returns how many numbers of ``count`` each block has."""
+    return [min(BLOCK, count - start) for start in range(0, count, BLOCK)]

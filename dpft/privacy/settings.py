@@ -59,8 +59,6 @@ class DifferentialPrivacy(PrivacyConfig):
     """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
     noise_seed: int | None = None
     """For tests: makes the run reproducible, and so not private."""
-    secure_noise: bool = False
-    """Noise from a cryptographic stream, safe against attacks on low-order bits; slower."""
     show_diagnostics: bool = False
     """Show training losses and gradient norms, which epsilon does not cover."""
     allow_large_delta: bool = False

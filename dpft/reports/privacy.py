@@ -12,10 +12,10 @@ from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.secure_noise import SECURE_NOISE_SOURCE
 from dpft.reports.accounting import NOT_PRIVATE_SEED, accounting_record, delta_warnings
 
 NOT_CHECKED = (
@@ -69,7 +69,6 @@ def privacy_record(
     *,
     reproducible: bool,
     size_source: str,
-    secure_noise: bool = False,
     self_check: bool = True,
     steps_kept: int | None = None,
 ) -> dict[str, Any]:
@@ -82,7 +81,6 @@ def privacy_record(
         counts: Parameters trained.
         reproducible: A test seed made the randomness predictable, so nothing is protected.
         size_source: Who says how many examples there are.
-        secure_noise: Whether noise came from a cryptographic stream.
         self_check: Whether the clipper was checked before training.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
     """
@@ -90,7 +88,8 @@ def privacy_record(
     record |= {
         "private": not reproducible,
         "steps_taken": ledger.steps,
-        "noise_source": SECURE_NOISE_SOURCE if secure_noise else NOISE_SOURCE,
+        "noise_source": NOISE_SOURCE,
+        "dropout_source": DROPOUT_SOURCE,
         "num_examples_source": size_source,
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         **parameter_record(counts),

@@ -26,6 +26,12 @@ PROMISED: dict[str, type | tuple[type, ...]] = {
     **{"noise_multiplier": (int, float), "sample_rate": (int, float), "ledger": dict},
 }
 """What it has besides where noise was added."""
+LINEAR_NOISE = "float32 pseudo-random"
+"""How the noise source of earlier versions begins, without their ``privacy.secure_noise``."""
+COMPUTABLE = (
+    "this run's noise came from a linear generator, whose state can be computed from the released"
+    " weights: its guarantee does not hold; treat the model as trained without it (SECURITY.md)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
 
 
 def read_privacy(path: Path) -> dict[str, Any]:
-    """Returns the content of privacy.json.
+    """Returns the content of privacy.json; a run of an earlier version's noise gets a warning.
 
     Raises:
         InputError: It is of another schema version.
@@ -94,6 +100,8 @@ def read_privacy(path: Path) -> dict[str, Any]:
         raise StateError(
             f"{path} is damaged: it has no {', '.join(wrong)}, or one of another type; put it back."
         )
+    if str(content.get("noise_source", "")).startswith(LINEAR_NOISE):
+        content["warnings"] = [COMPUTABLE, *content["warnings"]]
     return content
 
 

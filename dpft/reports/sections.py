@@ -104,8 +104,16 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         ("noise multiplier", f"{privacy['noise_multiplier']:.6g}, {_chosen_by(config, privacy)}"),
         *_clipping_rows(privacy),
         ("noise source", privacy["noise_source"] if privacy["private"] else seeded),
+        *_dropout_rows(privacy),
         ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
     ]
+
+
+def _dropout_rows(privacy: Config) -> list[Row]:
+    """Returns where dropout masks came from; nothing where the run was predictable or is old."""
+    if not privacy["private"] or "dropout_source" not in privacy:
+        return []
+    return [("dropout", privacy["dropout_source"])]
 
 
 def accountant_rows(privacy: Config) -> list[tuple[str, str, str]]:

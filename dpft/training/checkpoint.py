@@ -1,8 +1,9 @@
 """Checkpoints: all of a run's state between two steps, whole or absent.
 
 A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
-Tensors are safetensors, the rest is JSON; nothing is pickled. The secret generator states are a
-file of their own, so that they can be deleted when the run has ended.
+Tensors are safetensors, the rest is JSON; nothing is pickled. The secret keys are a file of their
+own, so that they can be deleted: those of a checkpoint when the next one is complete, which a key
+would otherwise tell the noise of, and all of them when the run has ended.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
+from dpft.training.key_file import read_key_file, write_key_file
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
@@ -48,7 +50,9 @@ class Checkpoint:
     run: Mapping[str, Any]
     """What the run was bound to when it was written, ready for JSON."""
     generators: Mapping[str, Any] | None
-    """Secret generator states; None where the run has ended and they are deleted."""
+    """Secret keys or generator states; None where they are deleted, as when the run has ended."""
+    original: bool = True
+    """Whether those are where they were written, and not in a copy of the folder."""
 
 
 def save_checkpoint(
@@ -62,12 +66,14 @@ def save_checkpoint(
 ) -> Path:
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
+    The older ones that are left lose their secret keys.
+
     Args:
         folder: The run's ``private/checkpoints``; made if need be.
         step: Steps taken; 0 before the first.
         trained: Model, optimizer and schedule.
         run: What the run is bound to: plan, environment, lines and head of the ledger.
-        generators: Secret generator states.
+        generators: Secret keys or generator states, of this step and not of an earlier one.
         keep: Checkpoints to leave.
 
     Returns:
@@ -83,7 +89,7 @@ def save_checkpoint(
     _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
     files = [MODEL, OPTIMIZER]
     if generators is not None:
-        write_json(partial / GENERATORS, generators, mode=0o600)
+        write_key_file(partial / GENERATORS, generators)
         files.append(GENERATORS)
     state: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -97,8 +103,7 @@ def save_checkpoint(
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     sync_folder(folder)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    _drop_older(folder, keep)
     return target
 
 
@@ -109,10 +114,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         StateError: A file is missing or damaged.
     """
     state = _read_state(path)
-    generators = None
-    if (path / GENERATORS).exists():
-        generators = json.loads((path / GENERATORS).read_text(encoding="utf-8"))
-    return Checkpoint(path=path, step=int(state["step"]), run=state["run"], generators=generators)
+    step, run = int(state["step"]), state["run"]
+    if not (path / GENERATORS).exists():
+        return Checkpoint(path=path, step=step, run=run, generators=None)
+    keys = read_key_file(path / GENERATORS)
+    return Checkpoint(
+        path=path, step=step, run=run, generators=keys.content, original=keys.original
+    )
 
 
 def restore_checkpoint(path: Path, trained: Trained) -> int:
@@ -141,15 +149,28 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def delete_generator_states(folder: Path) -> None:
-    """Deletes every secret generator state for good: the run has ended.
+    """Deletes every secret key and generator state for good: the run has ended.
 
     Checkpoints that a killed process left half-written have them, too.
     """
     for partial in folder.glob(PARTIAL):
         shutil.rmtree(partial)
     for checkpoint in checkpoints(folder):
-        (checkpoint / GENERATORS).unlink(missing_ok=True)
-        sync_folder(checkpoint)
+        _delete_keys(checkpoint)
+
+
+def _drop_older(folder: Path, keep: int) -> None:
+    """Deletes all but the newest ``keep`` checkpoints, and the keys of all but the newest one."""
+    complete = checkpoints(folder)
+    for old in complete[:-1]:
+        _delete_keys(old)
+    for old in complete[:-keep]:
+        shutil.rmtree(old)
+
+
+def _delete_keys(checkpoint: Path) -> None:
+    (checkpoint / GENERATORS).unlink(missing_ok=True)
+    sync_folder(checkpoint)
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpft.data.collation import Layout
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
-from dpft.privacy.randomness import NormalStream
+from dpft.privacy.randomness import make_randomness
 from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 
@@ -89,7 +89,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _add_noise(model: nn.Module) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    add_noise(parameters, 1.0, NormalStream(parameters[0].device, bytes(32)))
+    add_noise(parameters, 1.0, make_randomness(parameters[0].device).noise)
 
 
 def _wait() -> None:

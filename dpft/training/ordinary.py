@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
-from dpft.privacy.randomness import read_state, written_state
 
 
 class OrdinaryEngine:
@@ -49,21 +48,21 @@ class OrdinaryEngine:
         self.steps_taken = steps_taken
         self._dropout: str | None = None
         if state is not None:
-            self._generator.set_state(read_state(state["order"]))
+            self._generator.set_state(_read_state(state["order"]))
             self._waiting = list(state["waiting"])
             self._dropout = state["dropout"]
 
     def __enter__(self) -> Self:
         if self._dropout is not None:
-            torch.set_rng_state(read_state(self._dropout))
+            torch.set_rng_state(_read_state(self._dropout))
         return self
 
     def generator_states(self) -> dict[str, Any]:
         """Returns what ``state`` takes, ready for JSON."""
         return {
-            "order": written_state(self._generator.get_state()),
+            "order": _written_state(self._generator.get_state()),
             "waiting": list(self._waiting),
-            "dropout": written_state(torch.get_rng_state()),
+            "dropout": _written_state(torch.get_rng_state()),
         }
 
     def __exit__(
@@ -101,3 +100,12 @@ class OrdinaryEngine:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)
+
+
+def _written_state(state: Tensor) -> str:
+    """Returns a generator's state, a byte tensor, in hexadecimal."""
+    return state.cpu().numpy().tobytes().hex()
+
+
+def _read_state(written: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(written), dtype=torch.uint8).clone()

@@ -1,7 +1,7 @@
 """A private run in the safe order, from its beginning or from where it broke off.
 
 A checkpoint of step 0 is complete before the first ledger line. At the end: last step, final
-checkpoint, model, the ledger's closing line, and then the secret generator states are deleted
+checkpoint, model, the ledger's closing line, and then the secret keys are deleted
 (DESIGN trust rule 4). A run that broke off takes the steps since its last checkpoint once more: as
 they were where that can be proved, else with new noise as steps of their own (trust rule 9).
 """
@@ -84,7 +84,7 @@ class PrivateRun:
     def begin(self) -> None:
         """Takes every step, from the first."""
         with Ledger(self.session.folder / LEDGER) as ledger:
-            self._go(ledger, None, self._fresh(0), journaled=0, last_step=self.plan.steps)
+            self._go(ledger, None, self._fresh(0, step=0), journaled=0, last_step=self.plan.steps)
 
     def replay(self, stopped: Stopped) -> None:
         """Goes on as if nothing had happened: redone steps have the noise they had.
@@ -96,13 +96,11 @@ class PrivateRun:
         if stopped.checkpoint.run["environment"] != self.environment:
             raise ReplayError("the run goes on in another environment than it broke off in")
         if states is None or broken is None:
-            raise ReplayError("the generator states of the checkpoint are gone")
-        randomness = restore_randomness(
-            self.session.records.device,
-            states,
-            self.privacy.noise_seed,
-            secure_noise=self.privacy.secure_noise,
-        )
+            raise ReplayError("the secret keys of the checkpoint are gone")
+        if not stopped.checkpoint.original:
+            raise ReplayError("the folder is a copy of the run's, which may go on with its keys")
+        device = self.session.records.device
+        randomness = restore_randomness(device, states, self.privacy.noise_seed)
         # Of the ledger's steps: more than the weights', where some were taken again before.
         done = stopped.checkpoint.step
         stood = int(stopped.checkpoint.run["ledger"].get("position", done))
@@ -127,7 +125,7 @@ class PrivateRun:
                 " and the run ends with step %d of %d",
                 done + 1, ledger.steps, last, self.plan.steps,
             )  # fmt: skip
-            randomness = self._fresh(ledger.steps)
+            randomness = self._fresh(ledger.steps, step=done)
             self._go(ledger, stopped, randomness, journaled=ledger.steps, last_step=last)
 
     def _last_step(self, done: int, spent: int) -> int:
@@ -136,14 +134,10 @@ class PrivateRun:
             return self.plan.steps
         return min(self.plan.steps, done + max(0, self.plan.steps - spent))
 
-    def _fresh(self, spent: int) -> Randomness:
-        privacy = self.privacy
-        return make_randomness(
-            self.session.records.device,
-            privacy.noise_seed,
-            secure_noise=privacy.secure_noise,
-            after=spent,
-        )
+    def _fresh(self, spent: int, *, step: int) -> Randomness:
+        """Returns sources with new keys for step ``step`` on, after ``spent`` noisy steps."""
+        device = self.session.records.device
+        return make_randomness(device, self.privacy.noise_seed, step=step, after=spent)
 
     def _go(
         self,
@@ -188,7 +182,7 @@ class PrivateRun:
                         "position": journal.position,
                     },
                 }
-                return {"run": bound, "generators": engine.generator_states()}
+                return {"run": bound, "generators": engine.secret_keys()}
 
             take_steps(
                 session,

@@ -18,6 +18,7 @@ from dpft import __version__
 from dpft.errors import InputError, StateError
 from dpft.privacy.ledger import LEDGER as LEDGER
 from dpft.privacy.ledger import LedgerRecord, read_ledger
+from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import Records
@@ -51,7 +52,7 @@ def find_stopped(folder: Path) -> Stopped:
     """Returns where the run in a folder stands.
 
     Raises:
-        InputError: It has no checkpoint, so no step was taken.
+        InputError: It has no checkpoint, so no step was taken; or has an earlier version's noise.
         StateError: Its newest checkpoint or its ledger is damaged, or they do not fit each other.
     """
     found = checkpoints(folder / "private" / "checkpoints")
@@ -61,6 +62,7 @@ def find_stopped(folder: Path) -> Stopped:
             " has no checkpoint; start it anew with hydra.run.dir=DIR."
         )
     checkpoint = read_checkpoint(found[-1])
+    _check_noise(checkpoint)
     ledger = read_ledger(folder / LEDGER) if (folder / LEDGER).exists() else None
     known = checkpoint.run.get("ledger")
     if known is not None:
@@ -84,6 +86,7 @@ def environment(records: Records, *, engine: str, memory_mb: int) -> dict[str, A
         "engine": engine,
         "memory_mb": memory_mb,
         "micro_batch_size": records.micro_batch_size,
+        "noise": NOISE_SOURCE,
         "precision": records.precision,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -103,6 +106,17 @@ def read_plan(written: Mapping[str, Any]) -> PrivacyPlan:
         "calibration": None if calibration is None else Calibration(**calibration),
     }
     return PrivacyPlan(**{**written, **parts})
+
+
+def _check_noise(checkpoint: Checkpoint) -> None:
+    """Refuses a private run that was begun with noise that others can compute."""
+    environment = checkpoint.run.get("environment")
+    if environment is not None and "noise" not in environment:
+        raise InputError(
+            "resume must go on with a run of this version's noise, got one begun by an earlier"
+            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
+            " it anew with hydra.run.dir=DIR."
+        )
 
 
 def _check_fit(

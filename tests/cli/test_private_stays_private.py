@@ -120,7 +120,7 @@ def test_trust_rule_6_epsilon_stands_with_all_that_it_depends_on(story: Story) -
             f"{record['delta']:.4g}", record["accountant"], "upper bound", record["sampler"],
             record["neighboring_relation"], record["unit"], record["noise_source"],
             f"{record['steps_taken']} steps taken of {record['steps']} planned",
-            "not proof against attacks on low-order bits", record["ledger"]["head"],
+            "ChaCha20", "float64", "2^-21", record["ledger"]["head"],
         ]  # fmt: skip
         assert [part for part in parts if part not in text] == [], name
 

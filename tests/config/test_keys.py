@@ -1,6 +1,7 @@
 import pytest
 
-from dpft.config.keys import nearest_keys, unknown_key
+from dpft.config.keys import known_keys, nearest_keys, unknown_key
+from dpft.config.schema import TrainConfig
 
 KNOWN = {
     "privacy",
@@ -39,3 +40,8 @@ def test_a_misspelt_key_is_told_what_it_may_have_been(key: str, meant: list[str]
 def test_where_nothing_is_near_the_keys_of_the_section_are_listed() -> None:
     sentence = unknown_key("train.lr", KNOWN)
     assert "the known keys here are train.expected_batch_size, train.learning_rate" in sentence
+
+
+def test_a_key_of_an_earlier_version_is_refused_with_what_has_become_of_it() -> None:
+    sentence = unknown_key("privacy.secure_noise", known_keys(TrainConfig))
+    assert sentence.startswith("configuration key privacy.secure_noise is gone: noise always comes")

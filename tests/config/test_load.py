@@ -193,3 +193,24 @@ def test_a_saved_configuration_that_is_missing_or_no_yaml_is_refused(tmp_path: P
 
 def test_the_known_keys_are_those_of_nested_dataclasses_too() -> None:
     assert {"privacy", "privacy.eps", "method.name", "urls"} <= set(known_keys(Root))
+
+
+def test_a_saved_configuration_of_an_earlier_version_is_read_without_its_retired_keys(
+    tmp_path: Path,
+) -> None:
+    """A run that was trained with ``privacy.secure_noise`` can still be evaluated."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Privacy:
+        eps: float
+
+    @dataclass(frozen=True, kw_only=True)
+    class Saved:
+        privacy: Privacy
+
+    path = tmp_path / "config.yaml"
+    path.write_text("privacy: {eps: 3.0, secure_noise: false}\n")
+    assert load_saved(path, Saved) == Saved(privacy=Privacy(eps=3.0))
+    path.write_text("privacy: {eps: 3.0, secret_noise: false}\n")
+    with pytest.raises(InputError, match="unknown configuration key"):
+        load_saved(path, Saved)

@@ -8,7 +8,6 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
 from dpft.privacy.randomness import make_randomness
-from dpft.privacy.uniform import UniformStream
 from tests.privacy.test_plan import plan
 
 CPU = torch.device("cpu")
@@ -57,9 +56,7 @@ def test_trust_rule_1_sampler_and_accountants_event_come_from_the_same_plan(ledg
     engine = make_engine(linear(), ledger, sample_rate=0.5)
     with engine:
         indices = engine.draw(1000)
-    uniforms = UniformStream(
-        bytes.fromhex(make_randomness(CPU, noise_seed=1).sampling.state()["key"])
-    ).draw(1000)
+    uniforms = make_randomness(CPU, noise_seed=1).sampling.draw(1000, step=0)
     assert indices == np.flatnonzero(uniforms < 0.5).tolist()
     assert engine.plan.event().event.sampling_probability == 0.5
 
@@ -72,8 +69,8 @@ def test_the_private_gradient_is_the_clipped_sum_plus_noise_over_the_expected_ba
         take_step(engine, model)
     # Eight records of norm 5, each clipped to 0.1, two along each axis.
     clipped_sum = torch.full((1, 4), 0.2)
-    expected = (clipped_sum + noise.draw(torch.Size([1, 4])) * 1.5 * 0.1) / 40
-    assert torch.allclose(model.weight.grad, expected, rtol=1e-5)
+    expected = (clipped_sum + noise.draw(4) * 1.5 * 0.1) / 40
+    assert torch.allclose(model.weight.grad.double(), expected, rtol=1e-5, atol=1e-8)
 
 
 def test_noise_is_added_once_per_step_whatever_the_number_of_micro_batches(tmp_path):
@@ -185,16 +182,20 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
     noise = make_randomness(CPU, noise_seed=1).noise
     with engine:
         take_step(engine, model)
-        first = [noise.draw(torch.Size(shape)) * 1.5 * 0.1 for shape in ([1, 4], [1])]
+        first = [
+            (noise.draw(count, parameter=place) * 1.5 * 0.1).float()
+            for place, count in enumerate((4, 1))
+        ]
         # Each gradient is 5 along an axis and 1 for the bias, clipped to 0.1 in all.
         clipped = 0.1 / 26**0.5
         expected = (torch.full((1, 4), 2 * 5 * clipped) + first[0]) / 40
         assert torch.allclose(model.weight.grad, expected, rtol=1e-5)
         assert torch.allclose(model.bias.grad, (8 * clipped + first[1]) / 40, rtol=1e-5)
         model.weight.requires_grad_(False)
-        for _ in range(2):
+        for step in (1, 2):
             take_step(engine, model)
-            drawn = noise.draw(torch.Size([1])) * 1.5 * 0.01
+            # The bias stands second among all parameters, though it trains alone.
+            drawn = (noise.draw(1, step=step, parameter=1) * 1.5 * 0.01).float()
             assert torch.allclose(model.bias.grad, (8 * 0.01 + drawn) / 40, rtol=1e-5)
             assert model.weight.grad is None
     mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
@@ -281,3 +282,27 @@ def test_leaving_restores_the_model_and_the_global_generator(ledger):
         assert "forward" in vars(model)
     assert "forward" not in vars(model)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_trust_rule_4_when_a_step_is_done_its_keys_are_forgotten(ledger):
+    model = linear()
+    engine = make_engine(model, ledger, seed=None)
+    with engine:
+        before = engine.secret_keys()
+        take_step(engine, model)
+        after = engine.secret_keys()
+    assert (before["step"], after["step"]) == (0, 1)
+    assert set(before["keys"].values()).isdisjoint(after["keys"].values())
+    assert all(key.step == 1 for key in engine._randomness._keys.values())
+
+
+def test_trust_rule_4_dropout_inside_the_engine_comes_from_the_runs_own_key(ledger):
+    """Two engines that differ in nothing but their keys, after one torch seed, differ in masks."""
+    masks = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(0)
+        engine = make_engine(linear(), ledger, seed=seed)
+        with engine:
+            engine.draw(8)
+            masks.append(torch.nn.functional.dropout(torch.ones(64), 0.5).tolist())
+    assert masks[0] == masks[2] != masks[1]

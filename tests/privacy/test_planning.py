@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
@@ -67,3 +68,24 @@ def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps
         ("full", 3, 0.25, 0.25),
         ("bitfit", 4, 0.5, 0.5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "refused"),
+    [(0.0533, True), (0.0690, True), (0.0733, False), (0.30, False)],
+)
+def test_trust_rule_6_noise_so_small_that_its_missing_tails_take_part_of_delta_is_refused(
+    noise_multiplier, refused
+) -> None:
+    """Q T Phi(1/sigma - 18.8) > delta / 1000, with q T = 0.35 and delta = 1/800.
+
+    Phi(1/0.0690 - 18.8) = Phi(-4.31) = 8.3e-6; Phi(1/0.0733 - 18.8) = Phi(-5.16) = 1.3e-7.
+    """
+    config = replace(GIVEN, noise_multiplier=noise_multiplier)
+    missing = 0.35 * norm.cdf(1 / noise_multiplier - 18.8)
+    assert (missing > 1 / 800 / 1000) == refused
+    if not refused:
+        assert plan(config).noise_multiplier == noise_multiplier
+        return
+    with pytest.raises(InputError, match="no outcome lies beyond the tails"):
+        plan(config)

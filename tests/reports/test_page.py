@@ -27,7 +27,7 @@ def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     headline = text.partition('<p class="headline">')[2].partition("</p>")[0]
     for part in (
         *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
-        *("poisson sampling", "4 steps taken of 4 planned", "float32 pseudo-random"),
+        *("poisson sampling", "4 steps taken of 4 planned", "ChaCha20 (RFC 8439)"),
     ):
         assert part in headline
     for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):

@@ -89,6 +89,7 @@ def test_a_private_run_has_every_promised_key() -> None:
         "warnings",
         "calibration",
         "noise_source",
+        "dropout_source",
         "num_examples_source",
     }
 

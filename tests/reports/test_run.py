@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dpft.privacy.dropout import DROPOUT_SOURCE
+from dpft.privacy.noise import NOISE_SOURCE
 from dpft.reports.privacy import non_private_record, parameter_record, privacy_record
 from dpft.reports.run import mark, render, write_metrics, write_report
 from tests.reports.test_privacy import COUNTS, LEDGER, TWO_PHASES, accounting, plan
@@ -114,7 +116,7 @@ def test_a_seeded_run_claims_no_cover() -> None:
     report = render(*KINDS["seeded"])
     assert "reproducible" in report.splitlines()[0]
     assert "Nothing is covered" in report and "- Covered:" not in report
-    assert "predictable" in report and "pseudo-random" not in report
+    assert "predictable" in report and NOISE_SOURCE not in report and DROPOUT_SOURCE not in report
 
 
 def test_a_run_without_privacy_mentions_no_epsilon() -> None:
@@ -123,7 +125,8 @@ def test_a_run_without_privacy_mentions_no_epsilon() -> None:
 
 def test_the_noise_source_and_the_ledger_are_told() -> None:
     report = render(*KINDS["private"])
-    assert "float32 pseudo-random; not proof against attacks on low-order bits" in report
+    assert f"| noise source | {NOISE_SOURCE} |" in report
+    assert f"| dropout | {DROPOUT_SOURCE} |" in report
     assert f"5 lines, head `{LEDGER.head}`" in report
     assert "100, taken as public (privacy.num_examples)" in report
 

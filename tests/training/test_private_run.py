@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpft.errors import StateError
+from dpft.errors import InputError, StateError
 from dpft.methods.base import method_class
 from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
+from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
@@ -75,7 +77,7 @@ MOMENTS = {
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
     "inside a checkpoint's write": (checkpoint_module, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(6, die)),
+    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
 }
@@ -218,6 +220,83 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
     go(folder, stopped=find_stopped(folder), eps=1.0)
     assert "step 3 did not come out as it was" in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 5
+
+
+def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_with(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("dpft.training.private_run.environment", lambda *_, **__: {"threads": 1})
+        kill(patch, tmp_path / "run", "after the update")
+    with pytest.raises(InputError, match="noise can be computed from what it releases") as error:
+        find_stopped(tmp_path / "run")
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("moment", ["after the update", "before a checkpoint has its name"])
+def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, monkeypatch, caplog, moment):
+    """Original and copy both go on: no step of one has noise of the other, nor of its own past."""
+    kill(monkeypatch, tmp_path / "run", moment)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    weights = go(tmp_path / "copy", stopped=find_stopped(tmp_path / "copy"), overspend=True)
+    assert "the folder is a copy" in caplog.text and "taken with new noise" in caplog.text
+    assert read_ledger(tmp_path / "copy" / "ledger.jsonl").steps > plan().steps
+    original = go(tmp_path / "run", stopped=find_stopped(tmp_path / "run"))
+    assert not same(weights, original)
+
+
+def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, monkeypatch, caplog):
+    """Killed right after a checkpoint: the copy would go on with the original's next noise."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(PrivacyEngine.draw))
+        with pytest.raises(Killed):
+            go(folder)
+    stopped = find_stopped(folder)
+    assert stopped.checkpoint.step == stopped.ledger.steps == 2
+    shutil.copytree(folder, tmp_path / "copy")
+    keys = [moved_keys(monkeypatch, tmp_path / name) for name in ("copy", "run")]
+    assert "the folder is a copy" in caplog.text
+    assert keys[1] == stopped.checkpoint.generators["keys"]["noise"] != keys[0]
+
+
+def moved_keys(monkeypatch, folder) -> str:
+    """The noise key that the run in a folder takes its next step with, as it goes on."""
+    seen = []
+
+    def stop(engine, num_units):
+        seen.append(engine.secret_keys()["keys"]["noise"])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivacyEngine, "draw", stop)
+        with pytest.raises(Killed):
+            go(folder, stopped=find_stopped(folder))
+    return seen[0]
+
+
+def test_trust_rule_4_another_environment_draws_new_noise_with_nothing_to_redo(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(PrivacyEngine.draw))
+        with pytest.raises(Killed):
+            go(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 77)
+        key = moved_keys(monkeypatch, folder)
+    assert key != find_stopped(folder).checkpoint.generators["keys"]["noise"]
+
+
+def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_path, monkeypatch):
+    """Their keys would give, step by step, the noise of all that came after them."""
+    kill(monkeypatch, tmp_path / "run", "before the ledger is closed", keep=3)
+    paths = sorted((tmp_path / "run/private/checkpoints").iterdir())
+    assert [path.name for path in paths] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert [(path / GENERATORS).exists() for path in paths] == [False, False, True]
 
 
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):

@@ -1,0 +1,105 @@
+"""Standard Gaussians in float64 from secret bits, by the method of Box and Muller (1958).
+
+A pair of 53-bit numbers k gives two Gaussians: ``u = (k + 1/2) 2^-53`` of each, then
+``sqrt(-2 ln u)`` times cosine and sine of ``2 pi u'``. By itself that would end at 8.65 standard
+deviations, and the largest radii would form a coarse lattice: so where k is below 2^32, further
+words extend u until 32 significant bits of it stand. Radii then reach beyond ``REACH``.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+REACH = 18.8
+"""Standard deviations up to which the tails are those of a Gaussian. Beyond, an outcome would be
+missing that another data set might have: the plan refuses to rest on that. u extends to 2^-310, so
+that radii end at 20.7; below 2^-277 (19.6) it has fewer than 32 significant bits."""
+WORD_BYTES = 8
+REFINING_WORDS = 4
+"""Words of 64 bits by which a uniform near 0 may be extended."""
+_BITS = 53
+_SIGNIFICANT = 2**32
+Words = Callable[[int], bytearray]
+"""Returns as many words of 64 secret bits as it is asked for."""
+
+
+class BoxMuller:
+    """Turns secret bits into Gaussians, in memory that it keeps for the next ones.
+
+    New memory for every block would cost as much time as the cipher.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Prepares to work on a device; memory is taken by the first call that needs it."""
+        self._device = device
+        self._numbers = torch.empty(0, dtype=torch.int64, device=device)
+        self._floats = torch.empty((3, 0), dtype=torch.float64, device=device)
+
+    def pairs(self, words: Tensor, refining_words: Words) -> tuple[Tensor, Tensor]:
+        """Returns two halves of standard Gaussians, float64, valid until the next call.
+
+        Args:
+            words: Secret bits, int64, shape (2 * pairs,): first those of the radii, then those of
+                the angles.
+            refining_words: Gives the words of a stream of its own, from its beginning, that extend
+                the uniforms near 0: ``REFINING_WORDS`` for each, in their order.
+
+        Returns:
+            Radii times cosines, and radii times sines, shape (pairs,) each.
+        """
+        pairs = len(words) // 2
+        numbers, (radii, cosines, sines) = self._room(pairs)
+        self._uniforms(words[:pairs], numbers, radii)
+        radii.log_()
+        _refine(radii, numbers, refining_words)
+        radii.mul_(-2).sqrt_()
+        self._uniforms(words[pairs:], numbers, sines)
+        sines.mul_(2 * math.pi)
+        torch.cos(sines, out=cosines)
+        return cosines.mul_(radii), sines.sin_().mul_(radii)
+
+    def _room(self, pairs: int) -> tuple[Tensor, Tensor]:
+        if len(self._numbers) < pairs:
+            self._numbers = self._numbers.new_empty(pairs)
+            self._floats = self._floats.new_empty((3, pairs))
+        return self._numbers[:pairs], self._floats[:, :pairs]
+
+    @staticmethod
+    def _uniforms(words: Tensor, numbers: Tensor, out: Tensor) -> None:
+        """Leaves k in ``numbers`` and ``(k + 1/2) 2^-53`` in ``out``."""
+        # The shift copies the sign bit downwards; the mask takes the copies away.
+        torch.bitwise_right_shift(words, 64 - _BITS, out=numbers).bitwise_and_(2**_BITS - 1)
+        out.copy_(numbers).add_(0.5).mul_(2.0**-_BITS)
+
+
+def _refine(logarithms: Tensor, numbers: Tensor, refining_words: Words) -> None:
+    """Replaces the logarithms of uniforms too near 0 to have 32 significant bits."""
+    few = (numbers < _SIGNIFICANT).nonzero()[:, 0].tolist()
+    if not few:
+        return
+    extensions = bytes(refining_words(REFINING_WORDS * len(few)))
+    size = WORD_BYTES * REFINING_WORDS
+    refined = [
+        refined_logarithm(int(numbers[index]), extensions[place * size : (place + 1) * size])
+        for place, index in enumerate(few)
+    ]
+    logarithms[few] = torch.tensor(refined, dtype=torch.float64, device=logarithms.device)
+
+
+def refined_logarithm(number: int, extension: bytes) -> float:
+    """Returns ``ln((k + 1/2) 2^-bits)`` with k extended until 32 of its bits are significant.
+
+    Args:
+        number: The 53 bits drawn first.
+        extension: ``REFINING_WORDS`` further words, each with its highest byte first.
+    """
+    bits = _BITS
+    for place in range(REFINING_WORDS):
+        if number >= _SIGNIFICANT:
+            break
+        word = extension[place * WORD_BYTES : (place + 1) * WORD_BYTES]
+        number = (number << 64) | int.from_bytes(word, "big")
+        bits += 64
+    return math.log(2 * number + 1) - (bits + 1) * math.log(2)
