@@ -53,6 +53,10 @@ class ClippingStyle(ABC):
     def factors(self, norms: Tensor) -> Tensor:
         """Returns the factor of each gradient, of the shape of ``norms``, (…, b)."""
 
+    @abstractmethod
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns a norm such that an error far below it moves no scaled gradient's norm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(ClippingStyle):
@@ -61,6 +65,10 @@ class Flat(ClippingStyle):
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``min(1, C / (norm * (1 + 16 eps)))``; 1 at norm 0."""
         return torch.clamp(self.max_grad_norm / _guarded(norms), max=1.0)
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns C: below it nothing is scaled."""
+        return self.max_grad_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,10 @@ class Automatic(ClippingStyle):
         """Returns ``C / (norm * (1 + 16 eps) + 0.01)``."""
         return self.max_grad_norm / (_guarded(norms) + STABILITY)
 
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns 0.01: below it all are scaled nearly alike."""
+        return STABILITY
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutomaticV(ClippingStyle):
@@ -79,12 +91,17 @@ class AutomaticV(ClippingStyle):
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``C / (norm * (1 + 16 eps))``; 0 at norm 0, and where squares underflow.
 
-        Below 1e-14 (float32) entries whose squares are lost could hold more than the norm
-        says, so that normalising would exceed the sensitivity.
+        Below 1e-10 (float32) entries whose squares are lost, each below 1e-19, could hold a
+        share of the norm that counts, in a model of 1e12 parameters.
         """
-        floor = 1e5 * torch.finfo(norms.dtype).tiny ** 0.5
+        floor = self.least_norm(norms.dtype)
         scaled = self.max_grad_norm / _guarded(norms).clamp(min=floor)
         return torch.where(norms >= floor, scaled, torch.zeros_like(scaled))
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns 1e-10 (float32), below which a gradient is taken for zero."""
+        floor: float = 1e9 * torch.finfo(dtype).tiny ** 0.5
+        return floor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +115,10 @@ class PerLayer(ClippingStyle):
         """Returns ``min(1, C / sqrt(K) / (norm * (1 + 16 eps)))``, shape (K, b) like ``norms``."""
         bound = self.max_grad_norm / math.sqrt(self.groups)
         return torch.clamp(bound / _guarded(norms), max=1.0)
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns ``C / sqrt(K)``: below it nothing is scaled."""
+        return self.max_grad_norm / math.sqrt(self.groups)
 
 
 STYLES: dict[str, type[ClippingStyle]] = {
@@ -127,6 +148,17 @@ def check_style_name(name: str) -> None:
     """
     if name not in STYLES:
         raise InputError(f"privacy.clipping must be one of {', '.join(STYLES)}, got {name!r}.")
+
+
+def in_range(factors: Tensor) -> Tensor:
+    """Returns factors that float32 products with gradients can bear; none is larger than it was.
+
+    A factor below the least normal number has lost digits and may be twice what it should be: it
+    becomes 0. One above 1e12 (float32) could lift an input of 3e26 (``norms.LONGEST``) out of
+    range, and a sum with it: it becomes 1e12.
+    """
+    info = torch.finfo(factors.dtype)
+    return torch.where(factors < info.tiny, 0.0, factors.clamp(max=info.max / 3.4e26))
 
 
 def _guarded(norms: Tensor) -> Tensor:

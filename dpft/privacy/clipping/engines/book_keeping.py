@@ -28,7 +28,7 @@ class BookKeepingEngine(RecordingEngine):
             squares = self.new_squares(len(rows.finite))
             for parameter, kept in uses.items():
                 kept[:] = [rows.fold(use) for use in kept]
-                squares[self.groups[parameter]] += rows.squared_norms(kept)
+                squares[self.groups[parameter]] += rows.squared_norms(kept, self.negligible)
             settled = self.settle(squares, rows.finite)
             self._contract(uses, rows, settled)
         return report(settled)

@@ -22,7 +22,7 @@ class InstantiateEngine(RecordingEngine):
         with torch.no_grad():
             squares = self.new_squares(len(rows.finite))
             for parameter, gradient in gradients.items():
-                squares[self.groups[parameter]] += rows.squared_norms([gradient])
+                squares[self.groups[parameter]] += rows.squared_norms([gradient], self.negligible)
             settled = self.settle(squares, rows.finite)
             for parameter, gradient in gradients.items():
                 total = gradient_buffer(parameter)

@@ -15,6 +15,8 @@ from dpft.privacy.clipping.engines.base import (
 )
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
+BLOCK = 2**20
+
 
 class LoopEngine(Engine):
     """Clipped sums from explicit per-example gradients, one example in memory at a time.
@@ -64,6 +66,6 @@ class LoopEngine(Engine):
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """Returns the squared norm of one gradient, in float32 or better."""
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    return gradient.to(dtype).square().sum()
+    """Returns the squared norm of one gradient, in float64, block by block to save memory."""
+    blocks = gradient.reshape(-1).split(BLOCK)
+    return torch.stack([block.double().square().sum() for block in blocks]).sum()

@@ -58,7 +58,7 @@ class TwoPassEngine(RecordingEngine):
                     reused.add(parameter)
                 else:
                     met.add(parameter)
-                    squares[self.groups[parameter]] += _norms_of([use], rows)
+                    squares[self.groups[parameter]] += self._norms_of([use], rows)
 
             try:
                 self.backward(losses, receive, retain_graph=True)
@@ -66,10 +66,13 @@ class TwoPassEngine(RecordingEngine):
                 kept = self.recorder.take()
             if not reused:
                 for parameter, uses in kept.items():
-                    squares[self.groups[parameter]] += _norms_of(merge_uses(uses), rows)
+                    squares[self.groups[parameter]] += self._norms_of(merge_uses(uses), rows)
                 return squares
             # A layer called twice: its uses need each other. Once per model, not per batch.
             self.shared |= reused
+
+    def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
+        return rows.squared_norms([rows.fold(widen(use)) for use in uses], self.negligible)
 
     def _contract(self, losses: Tensor, rows: Rows, settled: Settlement) -> None:
         """Adds the weighted sums to the gradients in a second pass, use by use."""
@@ -116,7 +119,3 @@ def _rounding_alike(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
-
-
-def _norms_of(uses: list[Use], rows: Rows) -> Tensor:
-    return rows.squared_norms([rows.fold(widen(use)) for use in uses])
