@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.factors import ClippingStyle, in_range
+from dpft.privacy.clipping.sums import CompensatedSums
 
 LossFunction = Callable[[], Tensor]
 """Computes per-example losses, shape (b,), with a graph back to the parameters."""
@@ -120,6 +121,7 @@ class Engine(ABC):
                 )
         self.groups = dict.fromkeys(self.names, 0) if groups is None else dict(groups)
         parameter = next(iter(self.names))
+        self.sums = CompensatedSums()
         self.norm_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """What norms and factors are given in."""
         least = style.least_norm(self.norm_dtype) * self.tuning.loss_scale
@@ -238,10 +240,3 @@ def check_units(units: Tensor, batch_size: int) -> None:
         raise InputError(
             f"units must have shape ({batch_size},), one unit per row, got {tuple(units.shape)}."
         )
-
-
-def gradient_buffer(parameter: Tensor) -> Tensor:
-    """Returns the tensor that clipped sums of ``parameter`` are added to, made if need be."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad

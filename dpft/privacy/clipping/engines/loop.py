@@ -3,6 +3,8 @@
 Slow and beyond doubt; every other engine is tested against it.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,6 @@ from dpft.privacy.clipping.engines.base import (
     ClippedBatch,
     Engine,
     Settlement,
-    gradient_buffer,
 )
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
@@ -61,7 +62,8 @@ class LoopEngine(Engine):
         if settled.finite:
             for parameter, gradient in used.items():
                 factor = settled.factors[self.groups[parameter]].to(parameter.dtype)
-                gradient_buffer(parameter).add_(gradient * factor)
+                add = partial(torch.Tensor.add_, other=gradient * factor)
+                parameter.grad = self.sums.add(parameter, parameter.grad, add)
         return settled
 
 

@@ -9,6 +9,7 @@ gradients that are summed (DESIGN section 5).
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,10 +80,8 @@ class TwoPassEngine(RecordingEngine):
         sums = {parameter: parameter.grad for parameter in self.names}
 
         def add(parameter: Tensor, use: Use) -> None:
-            total = sums[parameter]
-            if total is None:
-                total = sums[parameter] = torch.zeros_like(parameter)
-            rows.add_weighted_sum(rows.fold(use), settled, self.groups[parameter], total)
+            weigh = partial(rows.add_weighted_sum, rows.fold(use), settled, self.groups[parameter])
+            sums[parameter] = self.sums.add(parameter, sums[parameter], weigh)
 
         def receive(parameter: Tensor, use: Use) -> None:
             if parameter in self.shared and isinstance(use, GradientUse):
