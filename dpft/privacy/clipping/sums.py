@@ -22,8 +22,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-BLOCK = 2**22
-"""Coordinates added at a time, so that intermediate results take little memory."""
+CPU_BLOCK = 2**17
+"""Coordinates added at a time on a processor, few enough for its cache."""
+DEVICE_BLOCK = 2**24
+"""And on an accelerator, so many that launches do not count; 128 MB for two results."""
 ROUNDINGS = 8
 """Roundings of the whole sum that the headroom allows for, see ``rounding_headroom``."""
 
@@ -93,14 +95,20 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
 
 def _add_keeping_loss(total: Tensor, part: Tensor) -> None:
     """Adds ``part`` to ``total``, and leaves in ``part`` what rounding took (two-sum, exact)."""
-    for high, low in zip(_blocks(total, part), _blocks(part, total), strict=True):
-        added = high + low
-        share = added - high
-        low.sub_(share).add_(high.sub_(added.sub(share)))
+    highs, lows = _blocks(total, part), _blocks(part, total)
+    room = torch.empty_like(highs[0]), torch.empty_like(highs[0])
+    for high, low in zip(highs, lows, strict=True):
+        # The last block may be smaller.
+        added, share = (each[: len(high)] for each in room)
+        torch.add(high, low, out=added)
+        torch.sub(added, high, out=share)
+        low.sub_(share)
+        torch.sub(added, share, out=share)
+        low.add_(high.sub_(share))
         high.copy_(added)
 
 
 def _blocks(tensor: Tensor, other: Tensor) -> tuple[Tensor, ...]:
     if tensor.is_contiguous() and other.is_contiguous():
-        return tensor.view(-1).split(BLOCK)
+        return tensor.view(-1).split(CPU_BLOCK if tensor.device.type == "cpu" else DEVICE_BLOCK)
     return (tensor,)
