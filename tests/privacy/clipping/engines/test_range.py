@@ -14,7 +14,7 @@ from dpft.privacy.clipping.engines import ENGINES
 from dpft.privacy.clipping.factors import STYLES
 from tests.slowness import slow_but
 
-MAGNITUDES = (1e-25, 1e-19, 1e-13, 1e-6, 1.0, 1e6, 1e13, 1e19, 1e25)
+MAGNITUDES = (1e-25, 1e-19, 1e-8, 1.0, 1e13, 1e25)
 NORMS = (1e-10, 1e-6, 1.0, 1e6)
 PAIRS = {
     "few": [
