@@ -22,6 +22,7 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.dropout import private_dropout
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import Phase, PrivacyPlan
@@ -104,6 +105,7 @@ class PrivacyEngine:
             groups=groups,
             memory_mb=memory_mb,
             loss_scale=loss_scale,
+            headroom=rounding_headroom(plan.expected_batch_size),
         )
         self._clipper = self._make_clipper(phase)
         self._non_finite_before = 0

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
@@ -68,9 +69,22 @@ def test_the_private_gradient_is_the_clipped_sum_plus_noise_over_the_expected_ba
     with engine:
         take_step(engine, model)
     # Eight records of norm 5, each clipped to 0.1, two along each axis.
-    clipped_sum = torch.full((1, 4), 0.2)
+    clipped_sum = torch.full((1, 4), 0.2) * (1 - rounding_headroom(40))
     expected = (clipped_sum + noise.draw(4) * 1.5 * 0.1) / 40
     assert torch.allclose(model.weight.grad.double(), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_trust_rule_2_factors_leave_room_for_the_rounding_of_a_large_batch(ledger):
+    """A lone record moves the sum by C less the headroom; the noise is a multiple of C itself."""
+    model = linear()
+    engine = make_engine(
+        model, ledger, sample_rate=1.0, expected_batch_size=8192, noise_multiplier=1e-9
+    )
+    with engine:
+        take_step(engine, model, RECORDS[:1])
+    moved = float(model.weight.grad.norm()) * 8192
+    assert moved == pytest.approx(0.1 * (1 - rounding_headroom(8192)), rel=1e-5)
+    assert engine.plan.phases[0].sensitivity == 0.1
 
 
 def test_noise_is_added_once_per_step_whatever_the_number_of_micro_batches(tmp_path):
@@ -187,7 +201,7 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
             for place, count in enumerate((4, 1))
         ]
         # Each gradient is 5 along an axis and 1 for the bias, clipped to 0.1 in all.
-        clipped = 0.1 / 26**0.5
+        clipped = 0.1 * (1 - rounding_headroom(40)) / 26**0.5
         expected = (torch.full((1, 4), 2 * 5 * clipped) + first[0]) / 40
         assert torch.allclose(model.weight.grad, expected, rtol=1e-5)
         assert torch.allclose(model.bias.grad, (8 * clipped + first[1]) / 40, rtol=1e-5)
@@ -196,7 +210,8 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
             take_step(engine, model)
             # The bias stands second among all parameters, though it trains alone.
             drawn = (noise.draw(1, step=step, parameter=1) * 1.5 * 0.01).float()
-            assert torch.allclose(model.bias.grad, (8 * 0.01 + drawn) / 40, rtol=1e-5)
+            room = 1 - rounding_headroom(40)
+            assert torch.allclose(model.bias.grad, (8 * 0.01 * room + drawn) / 40, rtol=1e-5)
             assert model.weight.grad is None
     mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
     assert [line["sensitivity"] for line in mechanisms] == [0.1, 0.01, 0.01]

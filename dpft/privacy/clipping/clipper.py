@@ -43,10 +43,14 @@ class PerExampleClipper:
     Guarantees:
         After ``accumulate``, every trainable parameter's ``grad`` has grown by
         ``sum_i C_i grad(loss_i)``, where ``norm(C_i grad(loss_i)) <= sensitivity`` over all
-        trainable parameters together. Adding or removing one example (one unit, where units are
-        given) changes that sum by at most ``sensitivity``, up to 1e-5 of it by rounding. A
-        non-finite loss or gradient contributes exactly zero. Nothing trainable is left out: a
-        layer without a rule and a weight used behind its layer's back are refused by name.
+        trainable parameters together, up to 1e-5 of it by rounding, whatever the magnitudes of
+        inputs and gradients: what float32 squares do not hold is squared in float64, and what it
+        cannot scale is left out as not finite. Micro-batches are added up without the error of
+        adding (``sums``): with ``headroom`` of ``rounding_headroom(n)``, adding or removing one
+        example (one unit, where units are given) changes the sum of a step of n examples by at
+        most ``sensitivity``, the rounding of the others included. A non-finite loss or gradient
+        contributes exactly zero. Nothing trainable is left out: a layer without a rule and a
+        weight used behind its layer's back are refused by name.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class PerExampleClipper:
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
         loss_scale: float = 1.0,
+        headroom: float = 0.0,
     ) -> None:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
@@ -73,6 +78,8 @@ class PerExampleClipper:
             loss_scale: For float16, K: the backward pass runs on ``K * loss``, what it gives is
                 clipped at ``K * max_grad_norm`` and divided by K in float32 (Li et al. 2022,
                 Appendix T); norms and sums are those of the unscaled losses.
+            headroom: Share of the norm left for the rounding of a step's sum: gradients are
+                scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
 
         Raises:
             InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
@@ -87,7 +94,7 @@ class PerExampleClipper:
         numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
         count = len(set(numbers.values())) or 1
         self.style: ClippingStyle = clipping_style(
-            clipping, max_grad_norm=max_grad_norm, groups=count
+            clipping, max_grad_norm=max_grad_norm, groups=count, headroom=headroom
         )
         tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale)
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)

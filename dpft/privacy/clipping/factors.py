@@ -19,6 +19,7 @@ GUARD_EPS = 16
 STABILITY = 0.01
 """Constant of automatic clipping (Bu et al. 2022b, eq. 4.1), in units of the gradient norm."""
 
+MOST_HEADROOM = 0.5
 NORM_RANGE = (1e-10, 1e10)
 """Clipping norms whose squares, factors and noise float32 can hold."""
 
@@ -29,10 +30,13 @@ class ClippingStyle(ABC):
 
     Guarantees:
         For norms of every group in [0, inf), the root of the summed squares of ``norm * factor``
-        over the groups is at most ``sensitivity``.
+        over the groups is at most ``bound``, so that with the rounding of a step's sum one unit
+        moves it by at most ``sensitivity``.
     """
 
     max_grad_norm: float
+    headroom: float = 0.0
+    """Share of the norm that factors leave for the rounding of the sum (``sums``)."""
     groups: int = 1
     """Groups that partition the trainable parameters; each has a norm and a factor of its own."""
 
@@ -43,6 +47,16 @@ class ClippingStyle(ABC):
                 f"privacy.max_grad_norm must be positive and finite, from {least:g} to {most:g}, "
                 f"got {self.max_grad_norm}."
             )
+        if not 0 <= self.headroom <= MOST_HEADROOM:
+            raise InputError(
+                f"headroom must be from 0 to {MOST_HEADROOM}, got {self.headroom}; lower "
+                "train.expected_batch_size, whose float32 sums round too coarsely."
+            )
+
+    @property
+    def bound(self) -> float:
+        """Norm that gradients are scaled to: what the headroom leaves of ``max_grad_norm``."""
+        return self.max_grad_norm * (1 - self.headroom)
 
     @property
     def sensitivity(self) -> float:
@@ -53,6 +67,10 @@ class ClippingStyle(ABC):
     def factors(self, norms: Tensor) -> Tensor:
         """Returns the factor of each gradient, of the shape of ``norms``, (…, b)."""
 
+    @abstractmethod
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns a norm such that an error far below it moves no scaled gradient's norm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(ClippingStyle):
@@ -60,7 +78,11 @@ class Flat(ClippingStyle):
 
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``min(1, C / (norm * (1 + 16 eps)))``; 1 at norm 0."""
-        return torch.clamp(self.max_grad_norm / _guarded(norms), max=1.0)
+        return torch.clamp(self.bound / _guarded(norms), max=1.0)
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns C: below it nothing is scaled."""
+        return self.max_grad_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +91,11 @@ class Automatic(ClippingStyle):
 
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``C / (norm * (1 + 16 eps) + 0.01)``."""
-        return self.max_grad_norm / (_guarded(norms) + STABILITY)
+        return self.bound / (_guarded(norms) + STABILITY)
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns 0.01: below it all are scaled nearly alike."""
+        return STABILITY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +105,17 @@ class AutomaticV(ClippingStyle):
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``C / (norm * (1 + 16 eps))``; 0 at norm 0, and where squares underflow.
 
-        Below 1e-14 (float32) entries whose squares are lost could hold more than the norm
-        says, so that normalising would exceed the sensitivity.
+        Below 1e-10 (float32) entries whose squares are lost, each below 1e-19, could hold a
+        share of the norm that counts, in a model of 1e12 parameters.
         """
-        floor = 1e5 * torch.finfo(norms.dtype).tiny ** 0.5
-        scaled = self.max_grad_norm / _guarded(norms).clamp(min=floor)
+        floor = self.least_norm(norms.dtype)
+        scaled = self.bound / _guarded(norms).clamp(min=floor)
         return torch.where(norms >= floor, scaled, torch.zeros_like(scaled))
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns 1e-10 (float32), below which a gradient is taken for zero."""
+        floor: float = 1e9 * torch.finfo(dtype).tiny ** 0.5
+        return floor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +127,12 @@ class PerLayer(ClippingStyle):
 
     def factors(self, norms: Tensor) -> Tensor:
         """Returns ``min(1, C / sqrt(K) / (norm * (1 + 16 eps)))``, shape (K, b) like ``norms``."""
-        bound = self.max_grad_norm / math.sqrt(self.groups)
+        bound = self.bound / math.sqrt(self.groups)
         return torch.clamp(bound / _guarded(norms), max=1.0)
+
+    def least_norm(self, dtype: torch.dtype) -> float:
+        """Returns ``C / sqrt(K)``: below it nothing is scaled."""
+        return self.max_grad_norm / math.sqrt(self.groups)
 
 
 STYLES: dict[str, type[ClippingStyle]] = {
@@ -108,7 +143,9 @@ STYLES: dict[str, type[ClippingStyle]] = {
 }
 
 
-def clipping_style(name: str, *, max_grad_norm: float, groups: int = 1) -> ClippingStyle:
+def clipping_style(
+    name: str, *, max_grad_norm: float, groups: int = 1, headroom: float = 0.0
+) -> ClippingStyle:
     """Returns the style called ``name``, for ``groups`` groups where the style has groups.
 
     Raises:
@@ -116,7 +153,7 @@ def clipping_style(name: str, *, max_grad_norm: float, groups: int = 1) -> Clipp
     """
     check_style_name(name)
     count = groups if STYLES[name] is PerLayer else 1
-    return STYLES[name](max_grad_norm=max_grad_norm, groups=count)
+    return STYLES[name](max_grad_norm=max_grad_norm, groups=count, headroom=headroom)
 
 
 def check_style_name(name: str) -> None:
@@ -127,6 +164,17 @@ def check_style_name(name: str) -> None:
     """
     if name not in STYLES:
         raise InputError(f"privacy.clipping must be one of {', '.join(STYLES)}, got {name!r}.")
+
+
+def in_range(factors: Tensor) -> Tensor:
+    """Returns factors that float32 products with gradients can bear; none is larger than it was.
+
+    A factor below the least normal number has lost digits and may be twice what it should be: it
+    becomes 0. One above 1e12 (float32) could lift an input of 3e26 (``norms.LONGEST``) out of
+    range, and a sum with it: it becomes 1e12.
+    """
+    info = torch.finfo(factors.dtype)
+    return torch.where(factors < info.tiny, 0.0, factors.clamp(max=info.max / 3.4e26))
 
 
 def _guarded(norms: Tensor) -> Tensor:

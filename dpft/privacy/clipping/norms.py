@@ -1,5 +1,9 @@
 """The norm of a parameter's per-example gradients from all of its uses, believed or taken again.
 
+A norm is taken again in float64 where terms cancel so far that rounding shows, where products
+underflow so that a part of the square is lost, and where squares overflow though the gradient
+does not.
+
 Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, DESIGN section 5.
 """
 
@@ -10,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.squares import (
+    LOSS_SHARE,
     Squares,
     formed_squares,
     in_norm_dtype,
@@ -42,28 +47,43 @@ _RESOLUTION = {
 }
 
 
-def squared_norms(uses: Sequence[Use]) -> Tensor:
+LONGEST = 3e26
+"""Most that the lengths of an example's inputs, or of its output gradients, may sum to in float32.
+
+What is longer is paired with factors so small that their products lose digits, or, with large
+ones, leave the range: such an example counts as not finite."""
+
+
+def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> Tensor:
     """Returns the squared norms of one parameter's per-example gradients, shape (b,).
 
-    Where an example's terms cancel so far that rounding would show in its norm, the norm is taken
-    again exactly, and not below a small share of its reach, the norm it would have if no two
-    terms cancelled: a norm too small would let the example in above its bound.
+    Where an example's terms cancel so far that rounding would show in its norm, or products
+    leave the dtype's range, the norm is taken again exactly, and not below a small share of its
+    reach, the norm it would have if no two terms cancelled: a norm too small would let the
+    example in above its bound.
 
     Args:
         uses: The parameter's uses, at most one of each kind.
+        negligible: A square so small that no factor depends on it; errors of its size stay.
+
+    Returns:
+        The squares, in float64 where one was taken again: float32 does not hold all of them.
+        Infinite or NaN where the gradient is not finite, or too large to be scaled.
     """
     squares = _squares(uses)
-    dtype = squares.values.dtype
-    share = _RESOLUTION[dtype].share
-    cancelled = (squares.values < share * squares.terms) & squares.terms.isfinite()
-    if bool(cancelled.any()):
-        examples = cancelled.nonzero()[:, 0]
-        squares.values[examples] = _taken_again(uses, examples, dtype)
-    return squares.values
+    share = _RESOLUTION[squares.values.dtype].share
+    # False for NaN as well, and where an infinite square meets infinite terms.
+    believed = torch.sub(squares.values, squares.terms, alpha=share) >= -negligible
+    if bool(believed.all()):
+        return squares.values
+    examples = (~believed).nonzero()[:, 0]
+    values = squares.values.double()
+    values[examples] = _taken_again(uses, examples, squares.values.dtype)
+    return values
 
 
 def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the squares of some examples without loss by cancellation, in ``dtype``."""
+    """Returns the squares of some examples, found in ``dtype``, without its losses, in float64."""
     chosen = [use.double(examples) for use in uses]
     floor = (_RESOLUTION[dtype].floor * _reach(chosen)).square()
     if dtype == torch.float64:
@@ -72,7 +92,13 @@ def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> T
         exact = torch.cat([_dense_norms(each) for each in alone])
     else:
         exact = _squares(chosen).values
-    return torch.maximum(exact, floor).to(dtype)
+        exact = torch.where(_longest(chosen) <= LONGEST, exact, torch.inf)
+    return torch.maximum(exact, floor)
+
+
+def _longest(uses: Sequence[Use]) -> Tensor:
+    """Returns the largest sum over positions of lengths, of inputs or output gradients, (b,)."""
+    return torch.stack([use.extent() for use in uses]).amax(0)
 
 
 def _reach(uses: Sequence[Use]) -> Tensor:
@@ -102,4 +128,9 @@ def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Squares:
     ids = embedding.ids[:, None, :].expand(-1, steps, -1)
     picked = in_norm_dtype(torch.gather(head.left, 2, ids))
     alignment = in_norm_dtype(head.right) @ in_norm_dtype(embedding.values).mT
-    return product_sums(picked.mul_(alignment))
+    # What an entry of the alignment lost by underflow, times what it meets.
+    met = torch.linalg.vector_norm(picked.flatten(1), ord=1, dim=1)
+    info = torch.finfo(picked.dtype)
+    lost = met * (LOSS_SHARE * 2 * head.right.shape[2] * info.tiny / info.eps)
+    cross = product_sums(picked.mul_(alignment))
+    return Squares(cross.values, cross.terms + lost)

@@ -22,6 +22,7 @@ class ClippingOptions:
     groups: Sequence[str] | None = None
     memory_mb: int = DEFAULT_MEMORY_MB
     loss_scale: float = 1.0
+    headroom: float = 0.0
 
     def make(self, model: nn.Module) -> PerExampleClipper:
         """Returns a clipper of the model's trainable parameters.

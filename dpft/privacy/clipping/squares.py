@@ -1,7 +1,9 @@
 """Squared norms of sums of products, each with the size of the terms it was added up from.
 
 Where terms cancel, a square is small beside what it was computed from, and rounding shows in it.
-So a square goes with that size, by which ``norms`` knows whether it can be believed.
+Where products leave the range of the dtype (float32 takes 1e-23 squared for 0), a part of the
+square is lost. So a square goes with a size that counts both, by which ``norms`` knows whether it
+can be believed.
 """
 
 from dataclasses import dataclass
@@ -18,8 +20,9 @@ class Squares:
 
     Attributes:
         values: The squares, shape (b,).
-        terms: Sum of the magnitudes of what was added up, shape (b,); rounding is a few units in
-            the last place of this, not of the value.
+        terms: Sum of the magnitudes of what was added up, and of what may have underflowed over
+            the dtype's resolution, shape (b,); the error is a few units in the last place of
+            this, not of the value. Infinite or NaN where something overflowed.
     """
 
     values: Tensor
@@ -37,16 +40,52 @@ def ghost_squares(left: Tensor, right: Tensor) -> Squares:
     """
     steps = left.shape[1]
     if steps < HALF_STEPS:
-        return product_sums((left @ left.mT).mul_(right @ right.mT))
+        return gram_squares(left @ left.mT, right @ right.mT, left.shape[2], right.shape[2])
     width = -(-steps // HALF_BANDS)
     total = _nothing(left)
     for start in range(0, steps, width):
         upper = left[:, start : start + width] @ left[:, start:].mT
-        upper *= right[:, start : start + width] @ right[:, start:].mT
+        other = right[:, start : start + width] @ right[:, start:].mT
+        # All positions may meet all others, not those of the band alone.
+        lost = _lost_terms(upper, other, left.shape[2], right.shape[2], steps)
+        upper *= other
         square = product_sums(upper[:, :, :width])
         beyond = product_sums(upper[:, :, width:])
-        total = total + square + beyond + beyond
+        total = total + Squares(square.values, square.terms + lost) + beyond + beyond
     return total
+
+
+def gram_squares(left: Tensor, right: Tensor, rows: int, columns: int) -> Squares:
+    """Returns ``sum left * right`` of each example's Gram matrices, overwriting ``left``.
+
+    Args:
+        left: Shape (b, t, t), inner products of vectors of length ``rows``.
+        right: Shape (b, t, t), inner products of vectors of length ``columns``.
+        rows: Products added up in an entry of ``left``.
+        columns: Products added up in an entry of ``right``.
+    """
+    lost = _lost_terms(left, right, rows, columns, left.shape[1])
+    square = product_sums(left.mul_(right))
+    return Squares(square.values, square.terms.add_(lost))
+
+
+def _lost_terms(left: Tensor, right: Tensor, rows: int, columns: int, steps: int) -> Tensor:
+    """Returns what underflow may have taken from a ghost norm, over the resolution, (b,).
+
+    An entry of a Gram matrix loses at most ``2 * rows * tiny``, where ``tiny`` is the dtype's
+    least normal number, whether what is below is rounded or flushed to zero. What the square
+    loses is that times the entries of the other matrix, whose magnitudes sum to at most t times
+    its trace.
+    """
+    info = torch.finfo(left.dtype)
+    traces = [each.diagonal(dim1=1, dim2=2).sum(1) for each in (left, right)]
+    return torch.add(traces[1] * rows, traces[0], alpha=columns) * (
+        LOSS_SHARE * 2 * steps * info.tiny / info.eps
+    )
+
+
+LOSS_SHARE = 16
+"""Units in the last place that a loss by underflow counts for: its bound is no estimate."""
 
 
 def product_sums(products: Tensor) -> Squares:
@@ -59,11 +98,14 @@ def formed_squares(values: Tensor, reach: Tensor) -> Squares:
     """Returns squares of gradients that were formed and then squared.
 
     Args:
-        values: The squares, shape (b,).
+        values: The squares, shape (b,). Underflow takes nothing from them that counts: an entry
+            whose square is lost is below 1e-19 (float32), and 1e9 of them are below 1e-14.
         reach: Largest norm that the same terms could have, shape (b,): an entry's rounding is a
-            share of it, and the square's is twice the norm times that.
+            share of it, and the square's is twice the norm times that. The term in its square
+            says that a gradient which rounding took for 0 is not one that is 0.
     """
-    return Squares(values, 2 * values.sqrt() * reach)
+    least = torch.finfo(values.dtype).eps ** 0.5
+    return Squares(values, reach * torch.add(2 * values.sqrt(), reach, alpha=least))
 
 
 def sums_of_squares(values: Tensor) -> Tensor:
@@ -76,9 +118,10 @@ def sums_of_squares(values: Tensor) -> Tensor:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """Returns the norm of each position, (b, t) from (b, t, ·)."""
+    """Returns the norm of each position, (b, t) from (b, t, ·), or more where squares underflow."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    return torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
+    lost: float = (rows.shape[2] * torch.finfo(dtype).tiny) ** 0.5
+    return torch.linalg.vector_norm(rows, dim=2, dtype=dtype).add_(lost)
 
 
 def in_norm_dtype(tensor: Tensor) -> Tensor:

@@ -62,6 +62,10 @@ class OuterUse:
         """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,): the largest norm."""
         return (lengths(self.left) * lengths(self.right)).sum(1)
 
+    def extent(self) -> Tensor:
+        """Returns the larger of the sums over t of ``|left[i, t]|`` and ``|right[i, t]|``, (b,)."""
+        return torch.maximum(lengths(self.left).sum(1), lengths(self.right).sum(1))
+
     def double(self, examples: Tensor) -> "OuterUse":
         """Returns the use of some examples in float64."""
         return OuterUse(self.left[examples].double(), self.right[examples].double())
@@ -122,6 +126,10 @@ class RowsUse:
         squares = values.new_zeros(count)
         return squares.index_add_(0, keys // self.rows, summed.square().sum(1))
 
+    def extent(self) -> Tensor:
+        """Returns the sum over t of ``|values[i, t]|``, shape (b,)."""
+        return lengths(self.values).sum(1)
+
     def double(self, examples: Tensor) -> "RowsUse":
         """Returns the use of some examples in float64."""
         return RowsUse(self.ids[examples], self.values[examples].double(), self.rows)
@@ -167,6 +175,10 @@ class GradientUse:
     def reach(self) -> Tensor:
         """Returns the norms, shape (b,)."""
         return sums_of_squares(self.values).sqrt()
+
+    def extent(self) -> Tensor:
+        """Returns zeros, shape (b,): a gradient that is formed is scaled as it is."""
+        return self.values.new_zeros(len(self.values))
 
     def double(self, examples: Tensor) -> "GradientUse":
         """Returns the use of some examples in float64."""

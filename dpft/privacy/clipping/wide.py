@@ -16,8 +16,8 @@ from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
     ghost_squares,
+    gram_squares,
     in_norm_dtype,
-    product_sums,
 )
 from dpft.privacy.clipping.uses import OuterUse, Use
 
@@ -123,7 +123,7 @@ def _squares(left: Tensor, right: Tensor) -> Squares:
     for block in _blocks(shape.rows):
         part = left[:, block].to(right.dtype)
         gram.addmm_(part, part.t())
-    return product_sums((gram * (right @ right.t()))[None])
+    return gram_squares(gram[None], (right @ right.t())[None], shape.rows, shape.columns)
 
 
 def _norm(matrix: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
-from dpft.privacy.clipping.factors import ClippingStyle
+from dpft.privacy.clipping.factors import ClippingStyle, in_range
+from dpft.privacy.clipping.sums import CompensatedSums
 
 LossFunction = Callable[[], Tensor]
 """Computes per-example losses, shape (b,), with a graph back to the parameters."""
@@ -64,6 +65,8 @@ class Tuning:
         check_loss_scale(self.loss_scale)
 
 
+NEGLIGIBLE_SHARE = 1e-6
+"""Share of a squared clipping norm that no bound depends on, all parameters together."""
 LOSS_SCALES = (1.0, 2.0**24)
 """Scales that lift float16 gradients without taking float32 sums out of range."""
 
@@ -117,6 +120,13 @@ class Engine(ABC):
                     f"{parameter.dtype}; load the model in float32."
                 )
         self.groups = dict.fromkeys(self.names, 0) if groups is None else dict(groups)
+        parameter = next(iter(self.names))
+        self.sums = CompensatedSums()
+        self.norm_dtype = torch.promote_types(parameter.dtype, torch.float32)
+        """What norms and factors are given in."""
+        least = style.least_norm(self.norm_dtype) * self.tuning.loss_scale
+        self.negligible = NEGLIGIBLE_SHARE * least**2 / len(self.names)
+        """A parameter's squared norm (of scaled losses) that changes no factor."""
 
     def check_unchanged(self) -> None:
         """Refuses a model whose trainable parameters are not those it was prepared with.
@@ -155,10 +165,12 @@ class Engine(ABC):
         """
 
     def new_squares(self, count: int) -> Tensor:
-        """Returns zeros for squared norms, shape (groups, count), in the norms' dtype."""
-        parameter = next(iter(self.names))
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return torch.zeros(self.style.groups, count, dtype=dtype, device=parameter.device)
+        """Returns zeros for squared norms, shape (groups, count), float64.
+
+        The square of a gradient that float32 holds need not fit into float32.
+        """
+        device = next(iter(self.names)).device
+        return torch.zeros(self.style.groups, count, dtype=torch.float64, device=device)
 
     def settle(self, squares: Tensor, finite: Tensor) -> Settlement:
         """Turns squared norms into factors.
@@ -168,12 +180,15 @@ class Engine(ABC):
             finite: Which losses are finite, shape (b or units,).
         """
         scale = self.tuning.loss_scale
-        # A negative square would be a NaN norm, and a NaN factor would spoil every example's sum.
-        finite = finite & squares.sum(0).isfinite() & (squares >= 0).all(0)
-        squares = torch.where(finite, squares, torch.zeros_like(squares))
-        factors = self.style.factors(squares.sqrt() / scale) / scale
-        norms = squares.sum(0).sqrt() / scale
-        return Settlement(norms, factors, finite, bool(finite.all()))
+        # Rounding may leave a square that does not matter below zero; its root would be NaN, and
+        # a NaN factor would spoil every example's sum.
+        squares = squares.clamp(min=0)
+        norms = (squares.sum(0).sqrt() / scale).to(self.norm_dtype)
+        finite = finite & norms.isfinite()
+        squares = torch.where(finite, squares, 0.0)
+        factors = self.style.factors((squares.sqrt() / scale).to(self.norm_dtype)) / scale
+        norms = torch.where(finite, norms, 0.0)
+        return Settlement(norms, in_range(factors), finite, bool(finite.all()))
 
 
 def check_is_tensor(losses: object) -> None:
@@ -225,10 +240,3 @@ def check_units(units: Tensor, batch_size: int) -> None:
         raise InputError(
             f"units must have shape ({batch_size},), one unit per row, got {tuple(units.shape)}."
         )
-
-
-def gradient_buffer(parameter: Tensor) -> Tensor:
-    """Returns the tensor that clipped sums of ``parameter`` are added to, made if need be."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad

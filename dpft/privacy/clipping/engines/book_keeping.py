@@ -7,11 +7,13 @@ Where per-example gradients cost less than what they replace (``costs``), they a
 backward pass at once, and the contraction is a weighted sum of them.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.costs import keeping_is_cheaper
-from dpft.privacy.clipping.engines.base import ClippedBatch, Settlement, gradient_buffer
+from dpft.privacy.clipping.engines.base import ClippedBatch, Settlement
 from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
@@ -28,7 +30,7 @@ class BookKeepingEngine(RecordingEngine):
             squares = self.new_squares(len(rows.finite))
             for parameter, kept in uses.items():
                 kept[:] = [rows.fold(use) for use in kept]
-                squares[self.groups[parameter]] += rows.squared_norms(kept)
+                squares[self.groups[parameter]] += rows.squared_norms(kept, self.negligible)
             settled = self.settle(squares, rows.finite)
             self._contract(uses, rows, settled)
         return report(settled)
@@ -56,6 +58,13 @@ class BookKeepingEngine(RecordingEngine):
         """Adds the weighted sums to the gradients; each use is freed once contracted."""
         while uses:
             parameter, kept = uses.popitem()
-            while kept:
-                group, total = self.groups[parameter], gradient_buffer(parameter)
-                rows.add_weighted_sum(kept.pop(), settled, group, total)
+            group = self.groups[parameter]
+            add = partial(_add_weighted_sums, kept, rows, settled, group)
+            parameter.grad = self.sums.add(parameter, parameter.grad, add)
+
+
+def _add_weighted_sums(
+    uses: list[Use], rows: Rows, settled: Settlement, group: int, total: Tensor
+) -> None:
+    while uses:
+        rows.add_weighted_sum(uses.pop(), settled, group, total)

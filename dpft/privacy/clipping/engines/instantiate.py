@@ -4,10 +4,12 @@ For small trainable sets (adapters, biases, norm layers), where a gradient for e
 less memory than the activations it is made of (Bu et al. 2022, section 3).
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.engines.base import ClippedBatch, gradient_buffer
+from dpft.privacy.clipping.engines.base import ClippedBatch
 from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
 from dpft.privacy.clipping.uses import GradientUse, Use
 
@@ -22,11 +24,11 @@ class InstantiateEngine(RecordingEngine):
         with torch.no_grad():
             squares = self.new_squares(len(rows.finite))
             for parameter, gradient in gradients.items():
-                squares[self.groups[parameter]] += rows.squared_norms([gradient])
+                squares[self.groups[parameter]] += rows.squared_norms([gradient], self.negligible)
             settled = self.settle(squares, rows.finite)
             for parameter, gradient in gradients.items():
-                total = gradient_buffer(parameter)
-                rows.add_weighted_sum(gradient, settled, self.groups[parameter], total)
+                add = partial(rows.add_weighted_sum, gradient, settled, self.groups[parameter])
+                parameter.grad = self.sums.add(parameter, parameter.grad, add)
         return report(settled)
 
     def _gradients(self, losses: Tensor, rows: Rows) -> dict[Tensor, GradientUse]:

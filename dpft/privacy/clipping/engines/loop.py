@@ -3,6 +3,8 @@
 Slow and beyond doubt; every other engine is tested against it.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,9 +13,10 @@ from dpft.privacy.clipping.engines.base import (
     ClippedBatch,
     Engine,
     Settlement,
-    gradient_buffer,
 )
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
+
+BLOCK = 2**20
 
 
 class LoopEngine(Engine):
@@ -59,11 +62,12 @@ class LoopEngine(Engine):
         if settled.finite:
             for parameter, gradient in used.items():
                 factor = settled.factors[self.groups[parameter]].to(parameter.dtype)
-                gradient_buffer(parameter).add_(gradient * factor)
+                add = partial(torch.Tensor.add_, other=gradient * factor)
+                parameter.grad = self.sums.add(parameter, parameter.grad, add)
         return settled
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """Returns the squared norm of one gradient, in float32 or better."""
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    return gradient.to(dtype).square().sum()
+    """Returns the squared norm of one gradient, in float64, block by block to save memory."""
+    blocks = gradient.reshape(-1).split(BLOCK)
+    return torch.stack([block.double().square().sum() for block in blocks]).sum()

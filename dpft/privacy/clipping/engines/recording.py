@@ -230,14 +230,12 @@ class Rows:
             return use
         return use.by_unit(self._units)
 
-    def squared_norms(self, uses: Sequence[Use]) -> Tensor:
+    def squared_norms(self, uses: Sequence[Use], negligible: float) -> Tensor:
         """Returns the squared norms of a parameter's folded uses, shape (units,)."""
         units = self._units
-        if units is None:
-            return squared_norms(uses)
-        return squared_norms(
-            [use if isinstance(use, GradientUse) else use.by_unit(units) for use in uses]
-        )
+        if units is not None:
+            uses = [use if isinstance(use, GradientUse) else use.by_unit(units) for use in uses]
+        return squared_norms(uses, negligible=negligible)
 
     def add_weighted_sum(self, use: Use, settled: Settlement, group: int, total: Tensor) -> None:
         """Adds the weighted sum of a folded use to ``total``; what is not finite adds zero."""

@@ -9,6 +9,7 @@ gradients that are summed (DESIGN section 5).
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class TwoPassEngine(RecordingEngine):
                     reused.add(parameter)
                 else:
                     met.add(parameter)
-                    squares[self.groups[parameter]] += _norms_of([use], rows)
+                    squares[self.groups[parameter]] += self._norms_of([use], rows)
 
             try:
                 self.backward(losses, receive, retain_graph=True)
@@ -66,20 +67,21 @@ class TwoPassEngine(RecordingEngine):
                 kept = self.recorder.take()
             if not reused:
                 for parameter, uses in kept.items():
-                    squares[self.groups[parameter]] += _norms_of(merge_uses(uses), rows)
+                    squares[self.groups[parameter]] += self._norms_of(merge_uses(uses), rows)
                 return squares
             # A layer called twice: its uses need each other. Once per model, not per batch.
             self.shared |= reused
+
+    def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
+        return rows.squared_norms([rows.fold(widen(use)) for use in uses], self.negligible)
 
     def _contract(self, losses: Tensor, rows: Rows, settled: Settlement) -> None:
         """Adds the weighted sums to the gradients in a second pass, use by use."""
         sums = {parameter: parameter.grad for parameter in self.names}
 
         def add(parameter: Tensor, use: Use) -> None:
-            total = sums[parameter]
-            if total is None:
-                total = sums[parameter] = torch.zeros_like(parameter)
-            rows.add_weighted_sum(rows.fold(use), settled, self.groups[parameter], total)
+            weigh = partial(rows.add_weighted_sum, rows.fold(use), settled, self.groups[parameter])
+            sums[parameter] = self.sums.add(parameter, sums[parameter], weigh)
 
         def receive(parameter: Tensor, use: Use) -> None:
             if parameter in self.shared and isinstance(use, GradientUse):
@@ -116,7 +118,3 @@ def _rounding_alike(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
-
-
-def _norms_of(uses: list[Use], rows: Rows) -> Tensor:
-    return rows.squared_norms([rows.fold(widen(use)) for use in uses])

@@ -1,0 +1,113 @@
+import doctest
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping import PerExampleClipper, sums
+from dpft.privacy.clipping.engines import ENGINES
+from dpft.privacy.clipping.sums import CompensatedSums, rounding_headroom
+from tests.slowness import slow_but
+
+WIDTH, OUTPUTS = 16, 8
+
+
+def step_sum(records: Tensor, micro_batch: int, **options) -> Tensor:
+    """The clipped sum of records (n, t, WIDTH), each output's gradient the sum over t of one."""
+    layer = nn.Linear(WIDTH, OUTPUTS, bias=False)
+    with PerExampleClipper(layer, **options) as clipper:
+        for rows in records.split(micro_batch):
+            clipper.accumulate(lambda rows=rows: layer(rows).sum((1, 2)))
+    return layer.weight.grad.double()
+
+
+def records_whose_additions_conspire(count: int, micro_batch: int) -> Tensor:
+    """Nearly equal records, in order, for float32 sums of ``micro_batch`` after ``micro_batch``.
+
+    In units of the total's last place, each micro-batch adds a whole number and 0.49, which
+    rounding drops; with one more record in front each adds a whole number and 0.99, which
+    rounding lifts to 1. So each addition moves the sum by half a unit of a total that grows.
+    """
+    base = 2.0**-3
+    values: list[float] = []
+    for number in range(count // micro_batch):
+        unit = 2.0 ** (math.floor(math.log2((number + 1) * micro_batch * base)) - 23)
+        first = base + 0.5 * (number % 2) * unit
+        last = base + (0.49, 0.99)[number % 2] * unit
+        values += [first, *[base] * (micro_batch - 2), last]
+    return torch.tensor(values)[:, None, None].expand(count, 1, WIDTH).contiguous()
+
+
+@pytest.mark.parametrize("count", slow_but((1024,), (1024, 8192)))
+@pytest.mark.parametrize("micro_batch", [2, 16])
+@pytest.mark.parametrize("engine", ["two_pass", "book_keeping"])
+def test_trust_rule_2_one_record_moves_the_sum_by_at_most_c_however_the_others_round(
+    engine, micro_batch, count
+):
+    """Plain float32 additions of 1024 records, two at a time, were moved by 1.0098 C."""
+    records = records_whose_additions_conspire(count, micro_batch)
+    headroom = rounding_headroom(count)
+    norm = float(records.double().norm(dim=2).max()) * OUTPUTS**0.5 / (1 - headroom) * (1 + 1e-5)
+    options = {"max_grad_norm": norm, "headroom": headroom, "engine": engine}
+    without = step_sum(records, micro_batch, **options)
+    with_one_more = step_sum(torch.cat([records[:1], records]), micro_batch, **options)
+    moved = float((with_one_more - without).norm())
+    assert 0.98 * norm < moved <= norm * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 16, 64])
+def test_trust_rule_2_holds_for_aligned_records_of_many_positions(micro_batch):
+    """Each of 512 records has norm C, spread over 50 positions that all point one way."""
+    g = torch.Generator().manual_seed(0)
+    records = 1 + 0.1 * torch.rand(512, 50, WIDTH, generator=g)
+    options = {"max_grad_norm": 1.0, "headroom": rounding_headroom(512), "engine": "two_pass"}
+    without = step_sum(records, micro_batch, **options)
+    with_one_more = step_sum(torch.cat([records[:1], records]), micro_batch, **options)
+    moved = float((with_one_more - without).norm())
+    assert 0.99 < moved <= 1 + 1e-7
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_micro_batches_add_up_to_the_exact_sum_rounded_once(engine):
+    g = torch.Generator().manual_seed(0)
+    records = 1 + torch.rand(300, 1, WIDTH, generator=g)
+    exact = records.double().sum((0, 1)).expand(OUTPUTS, -1)
+    got = step_sum(records, 1, max_grad_norm=1e3, engine=engine)
+    assert ((got - exact).abs() <= 0.5001 * torch.finfo(torch.float32).eps * 512).all()
+
+
+def test_what_was_lost_is_forgotten_where_the_gradient_was_changed_or_cleared():
+    parameter, kept = torch.zeros(3), CompensatedSums()
+
+    def add(total, value):
+        return kept.add(parameter, total, lambda part: part.fill_(value))
+
+    total = add(add(None, 1.0), 2.0**-25)
+    assert add(total.zero_(), 0.0).tolist() == [0, 0, 0]
+    assert add(add(add(None, 1.0), 2.0**-25).clone(), 2.0**-25).tolist() == [1, 1, 1]
+    assert add(add(None, 1.0), 2.0**-25).tolist() == [1, 1, 1]
+
+
+def test_a_sum_of_another_layout_is_compensated_too():
+    parameter, kept = torch.zeros(4, 3).t(), CompensatedSums()
+    total = torch.ones(3, 4)
+    for _ in range(4):
+        total = kept.add(parameter, total, lambda part: part.fill_(2.0**-25))
+    assert (total == 1 + 2.0**-23).all()
+
+
+def test_the_headroom_is_small_grows_with_the_batch_and_shrinks_with_precision():
+    assert 0 < rounding_headroom(16) < 1e-4 < rounding_headroom(1024) < 7e-4
+    assert rounding_headroom(8192) < 5e-3
+    assert rounding_headroom(8192, torch.float64) < 1e-11
+
+
+def test_a_batch_whose_rounding_would_take_half_of_the_bound_is_refused():
+    with pytest.raises(InputError, match="headroom must be from 0 to 0.5"):
+        PerExampleClipper(nn.Linear(2, 2), 1.0, headroom=rounding_headroom(4e6))
+
+
+def test_the_example_in_the_docstring_holds():
+    assert doctest.testmod(sums).failed == 0
