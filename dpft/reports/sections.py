@@ -50,8 +50,8 @@ def warnings(config: Config, privacy: Config) -> list[str]:
     """Returns what stands right under the headline, a sentence each."""
     shown = "epsilon" in privacy and config["privacy"]["show_diagnostics"]
     losses = (
-        "**Training losses were shown while training (`privacy.show_diagnostics=true`); ε does not"
-        " cover them.**"
+        "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
+        " them the time of each step; ε does not cover them.**"
     )
     found = [f"Warning: {warning}" for warning in privacy["warnings"]]
     return [losses, *found] if shown else found
@@ -136,6 +136,8 @@ def coverage(
     return [
         *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
         "Not covered: everything under `private/`, which must not be released.",
+        "Not covered: how long steps took, which follows the sizes of their batches. What the run"
+        " showed is ten or more steps apart, which mitigates.",
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
         f"Not private at all: the configuration, the number of {counted} above among it.",
@@ -144,7 +146,7 @@ def coverage(
 
 _LOSSES_NOT_COVERED = (
     "Not covered: the training losses that were shown while training"
-    " (`privacy.show_diagnostics=true`)."
+    " (`privacy.show_diagnostics=true`), and with them the time of each step."
 )
 
 

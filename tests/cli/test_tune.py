@@ -109,7 +109,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
         text = path.read_bytes().decode("latin-1")
         assert not re.search(r"trial-|trial \d|trials.json|private/tuning", text), path
     log = (workspace.root / "run/private/tuning/trial-0/log").read_text()
-    assert "INFO: step 2 of 2, epsilon" in log
+    assert "INFO: steps 1 to 2 show no progress" in log
 
 
 def test_public_files_have_the_time_of_the_searchs_beginning(
