@@ -23,7 +23,6 @@ from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
 from dpft.models.loading import meta_model, new_names
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
@@ -68,13 +67,7 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
     """Returns what the planned steps cost; None for a non-private run."""
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
         return None
-    mechanism = SampledGaussian(
-        noise_multiplier=plan.privacy.noise_multiplier,
-        sample_rate=plan.privacy.sample_rate,
-        steps=plan.privacy.steps,
-        delta=plan.privacy.delta,
-    )
-    return account(mechanism, accountant=config.privacy.accountant)
+    return account(plan.privacy.mechanism(), accountant=config.privacy.accountant)
 
 
 def describe(

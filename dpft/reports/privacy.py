@@ -10,7 +10,6 @@ from typing import Any
 
 from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
@@ -26,15 +25,7 @@ NOT_CHECKED = (
 
 def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
     """Returns the accounting of the steps in the ledger."""
-    return account(
-        SampledGaussian(
-            noise_multiplier=plan.noise_multiplier,
-            sample_rate=plan.sample_rate,
-            steps=max(1, ledger.steps),
-            delta=plan.delta,
-        ),
-        accountant=accountant,
-    )
+    return account(plan.mechanism(max(1, ledger.steps)), accountant=accountant)
 
 
 def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, Any]:
@@ -144,6 +135,6 @@ def parameter_record(counts: ParameterCounts) -> dict[str, int]:
 def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:
     """Returns the bound of the planned steps as it was calibrated, on whatever machine."""
     calibration = plan.calibration
-    if calibration is not None and accounting.mechanism.steps == plan.steps:
+    if calibration is not None and accounting.mechanism == plan.mechanism():
         return calibration.epsilon, calibration.accountant
     return accounting.epsilon, accounting.accountant
