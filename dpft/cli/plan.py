@@ -14,6 +14,7 @@ from dpft.cli.assembly import (
     plan_run,
     quiet_transformers,
     warn_of_delta,
+    warn_of_noise,
     with_transferred_batch_size,
 )
 from dpft.cli.parts import layout_of, prepare_model, training_head
@@ -49,6 +50,7 @@ def run(config: PlanConfig) -> None:
         record["measured"] = dataclasses.asdict(measure(config, plan, head))
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
+        warn_of_noise(plan.privacy, record["trainable_parameters"])
     if config.output == "json":
         print(json.dumps(record, indent=2, sort_keys=True))
     else:
@@ -79,7 +81,7 @@ def describe(
     grow_as_planned(model, config.model, head, config.task.special_tokens)
     counts = count_parameters(config.method.prepare(model, new), new)
     if plan.privacy is not None and accounting is not None:
-        record = plan_record(plan.privacy, accounting)
+        record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
     else:
         record = non_private_record(
             num_examples=plan.size.num_examples,
