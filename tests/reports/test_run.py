@@ -148,6 +148,12 @@ def test_warnings_and_shown_losses_stand_before_the_first_heading() -> None:
     assert "privacy.show_diagnostics=true" in head
 
 
+def test_half_precision_is_named_with_what_it_does_to_the_sensitivity() -> None:
+    half = {**CONFIG, "train": {**CONFIG["train"], "precision": "bf16"}}
+    assert "1.000097" in render(half, private(), [])
+    assert "1.000097" not in render(CONFIG, private(), [])
+
+
 def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> None:
     assert "Not covered: how long steps took" in render(CONFIG, private(), [])
 
