@@ -20,6 +20,7 @@ from dpft.privacy.accounting import (
     account,
     calibrate_noise_multiplier,
 )
+from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import Calibration, default_delta, planned_steps
 from dpft.reports.accounting import accounting_record, accounting_table, delta_warnings
 from dpft.reports.accounting_sweeps import curve_record, curve_table, failure_notes
@@ -68,6 +69,8 @@ def one_setting(config: AccountConfig) -> str:
         curve = account_sweeps.curve_of(config, report, leader, accountants)
     size = setting.num_examples
     warnings = delta_warnings(setting.delta, size) if size else []
+    if setting.expected_batch_size is not None:
+        warnings += noise_warnings(mechanism, expected_batch_size=setting.expected_batch_size)
     for warning in warnings:
         logger.warning(warning)
     return _text(config, setting, report, calibration, warnings, curve)

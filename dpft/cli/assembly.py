@@ -11,6 +11,7 @@ from dpft.config.schema import TrainConfig
 from dpft.config.sizes import published_size
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
+from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import PrivacyPlan, planned_steps
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
@@ -142,6 +143,16 @@ def with_transferred_batch_size(config: Config, count_rows: Callable[[], int]) -
 def warn_of_delta(plan: PrivacyPlan) -> None:
     """Warns on stderr of a delta so large that it promises little."""
     for warning in delta_warnings(plan.delta, plan.num_examples):
+        logger.warning(warning)
+
+
+def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
+    """Warns on stderr where the noise drowns whatever the records could teach."""
+    for warning in noise_warnings(
+        plan.mechanism(),
+        expected_batch_size=plan.expected_batch_size,
+        trainable_parameters=trainable_parameters,
+    ):
         logger.warning(warning)
 
 

@@ -14,6 +14,7 @@ from dpft.cli.assembly import (
     plan_run,
     quiet_transformers,
     warn_of_delta,
+    warn_of_noise,
     with_transferred_batch_size,
 )
 from dpft.cli.parts import layout_of, prepare_model, training_head
@@ -23,7 +24,6 @@ from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
 from dpft.models.loading import meta_model, new_names
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
@@ -50,6 +50,7 @@ def run(config: PlanConfig) -> None:
         record["measured"] = dataclasses.asdict(measure(config, plan, head))
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
+        warn_of_noise(plan.privacy, record["trainable_parameters"])
     if config.output == "json":
         print(json.dumps(record, indent=2, sort_keys=True))
     else:
@@ -68,13 +69,7 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
     """Returns what the planned steps cost; None for a non-private run."""
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
         return None
-    mechanism = SampledGaussian(
-        noise_multiplier=plan.privacy.noise_multiplier,
-        sample_rate=plan.privacy.sample_rate,
-        steps=plan.privacy.steps,
-        delta=plan.privacy.delta,
-    )
-    return account(mechanism, accountant=config.privacy.accountant)
+    return account(plan.privacy.mechanism(), accountant=config.privacy.accountant)
 
 
 def describe(
@@ -86,7 +81,7 @@ def describe(
     grow_as_planned(model, config.model, head, config.task.special_tokens)
     counts = count_parameters(config.method.prepare(model, new), new)
     if plan.privacy is not None and accounting is not None:
-        record = plan_record(plan.privacy, accounting)
+        record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
     else:
         record = non_private_record(
             num_examples=plan.size.num_examples,

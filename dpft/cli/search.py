@@ -22,7 +22,6 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, write_json
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import Calibration, PrivacyPlan
@@ -67,15 +66,7 @@ def draw_search(command: TuneCommand) -> Search:
     settings = command.tuning.settings()
     plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
     noise, calibration = calibrate_trials(
-        [
-            SampledGaussian(
-                noise_multiplier=1.0,
-                sample_rate=plan.sample_rate,
-                steps=plan.steps,
-                delta=plan.delta,
-            )
-            for plan in plans
-        ],
+        [plan.mechanism() for plan in plans],
         eps=_privacy(command).eps or math.nan,
         count=command.tune.count,
     )

@@ -18,6 +18,7 @@ from dpft.cli.assembly import (
     checked_overrides,
     plan_run,
     quiet_transformers,
+    warn_of_noise,
     with_transferred_batch_size,
 )
 from dpft.cli.crashes import crash_kept
@@ -182,6 +183,9 @@ def prepare(
         plan = planned_again(config, stopped, lambda: data.num_units)
     warn(config, plan)
     model, new = prepare_model(config, head)
+    counts = count_parameters(model, new)
+    if plan.privacy is not None:
+        warn_of_noise(plan.privacy, counts.trainable)
     model.to(device)  # type: ignore[arg-type]
     prove_clipper(config, plan, model, encoding.layout)
     key = unit_key(config) if secrets is None else secrets.unit_key
@@ -193,7 +197,7 @@ def prepare(
         tokenizer=tokenizer,
         division=division,
         model=model,
-        counts=count_parameters(model, new),
+        counts=counts,
         records=records,
         unit_key=None if data.units is None else key,
     )

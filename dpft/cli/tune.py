@@ -42,7 +42,7 @@ from dpft.files import hold_lock, private_folder, write_text
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import checkpoints, delete_generator_states
 
 CONFIG = TuneCommand
 expand = checked_overrides
@@ -143,6 +143,8 @@ def finish(command: TuneCommand, search: Search, folder: Path) -> None:
                 code = run_trial(command, search, trial, path)
                 outcome = Outcome(score=None) if code else score_of(path, spec)
                 write_outcome(path, outcome)
+            # it never runs again; also where a search was killed between the two
+            delete_generator_states(path / "private" / "checkpoints")
             if outcome.score is not None:
                 ended.append((outcome.score, path))
     if not ended:

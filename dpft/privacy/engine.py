@@ -45,7 +45,7 @@ class PrivacyEngine:
     counted and the plan's are all there are.
 
     Guarantees:
-        The sequence of gradients that ``finish_step`` leaves is an output of ``plan.event()``
+        The sequence of gradients that ``finish_step`` leaves is an output of ``plan.mechanism()``
         over the records: the sampler, the clipping norm and the noise read the same plan that
         the accountant reads. An empty draw takes a noisy step like any other. The step is in the
         ledger before its gradient is readable.
@@ -184,7 +184,7 @@ class PrivacyEngine:
             raise RuntimeError("finish_step must follow draw.")
         self._check_parameters()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
-        noise_std = self.plan.noise_multiplier * sensitivity
+        noise_std = self.plan.mechanism().noise_multiplier * sensitivity
         noise, everything = self._randomness.noise, dict(self._model.named_parameters())
         add_noise(everything, noise_std, noise, step=self.steps_taken)
         gradients = [p.grad for p in self._parameters if p.grad is not None]

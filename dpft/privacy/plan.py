@@ -1,7 +1,8 @@
 """The plan a private run is bound to before it sees a record.
 
-Sampler, noise and accountant all read this one frozen value, so what is reported is what was
-run (DESIGN trust rule 1). Its fields are public configuration; nothing here depends on data.
+Sampler, noise, ledger, accountants and reports all take their numbers from its one ``mechanism``,
+so what is reported is what was run (DESIGN trust rule 1). Its fields are public configuration;
+nothing here depends on data.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from dpft.errors import InputError
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from dpft.privacy.accounting.mechanism import SampledGaussian
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 SAMPLER = "poisson"
@@ -47,9 +48,9 @@ class PrivacyPlan:
     """The sampled Gaussian mechanism a run will take, step by step.
 
     Guarantees:
-        ``event`` describes what the sampler and the noise do: each of ``num_examples`` public
-        units joins a step independently with probability ``sample_rate``, and the sum, of the
-        phase's sensitivity, gets Gaussian noise of ``noise_multiplier * sensitivity``.
+        ``mechanism`` is what the sampler and the noise do, and what is accounted for: each of
+        ``num_examples`` public units joins a step independently with its ``sample_rate``, and the
+        sum, of the phase's sensitivity, gets Gaussian noise of its ``noise_multiplier`` times that.
     """
 
     noise_multiplier: float
@@ -76,24 +77,29 @@ class PrivacyPlan:
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
 
-    def event(self, steps: int | None = None) -> "dp_accounting.DpEvent":
-        """Returns what ``steps`` steps (default: all) are to an accountant.
+    def mechanism(self, steps: int | None = None) -> "SampledGaussian":
+        """Returns ``steps`` steps (default: all) as what is carried out and accounted for.
 
         The noise of every phase is the same multiple of its sensitivity, so phases compose as
-        one run.
+        one run. Nobody else makes a mechanism of a plan's fields.
         """
-        import dp_accounting
+        # here, since calibration gives what a plan holds
+        from dpft.privacy.accounting.mechanism import SampledGaussian
 
-        gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, gaussian)
-        return dp_accounting.SelfComposedDpEvent(step, self.steps if steps is None else steps)
+        return SampledGaussian(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=self.steps if steps is None else steps,
+            delta=self.delta,
+        )
 
     def mechanism_at(self, step: int) -> dict[str, str | float]:
         """Returns what the ledger says of step ``step`` (counted from 0)."""
+        mechanism = self.mechanism()
         return {
             "name": "poisson_sampled_gaussian",
-            "noise_multiplier": self.noise_multiplier,
-            "sample_rate": self.sample_rate,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sample_rate": mechanism.sample_rate,
             "sensitivity": self.phase_at(step).sensitivity,
         }
 

@@ -32,17 +32,17 @@ class SamplingStream:
 
 
 class PoissonSampler:
-    """Draws each step's logical batch from the plan's own sample rate.
+    """Draws each step's logical batch at the sample rate of the plan's mechanism.
 
     Guarantees:
         Every unit joins a step independently of all others and of other steps with
-        probability ``plan.sample_rate``, to 2**-53. A batch may be empty. Its size and its
-        members are private.
+        probability ``plan.mechanism().sample_rate``, to 2**-53. A batch may be empty. Its size
+        and its members are private.
     """
 
     def __init__(self, plan: PrivacyPlan, stream: SamplingStream) -> None:
         """Binds the sampler to the plan that is accounted for."""
-        self._sample_rate = plan.sample_rate
+        self._sample_rate = plan.mechanism().sample_rate
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import LedgerRecord
@@ -26,21 +26,20 @@ NOT_CHECKED = (
 
 def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
     """Returns the accounting of the steps in the ledger."""
-    return account(
-        SampledGaussian(
-            noise_multiplier=plan.noise_multiplier,
-            sample_rate=plan.sample_rate,
-            steps=max(1, ledger.steps),
-            delta=plan.delta,
-        ),
-        accountant=accountant,
-    )
+    return account(plan.mechanism(max(1, ledger.steps)), accountant=accountant)
 
 
-def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, Any]:
+def plan_record(
+    plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
+) -> dict[str, Any]:
     """Returns what a plan promises: the keys that privacy.json and ``dpft plan`` share.
 
     ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
+
+    Args:
+        plan: What a run is bound to.
+        accounting: Of its steps.
+        trainable_parameters: How many numbers get noise; 1 where that is not known.
     """
     record = accounting_record(
         accounting,
@@ -51,6 +50,11 @@ def plan_record(plan: PrivacyPlan, accounting: AccountingReport) -> dict[str, An
     )
     record["epsilon"], record["accountant"] = _headline(plan, accounting)
     record["warnings"] += delta_warnings(plan.delta, plan.num_examples)
+    record["warnings"] += noise_warnings(
+        plan.mechanism(),
+        expected_batch_size=plan.expected_batch_size,
+        trainable_parameters=trainable_parameters,
+    )
     return record | {
         "max_grad_norm": plan.phases[0].max_grad_norm,
         "sensitivity": plan.phases[0].sensitivity,
@@ -84,7 +88,7 @@ def privacy_record(
         self_check: Whether the clipper was checked before training.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
     """
-    record = plan_record(plan, accounting)
+    record = plan_record(plan, accounting, trainable_parameters=counts.trainable)
     record |= {
         "private": not reproducible,
         "steps_taken": ledger.steps,
@@ -143,6 +147,6 @@ def parameter_record(counts: ParameterCounts) -> dict[str, int]:
 def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:
     """Returns the bound of the planned steps as it was calibrated, on whatever machine."""
     calibration = plan.calibration
-    if calibration is not None and accounting.mechanism.steps == plan.steps:
+    if calibration is not None and accounting.mechanism == plan.mechanism():
         return calibration.epsilon, calibration.accountant
     return accounting.epsilon, accounting.accountant

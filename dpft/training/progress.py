@@ -1,11 +1,12 @@
 """What a user sees while training: public quantities only.
 
 Steps, epsilon so far, and a rate and a time to go from the expected batch size. How long a single
-step took follows its private batch size, so rates are averages over at least ten steps (DESIGN
-trust rule 7).
+step took follows its private batch size, so bar and lines move at the boundaries of windows of ten
+steps and more, and at no other time (DESIGN trust rule 7; see ``windows``).
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -15,12 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.rounding import round_up
+from dpft.training.windows import StepWindows
 
 logger = logging.getLogger(__name__)
 
-MIN_STEPS_FOR_RATE = 10
 LOG_LINES = 10
-"""Lines a whole run logs where there is no terminal to draw a bar on."""
+"""Lines a whole run logs, at most, where there is no terminal to draw a bar on."""
 
 
 class StepProgress:
@@ -38,7 +39,7 @@ class StepProgress:
         """Prepares to show ``steps`` steps.
 
         Args:
-            steps: Steps planned.
+            steps: The step to end at.
             expected_batch_size: Public size that the examples per second are counted by.
             epsilon_after: Upper bound of epsilon after a number of steps; None for a non-private
                 run.
@@ -48,8 +49,12 @@ class StepProgress:
         self._steps = steps
         self._expected_batch_size = expected_batch_size
         self._epsilon_after = epsilon_after
-        self._taken = taken
         self._clock = clock
+        self._windows = StepWindows(taken, steps)
+        self._lines = StepWindows(taken, steps, every=math.ceil(steps / LOG_LINES))
+        self._taken = taken
+        self._marked: tuple[int, float] | None = None
+        """The first step shown, and when: rates count from there."""
         self._console = Console(stderr=True)
         columns = (
             TextColumn("training"),
@@ -58,12 +63,13 @@ class StepProgress:
             TextColumn("{task.fields[note]}"),
         )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("training", total=steps, note="")
-        self._start = clock()
+        self._task = self._bar.add_task("training", total=steps, completed=taken, note="")
 
     def __enter__(self) -> Self:
-        self._start = self._clock()
-        self._bar.start()
+        if self._windows.starts_on_grid:
+            self._begin(self._taken)
+        elif self._taken < self._steps:
+            self._say_what_is_silent()
         return self
 
     def __exit__(
@@ -75,24 +81,38 @@ class StepProgress:
         self._bar.stop()
 
     def advance(self, step: int) -> None:
-        """Shows that ``step`` steps are taken."""
+        """Shows that ``step`` steps are taken, if they end a window."""
+        if not self._windows.shows(step):
+            return
+        if self._marked is None:
+            self._begin(step)
         note = self.note(step)
         self._bar.update(self._task, completed=step, note=note)
-        every = max(1, self._steps // LOG_LINES)
-        if not self._console.is_terminal and (step % every == 0 or step == self._steps):
+        if not self._console.is_terminal and self._lines.shows(step):
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
     def note(self, step: int) -> str:
-        """Returns epsilon so far, examples per second and time to go."""
+        """Returns epsilon so far, examples per second and time to go, at the end of a window."""
         parts = []
         if self._epsilon_after is not None:
             parts.append(f"epsilon at most {round_up(self._epsilon_after(step), 2):.2f}")
-        here = step - self._taken
-        if here >= MIN_STEPS_FOR_RATE:
-            elapsed = max(self._clock() - self._start, 1e-9)
+        if self._marked is not None and step > self._marked[0]:
+            here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
             parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
+
+    def _begin(self, step: int) -> None:
+        self._marked = (step, self._clock())
+        self._bar.start()
+
+    def _say_what_is_silent(self) -> None:
+        first = self._windows.first
+        shown = "no progress" if first is None else f"progress from step {first} on"
+        logger.info(
+            "steps %d to %d show %s: the times of fewer than ten steps would tell of their batches",
+            self._taken + 1, self._steps, shown,
+        )  # fmt: skip
 
 
 def _clock_time(seconds: float) -> str:

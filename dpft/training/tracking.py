@@ -3,8 +3,8 @@
 Steps taken, the learning rate, the upper bound of epsilon spent so far and steps per second; when
 training has ended, what the caller adds of public scores. Never a loss, a gradient norm, a clipped
 share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes nothing about that. Every
-point carries a time, and a step's time follows its drawn size: so points are at least ten steps
-apart, counted within one session (DESIGN trust rule 7).
+point carries a time, and a step's time follows its drawn size: so points lie at boundaries of
+windows of ten steps and more, which bar and log lines share (DESIGN trust rule 7; see ``windows``).
 """
 
 import json
@@ -22,6 +22,7 @@ from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.training.listeners import PublicStep
 from dpft.training.trackers.base import Place, Tracker, TrackerConfig
+from dpft.training.windows import StepWindows
 
 FOLDER = "tracking"
 """In a run's folder: each tracker's own, and beside it how far that has come."""
@@ -61,33 +62,42 @@ class Tracking:
             name: Of the tracker, for the warning.
             path: Where how far it has come is kept.
             written: What that is.
-            every: Steps between two points.
+            every: Steps between two points, rounded up to whole tens.
             clock: Seconds since the epoch.
         """
         self._tracker, self._name, self._path = tracker, name, path
         self._written, self._every, self._clock = written, every, clock
-        self._step = self._marked_step = 0
+        self._start = self._step = 0
+        self._marked_step: int | None = None
+        """The last boundary that this session has come to; rates count from there."""
         self._marked_time = clock()
+        self._at_boundary = True
+        """Whether now is a time that may show."""
         self._failed = False
 
     def begin(self, step: int) -> None:
         """See ``StepListener``."""
-        self._step = step
-        self._mark(step)
+        self._start = self._step = step
+        self._marked_step, self._marked_time = None, self._clock()
+        self._at_boundary = True
 
     def after_step(self, public: PublicStep) -> None:
-        """See ``StepListener``; the last step is among those written if ten came before it."""
+        """See ``StepListener``; what is written at a boundary is of the steps since the last."""
         self._step = public.step
-        steps = public.step - self._marked_step
-        due = (public.last_step - public.step) % self._every == 0 and steps >= self._every
-        if not due or public.step <= self._written.last_step:
+        self._at_boundary = StepWindows(self._start, public.last_step).shows(public.step)
+        windows = StepWindows(self._start, public.last_step, every=self._every)
+        if not windows.shows(public.step):
             return
-        before = self._marked_time
-        self._mark(public.step)
-        values = {
-            "train/learning_rate": public.learning_rate,
-            "train/steps_per_second": steps / max(self._marked_time - before, 1e-9),
-        }
+        if self._marked_step is None and windows.starts_on_grid:
+            self._marked_step = self._start
+        before, began = self._marked_step, self._marked_time
+        self._marked_step, self._marked_time = public.step, self._clock()
+        if public.step <= self._written.last_step:
+            return
+        values = {"train/learning_rate": public.learning_rate}
+        if before is not None:
+            seconds = max(self._marked_time - began, 1e-9)
+            values["train/steps_per_second"] = (public.step - before) / seconds
         if public.epsilon is not None:
             values["privacy/epsilon"] = public.epsilon
         self._guard(lambda: self._write(values))
@@ -99,19 +109,15 @@ class Tracking:
             step: Steps that the weights have taken.
             values: Tag to value.
         """
-        steps = self._step - self._marked_step
-        if steps == 0 or steps >= self._every:
-            self._mark(self._step)
-        # else: so few steps show the time of the last point, not their own
+        if self._at_boundary:
+            self._marked_time = self._clock()
+        # else: of so few steps it shows when they began, not when they ended
         if not self._written.concluded:
             self._guard(lambda: self._conclude(step, values))
 
     def close(self, *, failed: bool) -> None:
         """Ends the session."""
         self._guard(lambda: self._tracker.close(failed=failed))
-
-    def _mark(self, step: int) -> None:
-        self._marked_step, self._marked_time = step, self._clock()
 
     def _write(self, values: Mapping[str, float]) -> None:
         # Noted first: a kill between the two costs a point, and doubles none.

@@ -46,6 +46,15 @@ def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_r
     assert any("delta = 0.002" in warning for warning in json.loads(large_delta.out)["warnings"])
 
 
+def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
+    workspace: Workspace,
+) -> None:
+    noise = (*SIZE, "noise_multiplier=1e6", "accountant=rdp", "output=json")
+    outcome = workspace.run("account", *noise)
+    assert outcome.err.startswith("WARNING: the noise drowns any signal")
+    assert "the noise drowns any signal" in json.loads(outcome.out)["warnings"][-1]
+
+
 def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None:
     given = ("sample_rate=0.1", "steps=5", "delta=1e-5", "noise_multiplier=1", "accountant=rdp")
     outcome = workspace.run("account", *given, "output=json")

@@ -41,6 +41,14 @@ def test_a_delta_that_training_refuses_is_only_warned_of(measured: Outcome) -> N
     assert warning.startswith("WARNING: delta = 0.03 is above 1/num_examples")
 
 
+def test_noise_that_drowns_any_signal_is_warned_of(workspace: Workspace) -> None:
+    given = ("privacy.noise_multiplier=1e5", "privacy.accountant=rdp", "output=json")
+    outcome = workspace.run("plan", *TRAINING, *given)
+    assert "WARNING: the noise drowns any signal" in outcome.err
+    warning = json.loads(outcome.out)["warnings"][-1]
+    assert warning.startswith("the noise drowns any signal") and "parameters" in warning
+
+
 def test_planning_leaves_no_files(measured: Outcome) -> None:
     assert measured.new == frozenset()
 

@@ -26,7 +26,7 @@ PUBLIC_LINES = re.compile(
     r"INFO: (self-check: clipper equals the one-at-a-time loop to [\d.e-]+"
     r"|privacy.engine=auto takes book_keeping: it needs one backward pass"
     r"|evaluating (before|after) fine-tuning"
-    r"|step \d of 3, epsilon at most \d+\.\d\d"
+    r"|steps 1 to 3 show no progress: the times of fewer than ten steps would tell of their batches"
     r"|scores and predictions: .*|run: .*|report: .*)"
 )
 
@@ -140,10 +140,25 @@ def test_a_seeded_run_with_a_large_delta_warns_before_training(workspace: Worksp
     weak = ("privacy.noise_seed=1", "privacy.delta=0.025")
     outcome = workspace.run("train", *arguments, *weak, "hydra.run.dir=seeded")
     assert outcome.code == 0
-    assert outcome.err.index("WARNING: delta = 0.025 is equal to") < outcome.err.index("step 1")
+    assert outcome.err.index("WARNING: delta = 0.025 is equal to") < outcome.err.index(
+        "steps 1 to 1"
+    )
     assert "WARNING: reproducible: not private" in outcome.err
     record = json.loads((workspace.root / "seeded" / "privacy.json").read_text())
     assert (record["private"], record["reproducible"]) == (False, True)
+
+
+def test_noise_that_drowns_any_signal_is_warned_of_before_training_and_in_the_record(
+    workspace: Workspace,
+) -> None:
+    arguments = (*PRIVATE[:-1], "train.steps=1", "eval.enabled=false", "privacy.self_check=false")
+    drowned = "the noise drowns any signal"
+    noise = ("privacy.noise_multiplier=1e5", "hydra.run.dir=drowned")
+    outcome = workspace.run("train", *arguments, *noise)
+    assert outcome.code == 0
+    assert outcome.err.index(f"WARNING: {drowned}") < outcome.err.index("steps 1 to 1")
+    record = json.loads((workspace.root / "drowned" / "privacy.json").read_text())
+    assert [warning.startswith(drowned) for warning in record["warnings"]].count(True) == 1
 
 
 EPS = "privacy.eps=3"

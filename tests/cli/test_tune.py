@@ -14,6 +14,8 @@ import pytest
 from dpft.cli import search, train, tune
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
+from dpft.training.checkpoint import GENERATORS
+from dpft.training.diagnostics import Diagnostics
 from tests.cli.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace
 
 SEARCH = (
@@ -109,7 +111,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
         text = path.read_bytes().decode("latin-1")
         assert not re.search(r"trial-|trial \d|trials.json|private/tuning", text), path
     log = (workspace.root / "run/private/tuning/trial-0/log").read_text()
-    assert "INFO: step 2 of 2, epsilon" in log
+    assert "INFO: steps 1 to 2 show no progress" in log
 
 
 def test_public_files_have_the_time_of_the_searchs_beginning(
@@ -221,6 +223,39 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
         assert json.loads((tuning / "trial-1/outcome.json").read_text())["score"] is None
         assert str(error) in (tuning / "trial-1/log").read_text()
         assert "learning_rate: 0.0001" in (workspace.root / name / "config.yaml").read_text()
+
+
+def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second trial's learning rate overflows in its first step, the third one fails later."""
+    rates = (0.0001, 1e39, 0.03)
+    settings = [{**SETTINGS[0], "train.learning_rate": rate} for rate in rates]
+    monkeypatch.setattr(search, "draw_settings", lambda space, number, stream: settings)
+    fails = breaking(Diagnostics.write, 3, ZeroDivisionError("oh"))
+    monkeypatch.setattr(Diagnostics, "write", fails)
+    space = "tuning.space.train.learning_rate=[0.0001,1e39,0.03]"
+    done = workspace.run("tune", *SEARCH, space, "hydra.run.dir=diverged")
+    assert done.code == 0, done.err
+    tuning = workspace.root / "diverged/private/tuning"
+    scores = [json.loads((tuning / f"trial-{n}/outcome.json").read_text()) for n in range(3)]
+    assert [one["score"] is None for one in scores] == [False, True, True]
+    assert "overflow" in (tuning / "trial-1/log").read_text()
+    assert all(list(tuning.glob(f"trial-{n}/private/checkpoints/step-*")) for n in range(3))
+    assert not list((workspace.root / "diverged").rglob(GENERATORS))
+
+
+def test_trust_rule_4_states_that_a_kill_left_behind_an_outcome_go_when_the_search_goes_on(
+    workspace: Workspace, outcome: Outcome
+) -> None:
+    copy = workspace.root / "left"
+    shutil.copytree(workspace.root / "run", copy)
+    (copy / "privacy.json").unlink()
+    (checkpoint,) = (copy / "private/tuning/trial-0/private/checkpoints").iterdir()
+    (checkpoint / GENERATORS).write_text("{}")
+    again = workspace.run("tune", "resume=left")
+    assert again.code == 0, again.err
+    assert not list(copy.rglob(GENERATORS))
 
 
 def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(

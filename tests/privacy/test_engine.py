@@ -53,13 +53,14 @@ def make_engine(model, ledger, seed=1, **changes) -> PrivacyEngine:
     return PrivacyEngine(model, plan=plan(**changes), ledger=ledger, randomness=randomness)
 
 
-def test_trust_rule_1_sampler_and_accountants_event_come_from_the_same_plan(ledger):
+def test_trust_rule_1_the_sampler_draws_at_the_sample_rate_that_is_accounted_for(ledger):
     engine = make_engine(linear(), ledger, sample_rate=0.5)
     with engine:
         indices = engine.draw(1000)
     uniforms = make_randomness(CPU, noise_seed=1).sampling.draw(1000, step=0)
-    assert indices == np.flatnonzero(uniforms < 0.5).tolist()
-    assert engine.plan.event().event.sampling_probability == 0.5
+    rate = engine.plan.mechanism().event().event.sampling_probability
+    assert rate == 0.5
+    assert indices == np.flatnonzero(uniforms < rate).tolist()
 
 
 def test_the_private_gradient_is_the_clipped_sum_plus_noise_over_the_expected_batch_size(ledger):

@@ -1,8 +1,33 @@
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
 import dp_accounting
 import pytest
+import torch
+from torch import nn
 
+from dpft.cli import search
+from dpft.cli.assembly import RunPlan
+from dpft.cli.plan import account_for_plan
 from dpft.errors import InputError
-from dpft.privacy.plan import Phase, PrivacyPlan, check_delta, default_delta, planned_steps
+from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.accounting.summary import account
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.ledger import LEDGER, Ledger, LedgerRecord, read_ledger
+from dpft.privacy.plan import (
+    Calibration,
+    Phase,
+    PrivacyPlan,
+    check_delta,
+    default_delta,
+    planned_steps,
+)
+from dpft.privacy.randomness import make_randomness
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.spending import as_mechanisms, steps_taken
+from dpft.reports.plots import epsilon_points
+from dpft.reports.privacy import account_for_run, plan_record
 
 
 def plan(**changes) -> PrivacyPlan:
@@ -21,11 +46,101 @@ def plan(**changes) -> PrivacyPlan:
     return PrivacyPlan(**{**values, **changes})
 
 
-def test_the_event_is_the_poisson_sampled_gaussian_of_the_plans_own_numbers():
+class Altered(PrivacyPlan):
+    """A plan whose one mechanism is not that of its fields, so that who reads those is seen."""
+
+    def mechanism(self, steps=None):
+        steps = 2 * self.steps if steps is None else 2 * steps
+        return replace(super().mechanism(1), noise_multiplier=4.0, sample_rate=0.75, steps=steps)
+
+
+def altered(**changes) -> Altered:
+    return Altered(**vars(plan(**changes)))
+
+
+@pytest.fixture(params=[plan, altered])
+def followed(request) -> PrivacyPlan:
+    """A plan of three steps that all must follow, and one with another mechanism."""
+    return request.param()
+
+
+def test_the_mechanism_is_of_the_plans_own_numbers_and_its_event_poisson_sampled():
     gaussian = dp_accounting.GaussianDpEvent(1.5)
     sampled = dp_accounting.PoissonSampledDpEvent(0.25, gaussian)
-    assert plan().event() == dp_accounting.SelfComposedDpEvent(sampled, 3)
-    assert plan().event(2) == dp_accounting.SelfComposedDpEvent(sampled, 2)
+    assert plan().mechanism().event() == dp_accounting.SelfComposedDpEvent(sampled, 3)
+    assert plan().mechanism(2).event() == dp_accounting.SelfComposedDpEvent(sampled, 2)
+    assert plan().mechanism().delta == 1e-3
+
+
+def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed, tmp_path):
+    """Units without a gradient: what is left of a step's is the noise."""
+    model = nn.Linear(5000, 1, bias=False)
+    randomness = make_randomness(torch.device("cpu"), noise_seed=1)
+    expected = followed.mechanism()
+    with (
+        Ledger(tmp_path / LEDGER) as ledger,
+        PrivacyEngine(model, plan=followed, ledger=ledger, randomness=randomness) as engine,
+    ):
+        drawn = engine.draw(10_000)
+        engine.accumulate(lambda: model(torch.zeros(3, 5000))[:, 0])
+        engine.finish_step()
+    assert len(drawn) / 10_000 == pytest.approx(expected.sample_rate, abs=0.03)
+    noise = model.weight.grad * followed.expected_batch_size / followed.phases[0].sensitivity
+    assert noise.std().item() == pytest.approx(expected.noise_multiplier, rel=0.05)
+    record = read_ledger(tmp_path / LEDGER)
+    spent = as_mechanisms(steps_taken(record, tmp_path / LEDGER), followed.delta)
+    assert spent == (replace(expected, steps=1),)
+
+
+def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
+    followed, shared_accounting
+):
+    expected = account(followed.mechanism(), accountant="rdp")
+    ledger = LedgerRecord(steps=3, mechanisms=({},) * 3, closed=True, lines=4, head="ab")
+    assert account_for_run(followed, ledger, "rdp") == expected
+    run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
+    privacy = DifferentialPrivacy(name="dp", noise_multiplier=1.0, accountant="rdp")
+    assert account_for_plan(SimpleNamespace(privacy=privacy), run) == expected
+    assert EpsilonSoFar(followed, math.inf)(3) == pytest.approx(expected.epsilons["rdp"])
+    record = plan_record(followed, expected)
+    numbers = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")}
+    mechanism = vars(followed.mechanism())
+    assert numbers == {key: mechanism.get(key, expected.epsilon) for key in numbers}
+    plotted = epsilon_points(record | {"steps_taken": mechanism["steps"], "epsilon": math.inf})[-1]
+    assert plotted == (mechanism["steps"], pytest.approx(expected.epsilon))
+
+
+def test_trust_rule_1_a_calibrated_epsilon_is_reported_of_the_plans_mechanism_alone(
+    shared_accounting,
+):
+    calibration = Calibration(accountant="rdp", epsilon=0.125, grid="")
+    own = plan(calibration=calibration)
+    assert plan_record(own, account(own.mechanism()))["epsilon"] == 0.125
+    other = account(replace(own.mechanism(), noise_multiplier=4.0))
+    assert plan_record(own, other)["epsilon"] == other.epsilon
+
+
+def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, monkeypatch):
+    class Asked(Exception):
+        """In place of an answer."""
+
+    def calibrate(mechanisms, **_):
+        assert mechanisms == [followed.mechanism()] * len(mechanisms) != []
+        raise Asked
+
+    settings = SimpleNamespace(settings=lambda: [{}, {}])
+    data = SimpleNamespace(num_units=1)
+    given = SimpleNamespace(
+        settings=lambda: None, tuning=settings, tune=SimpleNamespace(count=None),
+        privacy=DifferentialPrivacy(name="dp", eps=3.0),
+    )  # fmt: skip
+    for name in ("score_metric", "training_head", "divide"):
+        monkeypatch.setattr(search, name, lambda *_: None)
+    monkeypatch.setattr(search, "load_training_data", lambda _: data)
+    monkeypatch.setattr(search, "_uncalibrated", lambda *_: followed)
+    monkeypatch.setattr(search, "calibrate_trials", calibrate)
+    with pytest.raises(Asked):
+        search.draw_search(given)
 
 
 def test_phases_follow_each_other_and_must_add_up():

@@ -151,6 +151,16 @@ def test_warnings_and_shown_losses_stand_before_the_first_heading() -> None:
     assert "privacy.show_diagnostics=true" in head
 
 
+def test_half_precision_is_named_with_what_it_does_to_the_sensitivity() -> None:
+    half = {**CONFIG, "train": {**CONFIG["train"], "precision": "bf16"}}
+    assert "1.0001" in render(half, private(), [])
+    assert "1.0001" not in render(CONFIG, private(), [])
+
+
+def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> None:
+    assert "Not covered: how long steps took" in render(CONFIG, private(), [])
+
+
 def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:
     report = render(CONFIG, private(), [mark(entry("after", 1.0), False)])
     mention = "computed on private held-out records, not covered by epsilon"

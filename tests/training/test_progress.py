@@ -5,49 +5,75 @@ import pytest
 from dpft.training.progress import LOG_LINES, StepProgress
 
 
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def progress(
-    steps: int = 100, *, epsilon=None, seconds: float = 0.0, taken: int = 0
+    steps: int = 100, *, epsilon=None, taken: int = 0, clock: Clock | None = None
 ) -> StepProgress:
-    times = iter([0.0, 0.0])
     return StepProgress(
         steps=steps,
         expected_batch_size=32,
         epsilon_after=epsilon,
         taken=taken,
-        clock=lambda: next(times, seconds),
+        clock=clock or Clock(),
     )
+
+
+def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -> list[str]:
+    """Returns what a session logs whose steps take ``seconds`` each."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    with progress(clock=clock, **values) as shown:
+        for step in range(values.get("taken", 0) + 1, values["steps"] + 1):
+            clock.now += seconds
+            shown.advance(step)
+    return caplog.messages
 
 
 def test_epsilon_so_far_is_rounded_up() -> None:
     assert progress(epsilon=lambda step: 2.9901).note(1) == "epsilon at most 3.00"
 
 
-def test_no_rate_is_shown_before_ten_steps() -> None:
-    with progress(seconds=20.0) as shown:
-        assert shown.note(9) == ""
-        assert shown.note(10) == "16 examples/s, 3:00 to go"
+def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
+    assert lines(caplog, steps=25, seconds=2.0) == [
+        "step 10 of 25, 16 examples/s, 0:30 to go",
+        "step 25 of 25, 16 examples/s, 0:00 to go",
+    ]
 
 
-def test_the_rate_is_of_expected_sizes_and_the_average_of_all_steps() -> None:
-    with progress(seconds=50.0) as shown:
-        assert shown.note(50) == "32 examples/s, 0:50 to go"
+def test_trust_rule_7_fewer_than_ten_steps_show_neither_step_nor_rate(caplog) -> None:
+    (line,) = lines(caplog, steps=9, epsilon=lambda step: 1.0)
+    assert line.startswith("steps 1 to 9 show no progress")
 
 
-def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps() -> None:
-    with progress(seconds=20.0, taken=50) as shown:
-        assert shown.note(59) == ""
-        assert shown.note(60) == "16 examples/s, 1:20 to go"
+def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps(caplog) -> None:
+    assert lines(caplog, steps=80, taken=50, seconds=2.0) == [
+        "step 60 of 80, 16 examples/s, 0:40 to go",
+        "step 70 of 80, 16 examples/s, 0:20 to go",
+        "step 80 of 80, 16 examples/s, 0:00 to go",
+    ]
 
 
-def test_a_long_time_is_shown_in_hours() -> None:
-    with progress(steps=20, seconds=36610.0) as shown:
-        assert shown.note(10).endswith("10:10:10 to go")
+def test_trust_rule_7_a_run_that_goes_on_off_the_grid_has_no_rate_at_first(caplog) -> None:
+    assert lines(caplog, steps=40, taken=15, seconds=2.0)[1:] == [
+        "step 30 of 40",
+        "step 40 of 40, 16 examples/s, 0:00 to go",
+    ]
+
+
+def test_a_long_time_is_shown_in_hours(caplog) -> None:
+    assert lines(caplog, steps=20, seconds=3661.0)[0].endswith("10:10:10 to go")
 
 
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with progress(steps=1000, epsilon=lambda step: 1.0) as shown:
-        for step in range(1, 1001):
-            shown.advance(step)
-    assert len(caplog.messages) == LOG_LINES
-    assert caplog.messages[-1].startswith("step 1000 of 1000, epsilon at most 1.00")
+    logged = lines(caplog, steps=1000, epsilon=lambda step: 1.0)
+    assert len(logged) == LOG_LINES
+    assert logged[-1].startswith("step 1000 of 1000, epsilon at most 1.00")

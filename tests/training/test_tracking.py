@@ -81,15 +81,33 @@ def take(listener, first: int, last: int, *, epsilon: float | None = 1.0) -> Non
 def test_trust_rule_7_points_are_ten_steps_apart_the_last_step_among_them(tmp_path) -> None:
     kept = Kept()
     take(tracking(tmp_path, kept), 1, 37)
-    assert [step for step, _, _ in kept.points] == [17, 27, 37]
+    assert [step for step, _, _ in kept.points] == [10, 20, 37]
     assert all(set(values) == POINT for _, values, _ in kept.points)
 
 
 def test_rates_are_averages_of_the_steps_since_the_last_point(tmp_path) -> None:
     kept = Kept()
     take(tracking(tmp_path, kept, seconds=5.0), 1, 34)
-    # the clock is looked at once when steps begin and once a point: 5 s for 14 steps, then for 10
-    assert [values["train/steps_per_second"] for _, values, _ in kept.points] == [2.8, 2.0, 2.0]
+    # the clock is looked at when steps begin and once a point: 5 s for 10 steps, at last for 14
+    assert [values["train/steps_per_second"] for _, values, _ in kept.points] == [2.0, 2.0, 2.8]
+
+
+def test_trust_rule_7_points_of_any_distance_lie_at_boundaries_that_the_bar_shares(
+    tmp_path,
+) -> None:
+    kept = Kept()
+    take(tracking(tmp_path, kept, every=15), 1, 70)
+    assert [step for step, _, _ in kept.points] == [20, 40, 70]
+
+
+def test_trust_rule_7_a_session_that_begins_off_the_grid_has_no_rate_at_its_first_point(
+    tmp_path,
+) -> None:
+    kept = Kept()
+    take(tracking(tmp_path, kept), 16, 50)
+    assert [(step, "train/steps_per_second" in values) for step, values, _ in kept.points] == [
+        (30, False), (40, True), (50, True),
+    ]  # fmt: skip
 
 
 def test_trust_rule_7_fewer_than_ten_steps_show_no_time_of_their_own(tmp_path) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from dpft.privacy.accounting import rdp
-from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
+from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.plan import PrivacyPlan
 
 
@@ -33,12 +33,7 @@ class EpsilonSoFar:
         return bound if steps > self._plan.steps else min(self._whole, bound)
 
     def _bound(self, steps: int) -> float:
-        mechanism = SampledGaussian(
-            noise_multiplier=self._plan.noise_multiplier,
-            sample_rate=self._plan.sample_rate,
-            steps=steps,
-            delta=self._plan.delta,
-        )
+        mechanism = self._plan.mechanism(steps)
         try:
             upper = rdp.epsilon_of_curve(rdp.curve(mechanism), mechanism.delta).upper
         except AccountantError:

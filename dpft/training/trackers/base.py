@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpft.errors import InputError
-from dpft.training.progress import MIN_STEPS_FOR_RATE
+from dpft.training.windows import WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,14 @@ class NoTracking(TrackingConfig):
 class TrackerConfig(TrackingConfig):
     """Base of the choices that do track; their fields are their configuration."""
 
-    every: int = MIN_STEPS_FOR_RATE
-    """Steps between two points; at least ten, since a step's own time follows its batch's size."""
+    every: int = WINDOW
+    """Steps between two points, rounded up to whole tens; at least ten, since a step's own time
+    follows its batch's size."""
 
     def __post_init__(self) -> None:
-        if self.every < MIN_STEPS_FOR_RATE:
+        if self.every < WINDOW:
             raise InputError(
-                f"tracking.every must be at least {MIN_STEPS_FOR_RATE}, got {self.every}: points"
+                f"tracking.every must be at least {WINDOW}, got {self.every}: points"
                 " nearer to each other would show how long single steps took."
             )
 

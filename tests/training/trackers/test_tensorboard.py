@@ -32,3 +32,13 @@ def test_a_files_name_does_not_name_the_machine(tmp_path) -> None:
     (path,) = tmp_path.iterdir()
     assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.\d{9}", path.name)
     assert socket.gethostname().encode() not in path.read_bytes()
+
+
+def test_trust_rule_7_when_a_session_that_goes_on_began_is_not_told(tmp_path) -> None:
+    tracker = TensorBoard().open(place(tmp_path, goes_on=True))
+    assert not list(tmp_path.iterdir())
+    tracker.write(30, {"privacy/epsilon": 1.0}, 1000.0)
+    tracker.close(failed=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    TensorBoard().open(place(tmp_path, goes_on=True)).close(failed=True)
+    assert len(list(tmp_path.iterdir())) == 1

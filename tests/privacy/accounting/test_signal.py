@@ -1,0 +1,85 @@
+"""When the noise drowns any signal: no published recipe, and every one at an epsilon of 1e-9."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpft.privacy.accounting import calibrate_noise_multiplier
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.signal import LEAST_SHARE, LEAST_STRENGTH, noise_warnings
+from dpft.privacy.plan import default_delta, planned_steps
+
+GPT2, GPT2_LARGE, ROBERTA_LARGE = 124_439_808, 774_030_080, 355_359_744
+# num_examples, expected_batch_size, epochs, the largest model published, and the noise multipliers
+# that RDP calibrates at epsilon 0.5 and PRV at 1e-9.
+RECIPES = {
+    "demo": (8000, 256, 1.5, 300_000, 1.871, 4342.24),
+    "dart_tiny": (62659, 512, 3, 300_000, 1.589, 138006.0),
+    "li2022_e2e": (42061, 1024, 10, GPT2_LARGE, 3.9, 295361.0),
+    "bu2022_full_sst2": (67349, 1000, 3, ROBERTA_LARGE, 1.927, 149273.0),
+    "bu2022_full_qnli": (104743, 2000, 6, ROBERTA_LARGE, 2.909, 477236.0),
+    "bu2022_full_qqp": (363846, 6000, 18, ROBERTA_LARGE, 4.773, 398303.0),
+    "bu2022_full_mnli": (392702, 6000, 18, ROBERTA_LARGE, 4.616, 412685.0),
+    "bu2022_lora_sst2": (67349, 2000, 50, ROBERTA_LARGE, 9.584, 164139.0),
+    "bu2022_lora_mnli": (392702, 2000, 50, ROBERTA_LARGE, 4.408, 392484.0),
+}
+
+
+def mechanism(name: str, noise_multiplier: float) -> SampledGaussian:
+    size, batch, epochs, *_ = RECIPES[name]
+    steps = planned_steps(epochs=epochs, num_examples=size, expected_batch_size=batch)
+    return SampledGaussian(
+        noise_multiplier=noise_multiplier,
+        sample_rate=batch / size,
+        steps=steps,
+        delta=default_delta(size),
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_is_warned_of_at_epsilon_one_half_and_each_is_at_1e_9(name: str) -> None:
+    _, batch, _, parameters, *noises = RECIPES[name]
+    for known in (1, parameters):
+        found = [
+            noise_warnings(
+                mechanism(name, noise), expected_batch_size=batch, trainable_parameters=known
+            )
+            for noise in noises
+        ]
+        assert [len(warnings) for warnings in found] == [0, 1]
+        assert "the noise drowns any signal" in found[1][0]
+
+
+@pytest.mark.parametrize("name", ["demo", "li2022_e2e"])
+def test_the_noise_of_the_table_is_that_of_epsilon_one_half(name: str) -> None:
+    shape = {key: value for key, value in vars(mechanism(name, 1.0)).items() if "noise" not in key}
+    noise, _ = calibrate_noise_multiplier(eps=0.5, accountant="rdp", **shape)
+    assert noise == pytest.approx(RECIPES[name][4], rel=0.01)
+
+
+def test_a_warning_has_the_best_case_in_length_and_in_its_own_direction() -> None:
+    (warning,) = noise_warnings(
+        mechanism("li2022_e2e", 295361.0), expected_batch_size=1024, trainable_parameters=GPT2
+    )
+    assert "6.3e-06 times as long as the noise over 124,439,808 parameters" in warning
+    assert "0.07 times its standard deviation" in warning
+
+
+@pytest.mark.parametrize("parameters", [1, 10**9])
+def test_the_thresholds_are_of_strength_and_of_its_share(parameters: int) -> None:
+    least = max(LEAST_STRENGTH, LEAST_SHARE * math.sqrt(parameters))
+    for strength, count in ((0.99 * least, 1), (1.01 * least, 0)):
+        noisy = mechanism("demo", math.sqrt(46) * 256 / strength)
+        warnings = noise_warnings(noisy, expected_batch_size=256, trainable_parameters=parameters)
+        assert len(warnings) == count
+
+
+def test_the_best_case_is_the_signal_to_noise_of_aligned_gradients() -> None:
+    """Simulated: T noisy sums of B gradients of norm C along one axis, in d dimensions."""
+    steps, batch, noise, width = 16, 10, 20.0, 400
+    sums = np.random.default_rng(0).normal(0, noise, (2000, steps, width)).sum(axis=1)
+    strength = math.sqrt(steps) * batch / noise
+    assert steps * batch / sums[:, 0].std() == pytest.approx(strength, rel=0.05)
+    lengths = np.linalg.norm(sums, axis=1).mean()
+    assert steps * batch / lengths == pytest.approx(strength / math.sqrt(width), rel=0.05)
