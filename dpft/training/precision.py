@@ -1,6 +1,7 @@
 """``train.precision``: what the model computes in, by autocast over float32 parameters.
 
-Norms, clip factors, sums and the optimizer's state are float32 whatever this says; noise is float64.
+Norms, clip factors, sums and the optimizer's state are float32 whatever this says; noise is
+float64.
 
 Half precision has a limit under DESIGN trust rule 2: a longer record pads the others of its
 micro-batch, whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to

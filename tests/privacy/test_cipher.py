@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 
+from dpft.privacy import chacha20
 from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, keystream
 
@@ -71,11 +72,25 @@ def test_torchs_integer_operations_give_the_librarys_bits(address):
 
 
 @pytest.mark.slow
-def test_compiled_integer_operations_give_the_same_bits():
-    compiled = torch.compile(keystream_words, fullgraph=False)
-    for count in (16, 1000):
-        words = compiled(KEY, ADDRESSES[1], count, CPU)
+def test_operations_compiled_as_for_an_accelerator_give_the_same_bits(monkeypatch):
+    run = chacha20._rounds_on.__wrapped__("cuda")
+    monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
+    for count in (16, 1000, 1001):
+        words = keystream_words(KEY, ADDRESSES[1], count, CPU)
         assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 8 * count))
+
+
+def test_where_the_compiler_fails_the_bits_are_the_same_and_it_is_said_once(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    run = chacha20._rounds_on.__wrapped__("cuda")
+    monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
+    for _ in range(2):
+        words = keystream_words(KEY, ADDRESSES[1], 16, CPU)
+        assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 128))
+    assert caplog.text.count("torch.compile failed") == 1
 
 
 def test_no_keystream_of_neighbouring_addresses_overlaps_another():
