@@ -15,7 +15,7 @@ from dpft.reports.comparison_pages import FILES, markdown, record, write_compari
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.records import find_runs, read_record
 from dpft.reports.scores import mark
-from dpft.reports.spent import check_ended_ledger
+from dpft.reports.spent import read_ended_ledger
 
 CONFIG = ReportConfig
 LISTS = ("runs", "ratings")
@@ -64,7 +64,7 @@ def report_runs(config: ReportConfig) -> None:
             " them by dpft train resume=RUN."
         )
     for folder in finished:
-        check_ended_ledger(folder)
+        read_ended_ledger(folder)
     records = [read_record(folder) for folder in finished]
     comparison = compare(
         records,
