@@ -13,6 +13,7 @@ name a program to be run.
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -201,7 +202,8 @@ def read_handed(folder: Path) -> dict[str, Any] | None:
     content = read_json(path)
     run, witnesses = content.get("run"), content.get("witnesses")
     counts = witnesses.values() if isinstance(witnesses, dict) else [None]
-    if not isinstance(run, str) or not all(map(_is_count, counts)):
+    named = isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)
+    if not named or not all(map(_is_count, counts)):
         raise StateError(
             f"{path} is damaged: it must hold the run's name at its witnesses and their counts; put"
             " it back as it was."

@@ -20,7 +20,8 @@ def with_witness(
     record["witness"] = dict(handed)
     for name, count in handed["witnesses"].items():
         if count["failed"] or count["lines"] < lines:
-            failed = f" and {_heads(count['failed'])} were not taken" if count["failed"] else ""
+            were = "was" if count["failed"] == 1 else "were"
+            failed = f" and {_heads(count['failed'])} {were} not taken" if count["failed"] else ""
             record["warnings"] = [
                 *record["warnings"],
                 f"the witness, {name}, has a head of {count['lines']} of the ledger's {lines}"

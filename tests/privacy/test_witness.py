@@ -167,7 +167,8 @@ def test_heads_of_other_runs_in_the_file_prove_nothing(run: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "change", [{"run": 1}, {"witnesses": []}, {"witnesses": {"file a": {"heads": "2"}}}]
+    "change",
+    [{"run": 1}, {"run": "<b>"}, {"witnesses": []}, {"witnesses": {"file a": {"heads": "2"}}}],
 )
 def test_a_damaged_count_is_refused(run: Path, change: dict) -> None:
     path = run / "witness.json"
