@@ -119,7 +119,7 @@ def check_lodged(
         got = "none" if ledger is None else found.lines
         raise StateError(
             f"{path}, line {min(found.lines, lines) + 1}: the ledger must have {lines} lines, as"
-            f" was written down in {by}, got {got}; it was cut, added to or replaced. Put it"
+            f" was written down in {by}, got {got}; it was cut or added to. Put it"
             " back as it was."
         )
     if found.heads[lines] != head:
