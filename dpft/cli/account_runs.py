@@ -1,11 +1,13 @@
 """``dpft account run=`` and ``runs=``: epsilon rebuilt from what runs wrote down as they went."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants
+from dpft.privacy.witness import check_witnessed
 from dpft.reports.spending import (
     account_for_spent,
     account_together,
@@ -25,8 +27,7 @@ def one_run(config: AccountConfig) -> str:
     """
     assert config.run is not None
     run = read_spent(config.run)
-    if config.head is not None:
-        check_head(run, config.head)
+    run, witnessed = _with_its_end(config, run)
     with Accountants() as accountants:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants
@@ -35,8 +36,28 @@ def one_run(config: AccountConfig) -> str:
         record = run_record(run, spending)
         if config.head is not None:
             record["ledger"]["head_checked"] = True
+        if witnessed is not None:
+            record["ledger"]["witnessed_lines"] = witnessed
         return json.dumps(record, indent=2, sort_keys=True)
-    return run_table(run, spending, head_checked=config.head is not None)
+    return run_table(run, spending, head_checked=config.head is not None, witnessed_lines=witnessed)
+
+
+def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
+    """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
+
+    Raises:
+        InputError: The witness is not of this run.
+        StateError: The ledger is not the one that was lodged.
+    """
+    witnessed = None
+    if config.witness is not None:
+        witnessed = check_witnessed(run.ledger, Path(run.folder), Path(config.witness))
+        if witnessed == run.ledger.lines:
+            run = replace(run, end="witness")
+    if config.head is not None:
+        check_head(run, config.head)
+        run = replace(run, end="head")
+    return run, witnessed
 
 
 def several_runs(config: AccountConfig) -> str:

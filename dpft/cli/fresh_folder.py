@@ -7,6 +7,8 @@ from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.errors import InputError
 from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
+from dpft.privacy.completeness import JOURNAL, read_journal
+from dpft.privacy.witness import HANDED
 from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
 from dpft.training.checkpoint import checkpoints
 from dpft.training.resume import LEDGER
@@ -30,8 +32,10 @@ def refuse_used_folder(folder: Path) -> None:
             f" resume={folder}, or choose another folder with hydra.run.dir=DIR."
         )
     if has_begun(folder):
+        known = folder / LEDGER
+        known = known if known.exists() else folder / "private" / JOURNAL
         raise InputError(
-            f"{folder / LEDGER} exists: a run in this folder has taken noisy steps; go on with it"
+            f"{known} exists: a run in this folder has taken noisy steps; go on with it"
             f" by dpft train resume={folder}, or choose another folder with hydra.run.dir=DIR."
         )
     for path in (folder / name for name in RELEASED):
@@ -49,6 +53,8 @@ def has_begun(folder: Path) -> bool:
     One that broke off before its first checkpoint was whole left an empty ledger, and took none.
     """
     ledger = folder / LEDGER
+    if read_journal(folder / "private" / JOURNAL):  # Whatever became of the ledger since.
+        return True
     if not ledger.exists():
         return False
     return ledger.stat().st_size > 0 or bool(checkpoints(folder / "private" / "checkpoints"))
@@ -63,11 +69,12 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER):
+    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
             stale.unlink()
-    (private / "diagnostics.jsonl").unlink(missing_ok=True)
+    for name in ("diagnostics.jsonl", JOURNAL):
+        (private / name).unlink(missing_ok=True)
     for tree in (folder / "model", folder / TRACKING, private / "checkpoints"):
         shutil.rmtree(tree, ignore_errors=True)

@@ -105,7 +105,7 @@ def start_hydra(
 
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
-        with recorded_job(config):
+        with recorded_job(config, arguments):
             codes.append(run_job(config))
 
     register_resolver()

@@ -3,7 +3,7 @@
 Hydra itself would write it before the run has checked its configuration.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -11,17 +11,32 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+WITNESS = "privacy.witness"
+"""A key that no file of a run's folder may hold: it may name a program, and its arguments."""
 _job_config: ContextVar[DictConfig | None] = ContextVar("job_config", default=None)
+_words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 
 
 @contextmanager
-def recorded_job(config: DictConfig) -> Iterator[None]:
-    """Keep a job's configuration at hand for ``write_hydra_record`` inside the block."""
-    token = _job_config.set(config)
+def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None]:
+    """Keep what a job was started with at hand inside the block.
+
+    Args:
+        config: The job's configuration, for ``write_hydra_record``.
+        words: The words of the command line itself; Hydra counts a sweep's parameters in a YAML
+            file among the job's overrides.
+    """
+    tokens = _job_config.set(config), _words.set(tuple(words))
     try:
         yield
     finally:
-        _job_config.reset(token)
+        _job_config.reset(tokens[0])
+        _words.reset(tokens[1])
+
+
+def given_words() -> tuple[str, ...]:
+    """Returns the words of the command line that started the running job."""
+    return _words.get()
 
 
 def write_hydra_record(folder: Path) -> None:
@@ -38,12 +53,23 @@ def write_hydra_record(folder: Path) -> None:
     hydra = HydraConfig.get()
     record = folder / ".hydra"
     record.mkdir(exist_ok=True)
-    OmegaConf.save(config, record / "config.yaml")
+    shown = config.copy()
+    if OmegaConf.select(shown, WITNESS) is not None:
+        OmegaConf.update(shown, WITNESS, None)
+    OmegaConf.save(shown, record / "config.yaml")
     public = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
     for name in ("cwd", "output_dir", "config_sources"):
         del public.hydra.runtime[name]  # absolute paths: they name the user and the machine
+    words = [word for word in hydra.overrides.task if not _names_witness(word)]
+    if len(words) < len(hydra.overrides.task):
+        public.hydra.overrides.task = words
+        public.hydra.job.override_dirname = ",".join(words)
     OmegaConf.save(public, record / "hydra.yaml")
-    OmegaConf.save(hydra.overrides.task, record / "overrides.yaml")
+    OmegaConf.save(OmegaConf.create(words), record / "overrides.yaml")
+
+
+def _names_witness(word: str) -> bool:
+    return word.lstrip("+~").partition("=")[0] == WITNESS
 
 
 def run_folder() -> Path:

@@ -21,6 +21,7 @@ from dpft.cli.fresh_folder import TUNING
 from dpft.cli.held_out import KEY_FILE, held_out_key
 from dpft.cli.inherited import copy_key, given_overrides
 from dpft.cli.training_data import UNIT_KEY
+from dpft.cli.witnessing import refuse_witness_of_file
 from dpft.config.keys import plain
 from dpft.config.load import load, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
@@ -38,7 +39,7 @@ FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-    *("privacy.resume_overspend", "tracking"),
+    *("privacy.resume_overspend", "privacy.witness", "tracking"),
 )
 """Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
 SECTIONS = ("eval", "decode", "metrics", "tracking")
@@ -71,6 +72,7 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
             f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
         )
     saved = plain(load_saved(path, TrainConfig, polymorphic=POLYMORPHIC))
+    refuse_witness_of_file(saved["privacy"], given=False)
     composed_values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     for key in given_overrides(HydraConfig.get().overrides.task[1:]):
         if key == "resume":

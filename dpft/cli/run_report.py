@@ -17,8 +17,10 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.ledger import check_ledger, read_ledger
+from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+from dpft.privacy.ledger import check_ledger
 from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.witness import read_handed
 from dpft.reports.privacy import (
     account_for_run,
     non_private_record,
@@ -26,7 +28,8 @@ from dpft.reports.privacy import (
     privacy_record,
 )
 from dpft.reports.run import PRIVACY, write_report
-from dpft.training.resume import LEDGER, find_stopped
+from dpft.reports.witness import with_witness
+from dpft.training.resume import find_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ def report(
             steps=plan.steps,
         )
     else:
-        ledger = read_ledger(folder / LEDGER)
+        ledger = read_run_ledger(folder) or NO_STEPS
         check_ledger(ledger, plan.privacy)
         privacy = privacy_record(
             plan.privacy,
@@ -84,6 +87,7 @@ def report(
             self_check=config.privacy.self_check,
             steps_kept=find_stopped(folder).checkpoint.step,
         )
+        privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     write_json(folder / PRIVACY, privacy)
     write_report(folder)
 

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.assembly import (
@@ -39,6 +40,14 @@ from dpft.cli.run_report import evaluate, report, write_scores
 from dpft.cli.tracking import check_tracking, conclude, tracked
 from dpft.cli.training_data import load_training_data, make_records, save_unit_key, unit_key
 from dpft.cli.training_session import hint_of_resume, prove_clipper, train, warn
+from dpft.cli.witnessing import (
+    begin_handover,
+    check_witness,
+    hand_over_end,
+    is_on_command_line,
+    refuse_witness_of_file,
+    witness_of,
+)
 from dpft.config.load import dump, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import Encoding
@@ -47,6 +56,7 @@ from dpft.files import check_writable, hold_lock, private_folder
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
+from dpft.privacy.witness import Handover, Witness
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
 from dpft.training.checkpoint import delete_generator_states
@@ -87,6 +97,8 @@ def configuration(composed: DictConfig) -> TrainCommand:
     Raises:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
     """
+    sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+    refuse_witness_of_file(sections["privacy"], given=is_on_command_line())
     if composed.get("resume") is not None:
         return resumed_configuration(composed)
     return load(composed, TrainCommand, polymorphic=POLYMORPHIC)
@@ -96,20 +108,28 @@ def run(command: TrainCommand) -> None:
     """Trains, evaluates and reports; the run's folder is Hydra's, or the one it goes on in."""
     quiet_transformers()
     folder = run_folder() if command.resume is None else Path(command.resume)
+    witness = witness_of(command, folder)
     with crash_kept(folder):
         if command.resume is None:
-            begin(command.settings(), folder)
+            begin(command.settings(), folder, witness=witness)
         else:
-            go_on(command.settings(), folder)
+            go_on(command.settings(), folder, witness=witness)
 
 
-def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> None:
+def begin(
+    config: TrainConfig,
+    folder: Path,
+    planner: Planner = plan_run,
+    *,
+    witness: Witness | None = None,
+) -> None:
     """Runs from the first step to the report.
 
     Args:
         config: Of the run.
         folder: Of the run; made if need be.
         planner: Makes its plan, of which nothing is left to choose afterwards.
+        witness: Of its ledger.
     """
     refuse_used_folder(folder)
     check_writable(folder)
@@ -125,15 +145,16 @@ def begin(config: TrainConfig, folder: Path, planner: Planner = plan_run) -> Non
             save_unit_key(folder, prepared.unit_key)
         keep_key(folder, prepared.division)
         save_fingerprint(folder, prepared.records)
-        finish(prepared, folder, None)
+        finish(prepared, folder, None, begin_handover(witness, folder))
 
 
-def go_on(config: TrainConfig, folder: Path) -> None:
+def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) -> None:
     """Takes the steps that are left of a run that broke off, and does what else is left.
 
     Raises:
         InputError: It is none, or it would not go on as it was bound to.
-        StateError: Its checkpoint, its ledger or its scores are damaged.
+        StateError: Its checkpoint, its ledger or its scores are damaged, or the witness has a head
+            that the ledger lacks.
     """
     with hold_lock(private_folder(folder) / "lock"):
         stopped = find_stopped(folder)
@@ -142,9 +163,10 @@ def go_on(config: TrainConfig, folder: Path) -> None:
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
         read_evaluations(folder / METRICS)
+        check_witness(witness, folder)
         prepared = prepare(config, read_secrets(folder), stopped)
         same_records(folder, prepared.records)
-        finish(prepared, folder, stopped)
+        finish(prepared, folder, stopped, begin_handover(witness, folder))
 
 
 def prepare(
@@ -203,7 +225,9 @@ def prepare(
     )
 
 
-def finish(prepared: Prepared, folder: Path, stopped: Stopped | None) -> None:
+def finish(
+    prepared: Prepared, folder: Path, stopped: Stopped | None, handover: Handover | None = None
+) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config, model, encoding = prepared.config, prepared.model, prepared.encoding
     scored = prepared.division.scored
@@ -219,9 +243,11 @@ def finish(prepared: Prepared, folder: Path, stopped: Stopped | None) -> None:
             prepared.records,
             stopped,
             listeners=trackings,
+            handover=handover,
         )
         evaluations = evaluate(config, model, encoding, scored, "after")
         evaluations += not_evaluated(config)
+        hand_over_end(handover, folder)
         report(config, prepared.plan, folder, prepared.counts, evaluations)
         conclude(trackings, folder)
     logger.info("report: %s", folder / REPORT)

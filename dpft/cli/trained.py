@@ -20,10 +20,9 @@ from dpft.methods.base_folder import base_folder
 from dpft.models.loading import load_config, load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
-from dpft.privacy.ledger import read_ledger
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run import CONFIGURATION
-from dpft.reports.spent import check_ended_ledger
+from dpft.reports.spent import read_ended_ledger
 from dpft.tasks.base import Task
 from dpft.training.resume import LEDGER
 
@@ -122,15 +121,15 @@ def saved_run(folder: str) -> TrainConfig:
 
 
 def _has_ended(folder: Path, config: TrainConfig) -> bool:
-    ledger = folder / LEDGER
     if not (folder / MODEL).is_dir():
         return False
-    if ledger.exists():
-        check_ended_ledger(folder)
-        return read_ledger(ledger).closed
+    ledger = read_ended_ledger(folder)
+    if ledger is not None:
+        return ledger.closed
     if isinstance(config.privacy, DifferentialPrivacy):
         raise StateError(
-            f"{ledger} is gone, so nothing shows what the run spent; put it back as it was."
+            f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
+            " was."
         )
     return True
 

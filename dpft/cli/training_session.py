@@ -16,6 +16,7 @@ from dpft.errors import StateError
 from dpft.files import private_folder, share, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.witness import Handover
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
 from dpft.training.listeners import StepListener
@@ -77,6 +78,7 @@ def train(
     records: Records,
     stopped: Stopped | None = None,
     listeners: tuple[StepListener, ...] = (),
+    handover: Handover | None = None,
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
@@ -99,6 +101,7 @@ def train(
         num_examples=plan.size.num_examples,
         show_diagnostics=diagnostics_are_shown(config),
         listeners=listeners,
+        handover=handover,
     )
     if stopped is not None and stopped.has_ended:
         _check_end(stopped, plan)

@@ -38,6 +38,8 @@ class AccountConfig:
     """Folders of runs on the same data, or of a sweep."""
     head: str | None = None
     """The head of the run's ledger, as it was lodged elsewhere."""
+    witness: str | None = None
+    """File of heads that ``privacy.witness`` wrote while the run trained."""
     accountant: str | None = None
     """What leads; None: prv, or what led the run's own accounting."""
     output: str = "table"
@@ -67,6 +69,7 @@ class AccountConfig:
             raise InputError("runs must name a folder at least, got none; give runs=[A,B].")
         if self.head is not None:
             _check_head(self.head, given=self.run is not None)
+        self._check_witness()
         key = "runs" if self.run is None else "run"
         others = [name for name in _NUMBERS if getattr(self, name) not in (None, False)]
         if others:
@@ -75,9 +78,16 @@ class AccountConfig:
                 f" {'it' if len(others) == 1 else 'them'}, or drop {key}."
             )
 
+    def _check_witness(self) -> None:
+        if self.witness is not None and self.run is None:
+            raise InputError(
+                "witness needs run=RUN, the run whose heads the file has, got none; give it."
+            )
+
     def _check_numbers(self) -> None:
         if self.head is not None:
             _check_head(self.head, given=False)
+        self._check_witness()
         if self.batch_sizes is None:
             check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
             check_exactly_one(epochs=self.epochs, steps=self.steps)

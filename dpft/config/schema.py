@@ -4,7 +4,7 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from dpft.config.account import check_output
 from dpft.config.convert import ClassChoice, by_name
@@ -70,9 +70,11 @@ class TrainCommand(TrainConfig):
     """Folder of a run that broke off, to go on with it."""
 
     def settings(self) -> TrainConfig:
-        """Returns what the run is, however it was called."""
-        names = [field.name for field in fields(TrainConfig)]
-        return TrainConfig(**{name: getattr(self, name) for name in names})
+        """Returns what the run is, however it was called: without its witness (see there)."""
+        parts = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
+        if isinstance(self.privacy, DifferentialPrivacy):
+            parts["privacy"] = replace(self.privacy, witness=None)
+        return TrainConfig(**parts)
 
 
 @dataclass(frozen=True, kw_only=True)

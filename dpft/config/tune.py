@@ -103,6 +103,7 @@ class TuneCommand(TrainCommand):
         _check_promise(self)
         _check_scores(self)
         _check_tracking(self)
+        _check_witness(self)
         self.tuning.settings()
 
 
@@ -175,4 +176,12 @@ def _check_tracking(command: TuneCommand) -> None:
         raise InputError(
             f"tune needs tracking=none, got tracking={command.tracking.name}: a tracker would show"
             " how many trials there are and how each scored."
+        )
+
+
+def _check_witness(command: TuneCommand) -> None:
+    if isinstance(command.privacy, DifferentialPrivacy) and command.privacy.witness is not None:
+        raise InputError(
+            "tune needs privacy.witness=null, got one: it would be handed the heads of each trial,"
+            " and so learn how many there are; lodge the head of the search's report."
         )

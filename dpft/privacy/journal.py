@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dpft.errors import DpftError
 from dpft.files import sync_folder
+from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import Ledger
 
 
@@ -71,35 +72,38 @@ class JournaledLedger:
         Raises:
             ReplayError: They are not those of the step that is replayed.
         """
-        entry = {"step": self.position + 1, **_fingerprint(gradients), **self._environment}
-        if self.position < self.ledger.steps:
-            if self._expected.get(entry["step"]) != entry:
-                raise ReplayError(
-                    f"step {entry['step']} did not come out as it was; nothing of it was released"
-                )
-        else:
+        step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
+        entry = {"step": step, **_fingerprint(gradients), **self._environment}
+        known = self._expected.get(step)
+        # Also one whose ledger line a crash prevented: the same noise on another sum would give
+        # that sum away to whoever sees the journal.
+        if known != entry and (is_in_ledger or known is not None):
+            raise ReplayError(f"step {step} did not come out as it was; nothing of it was released")
+        if known is None:
             self._write(entry)
-            self.ledger.append(entry["step"], mechanism)
+        if not is_in_ledger:
+            self.ledger.append(step, mechanism)
         self.position += 1
+
+    def count_abandoned_step(self, mechanism: Mapping[str, Any]) -> None:
+        """Records, as a step that was taken, the one that a crash kept out of the ledger.
+
+        It is never taken again: what follows has new noise and is a step of its own. Whether it
+        was a crash, or somebody cut the ledger's last line, cannot be told, so it counts.
+
+        Args:
+            mechanism: What the ledger says of it.
+        """
+        step = self.ledger.steps + 1
+        if step not in self._expected:
+            self._write({"step": step, "abandoned": True})
+        self.ledger.append(step, mechanism)
+        self.position = step
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(entry, sort_keys=True) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def read_journal(path: Path) -> dict[int, dict[str, Any]]:
-    """Returns each step's last entry; a torn line, which no ledger line followed, is left out."""
-    if not path.exists():
-        return {}
-    entries = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            entry = json.loads(line)
-            entries[int(entry["step"])] = entry
-        except (ValueError, TypeError, KeyError):
-            continue
-    return entries
 
 
 def _fingerprint(gradients: Sequence[Tensor]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 A line is written before the weights move, so a crash can over-count a step and never miss one.
 It holds no time, batch size or data: only what the accountant needs. The chain of hashes shows
-accidental edits; whoever owns the file could rewrite all of it, so the head is to be lodged
-elsewhere.
+accidental edits, and says nothing of lines cut from the end (see ``completeness``, by which a run's
+folder is read); whoever owns the file could rewrite all of it, so the head is to be lodged
+elsewhere (see ``witness``).
 """
 
 import hashlib
@@ -43,6 +44,7 @@ class LedgerRecord:
         torn_at: Where a line begins that was being written when the run broke off, in bytes; None
             where the last line is whole.
         torn_step: Whether that line may be of a step: then the step counts as taken.
+        journaled_step: Whether the run's journal has one step more: it counts as taken, too.
     """
 
     steps: int
@@ -53,11 +55,12 @@ class LedgerRecord:
     heads: tuple[str, ...] = (GENESIS,)
     torn_at: int | None = None
     torn_step: bool = False
+    journaled_step: bool = False
 
     @property
     def counted_steps(self) -> int:
-        """Noisy steps to account for: those taken, and one whose line is torn."""
-        return self.steps + self.torn_step
+        """Noisy steps to account for: those taken, and one whose line is torn or only journaled."""
+        return self.steps + (self.torn_step or self.journaled_step)
 
 
 class Ledger:

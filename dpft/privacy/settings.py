@@ -64,6 +64,9 @@ class DifferentialPrivacy(PrivacyConfig):
     allow_large_delta: bool = False
     resume_overspend: bool = False
     """Let a resumed run that must draw new noise take all its steps, beyond eps."""
+    witness: str | tuple[str, ...] | None = None
+    """Who is handed the ledger's heads: a file elsewhere, or a program and its arguments as a list.
+    The command line alone may say it, and no run's configuration holds it."""
 
     def __post_init__(self) -> None:
         if (self.eps is None) == (self.noise_multiplier is None):
@@ -85,6 +88,11 @@ class DifferentialPrivacy(PrivacyConfig):
             )
         check_num_examples(self.num_examples)
         self._check_unit()
+        if self.witness is not None and (not self.witness or not all(self.witness)):
+            raise InputError(
+                "privacy.witness must be a file elsewhere, or a program as a list,"
+                f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
+            )
         clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
         _one_of(ACCOUNTANTS, accountant=self.accountant)
         check_engine_name(self.engine)

@@ -30,8 +30,9 @@ def steps_taken(
 ) -> dict[Noise, int]:
     """Returns how many steps were taken under each noise, those of equal noise together.
 
-    A torn line counts as a step. What it was is not known, so it takes the least noise and the
-    largest sample rate of the whole lines, under which no step of the run cost more.
+    A step whose line is torn, or that only the journal has, counts. What it was is not known, so it
+    takes the least noise and the largest sample rate of the whole lines, under which no step of the
+    run cost more.
 
     Args:
         record: What the ledger says.
@@ -39,13 +40,13 @@ def steps_taken(
         planned: What the first step would be, where the plan is known.
 
     Raises:
-        InputError: The only line is torn, and ``planned`` is not known.
+        InputError: No line is whole, a step may have been taken, and ``planned`` is not known.
         StateError: A line is of a mechanism that cannot be accounted for; named by number.
     """
     counts = Counter(
         _noise(mechanism, path, line) for line, mechanism in enumerate(record.mechanisms, start=1)
     )
-    if record.torn_step:
+    if record.counted_steps > record.steps:
         counts[_costliest(counts, path, planned)] += 1
     return dict(sorted(counts.items()))
 
@@ -90,7 +91,7 @@ def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -
         )
     if planned is None:
         raise InputError(
-            f"{path} must hold one whole line, got a torn one alone, so that the noise of the one"
+            f"{path} must hold one whole line, got none, so that the noise of the one"
             " step that may have been taken is unknown; go on with the run by resume=RUN."
         )
     return planned

@@ -10,6 +10,7 @@ from typing import Any
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.scores import PRIVATE_SPLIT
+from dpft.reports.witness import witness_rows
 
 LEDGER_NOTE = (
     "The ledger has one line per noisy step, written before the step moved a weight, and a closing"
@@ -119,6 +120,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         ("noise source", privacy["noise_source"] if privacy["private"] else seeded),
         *_dropout_rows(privacy),
         ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
+        *witness_rows(privacy),
     ]
 
 

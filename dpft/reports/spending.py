@@ -9,11 +9,17 @@ from dpft.privacy.accounting import Accountants, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
+from dpft.privacy.completeness import JOURNAL
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.accounting import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.spent import SpentRun
 
+END_UNPROVEN = (
+    "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
+    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH or"
+    " witness=FILE, as they were lodged elsewhere."
+)
 AGREE = 1e-3
 """Most by which a calibrated epsilon may differ from the same accountant's answer here."""
 
@@ -200,6 +206,13 @@ def _notes(run: SpentRun) -> list[str]:
             "the last line of the ledger is torn: the run broke off while it was written, and its"
             " step is counted."
         )
+    elif run.ledger.journaled_step:
+        notes.append(
+            f"private/{JOURNAL} has one step more than the ledger: the run broke off before its"
+            " line was written, or the line was cut, and it is counted."
+        )
+    if run.end is None:
+        notes.append(END_UNPROVEN)
     if not run.ledger.closed:
         notes.append(
             f"the run has not ended: {run.steps} steps are counted, of {run.planned_steps} planned."

@@ -19,17 +19,23 @@ from dpft.reports.spent import SpentRun
 YOUR_WORD = "that these runs share data, and that no other run does, is your word"
 
 
-def run_table(run: SpentRun, spending: Spending, *, head_checked: bool) -> str:
+def run_table(
+    run: SpentRun, spending: Spending, *, head_checked: bool, witnessed_lines: int | None = None
+) -> str:
     """Returns a run's ledger, its steps, every accountant's answer and the headline.
 
     Args:
         run: What its folder says.
         spending: What its steps cost.
         head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
+        witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
     """
     rows = [("run", run.folder), ("ledger", _ledger(run)), ("head", run.ledger.head)]
     if head_checked:
         rows.append(("", "is the head that was given"))
+    if witnessed_lines is not None:
+        rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
+    rows.append(("end", f"shown by {run.end}" if run.end else "unproven"))
     rows += [row for noise, steps in run.taken.items() for row in _noise_rows(noise, steps)]
     rows += [
         ("batch", f"{run.expected_batch_size:g} expected"),
@@ -67,6 +73,7 @@ def run_record(run: SpentRun, spending: Spending) -> dict[str, Any]:
             "head": run.ledger.head,
             "closed": run.ledger.closed,
             "torn": run.ledger.torn_at is not None,
+            "end": run.end or "unproven",
         },
     }
     return {key: value for key, value in record.items() if value is not None}

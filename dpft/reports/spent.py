@@ -12,14 +12,13 @@ from typing import Any
 
 import yaml
 
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError
 from dpft.files import read_json
-from dpft.privacy.ledger import GENESIS, LEDGER, LedgerRecord, read_ledger
+from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.ledger import LEDGER, LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.reports.records import CONFIGURATION, PRIVACY, read_privacy
-
-NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class SpentRun:
     calibration: Calibration | None
     """Of exactly the planned steps under one noise."""
     reproducible: bool
+    end: str | None
+    """What shows that no line is missing at the ledger's end; None where nothing does."""
 
     @property
     def steps(self) -> int:
@@ -55,18 +56,18 @@ def read_spent(folder: str) -> SpentRun:
 
     Raises:
         InputError: The folder holds no private run, a search's, or too little to know delta.
-        StateError: The ledger or privacy.json is damaged, or one is not the other's.
+        StateError: The ledger, privacy.json or what ``private/`` knows of the steps is damaged, or
+            they do not agree.
     """
     path = Path(folder)
     config = _configuration(path)
-    ledger = read_ledger(path / LEDGER) if (path / LEDGER).exists() else NO_STEPS
-    known, lodged = _known(path)
+    known = _known(path)
     if "selection" in known or (path / "private" / "tuning").exists():
         raise InputError(
             f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
             f" epsilon follows from it; the whole search's stands in {PRIVACY}."
         )
-    _check_lodged(path / LEDGER, ledger, lodged, whole=(path / PRIVACY).exists())
+    ledger = read_ended_ledger(path) or NO_STEPS
     taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
     try:
         return _spent(folder, config, known, ledger, taken)
@@ -77,17 +78,22 @@ def read_spent(folder: str) -> SpentRun:
         ) from error
 
 
-def check_ended_ledger(folder: Path) -> None:
-    """Holds a finished run's ledger against what its privacy.json says of it, where both are there.
+def read_ended_ledger(folder: Path) -> LedgerRecord | None:
+    """Returns a run's ledger, held against ``private/`` and privacy.json where they are there.
+
+    Returns:
+        What it says; None where there is none and nothing knows of one.
 
     Raises:
-        InputError: privacy.json is of another schema version.
+        InputError: A file is of another schema version.
         StateError: The ledger is damaged, or was cut, added to or replaced.
     """
-    if not ((folder / PRIVACY).exists() and (folder / LEDGER).exists()):
-        return
-    lodged = read_privacy(folder / PRIVACY).get("ledger")
-    _check_lodged(folder / LEDGER, read_ledger(folder / LEDGER), lodged, whole=True)
+    path = folder / PRIVACY
+    lodged = read_privacy(path).get("ledger") if path.exists() else None
+    ledger = read_run_ledger(folder)
+    if lodged is not None:
+        check_lodged(folder / LEDGER, ledger, lodged, by=str(path), whole=True)
+    return ledger
 
 
 def run_folders(given: str) -> tuple[str, ...]:
@@ -143,42 +149,21 @@ def _configuration(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _known(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Returns what the run was bound to, and the ledger's lines and head as lodged beside it."""
+def _known(folder: Path) -> dict[str, Any]:
+    """Returns what the run was bound to; empty where only its configuration says it."""
     states = sorted(folder.glob("private/checkpoints/step-*/state.json"))
     if (folder / PRIVACY).exists():
-        known = read_privacy(folder / PRIVACY)
-        return known, known.get("ledger")
+        return read_privacy(folder / PRIVACY)
     if states:
         run = read_json(states[-1]).get("run") or {}
-        return dict(run.get("plan") or {}), run.get("ledger")
-    return {}, None
+        return dict(run.get("plan") or {})
+    return {}
 
 
-def _check_lodged(
-    path: Path, ledger: LedgerRecord, lodged: Mapping[str, Any] | None, *, whole: bool
-) -> None:
-    """Refuses a ledger that was cut or replaced after privacy.json or a checkpoint named its head.
-
-    Args:
-        path: The ledger.
-        ledger: What it says.
-        lodged: Its lines and head when that was written.
-        whole: Whether it ended there, as it does in privacy.json.
-    """
-    if lodged is None:
-        return
-    lines = int(lodged["lines"])
-    if ledger.lines < lines or (whole and ledger.lines > lines):
-        raise StateError(
-            f"{path}, line {min(ledger.lines, lines) + 1}: the ledger must have {lines} lines,"
-            f" as was written down beside it, got {ledger.lines}; it was cut or added to."
-        )
-    if ledger.heads[lines] != lodged["head"]:
-        raise StateError(
-            f"{path}, line {lines}: the ledger's head must be {lodged['head']}, as was written down"
-            f" beside it, got {ledger.heads[lines]}; it was replaced or written anew."
-        )
+def _end(folder: Path, ledger: LedgerRecord) -> str | None:
+    if knows_the_end(folder):
+        return "private/"
+    return "closing line" if ledger.closed else None
 
 
 def _planned_noise(known: Mapping[str, Any]) -> Noise | None:
@@ -218,6 +203,7 @@ def _spent(
         accountant=str(privacy["accountant"]),
         calibration=_calibration(known, taken, steps),
         reproducible=privacy["noise_seed"] is not None,
+        end=_end(Path(folder), ledger),
     )
 
 

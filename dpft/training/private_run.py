@@ -9,7 +9,7 @@ they were where that can be proved, else with new noise as steps of their own (t
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpft.files import private_folder
@@ -29,6 +29,7 @@ from dpft.training.resume import (
     write_plan,
 )
 from dpft.training.session import Session, prepare_trained, take_steps
+from dpft.training.witnessing import HeadWitness
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +117,10 @@ class PrivateRun:
         assert stopped.ledger is not None
         path, done = self.session.folder / LEDGER, stopped.checkpoint.step
         with Ledger.reopen(path, stopped.ledger) as ledger:
-            if stopped.ledger.torn_step:
+            if stopped.ledger.counted_steps > ledger.steps:
                 at = min(ledger.steps, self.plan.steps - 1)
-                ledger.append(ledger.steps + 1, self.plan.mechanism_at(at))
+                with self._journal(ledger, ledger.steps) as journal:
+                    journal.count_abandoned_step(self.plan.mechanism_at(at))
             last = self._last_step(done, ledger.steps)
             logger.warning(
                 "steps from %d on are taken with new noise: %d steps are in the ledger already,"
@@ -157,19 +159,12 @@ class PrivateRun:
             journaled: Steps of the ledger that stand; those beyond it are replayed.
             last_step: The plan's step to end at.
         """
-        session, private = self.session, private_folder(self.session.folder)
+        session, private = self._witnessed(ledger), private_folder(self.session.folder)
         trained = prepare_trained(session, self.plan.steps, stopped)
         done = 0 if stopped is None else stopped.checkpoint.step
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
         with ExitStack() as stack:
-            journal = stack.enter_context(
-                JournaledLedger(
-                    ledger,
-                    private / JOURNAL,
-                    environment=self.environment,
-                    steps_done=journaled,
-                )
-            )
+            journal = stack.enter_context(self._journal(ledger, journaled))
             engine = self._engine(journal, randomness, done, last_step)
 
             def state() -> dict[str, Any]:
@@ -198,6 +193,23 @@ class PrivateRun:
         session.save_model()
         ledger.close()
         delete_generator_states(private / "checkpoints")
+
+    def _witnessed(self, ledger: Ledger) -> Session:
+        """Returns the session, in which the witness hears of the steps, if there is one."""
+        session = self.session
+        if session.handover is None:
+            return session
+        every = session.settings.checkpoint_every
+        witness = HeadWitness(session.handover, ledger, every=every)
+        return replace(session, listeners=(*session.listeners, witness))
+
+    def _journal(self, ledger: Ledger, steps_done: int) -> JournaledLedger:
+        return JournaledLedger(
+            ledger,
+            private_folder(self.session.folder) / JOURNAL,
+            environment=self.environment,
+            steps_done=steps_done,
+        )
 
     def _engine(
         self, journal: JournaledLedger, randomness: Randomness, done: int, last_step: int

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 
 from dpft import __version__
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError
+from dpft.privacy.completeness import JOURNAL as JOURNAL
+from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LEDGER as LEDGER
-from dpft.privacy.ledger import LedgerRecord, read_ledger
+from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import Records
 
-JOURNAL = "steps.jsonl"
 logger = logging.getLogger(__name__)
 
 
@@ -53,7 +54,8 @@ def find_stopped(folder: Path) -> Stopped:
 
     Raises:
         InputError: It has no checkpoint, so no step was taken; or has an earlier version's noise.
-        StateError: Its newest checkpoint or its ledger is damaged, or they do not fit each other.
+        StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
+            ledger do not agree.
     """
     found = checkpoints(folder / "private" / "checkpoints")
     if not found:
@@ -63,11 +65,7 @@ def find_stopped(folder: Path) -> Stopped:
         )
     checkpoint = read_checkpoint(found[-1])
     _check_noise(checkpoint)
-    ledger = read_ledger(folder / LEDGER) if (folder / LEDGER).exists() else None
-    known = checkpoint.run.get("ledger")
-    if known is not None:
-        _check_fit(checkpoint, ledger, known, folder / LEDGER)
-    return Stopped(checkpoint=checkpoint, ledger=ledger)
+    return Stopped(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
 def environment(records: Records, *, engine: str, memory_mb: int) -> dict[str, Any]:
@@ -116,18 +114,4 @@ def _check_noise(checkpoint: Checkpoint) -> None:
             "resume must go on with a run of this version's noise, got one begun by an earlier"
             " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
             " it anew with hydra.run.dir=DIR."
-        )
-
-
-def _check_fit(
-    checkpoint: Checkpoint, ledger: LedgerRecord | None, known: Mapping[str, Any], path: Path
-) -> None:
-    """Refuses a ledger that is not the one the checkpoint was written beside, gone on with."""
-    lines = int(known["lines"])
-    heads = () if ledger is None else ledger.heads
-    if len(heads) <= lines or heads[lines] != known["head"]:
-        raise StateError(
-            f"{path}, line {min(len(heads), lines)}: the ledger must begin with the {lines} lines"
-            f" that {checkpoint.path.name} was written after, got other ones; it was replaced,"
-            " edited or cut."
         )

@@ -14,6 +14,7 @@ from torch import nn
 
 from dpft.files import private_folder
 from dpft.methods.base import Method, MethodPhase
+from dpft.privacy.witness import Handover
 from dpft.training.checkpoint import (
     Trained,
     delete_generator_states,
@@ -62,6 +63,8 @@ class Session:
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
     listeners: tuple[StepListener, ...] = ()
     """Who else hears of the steps, public quantities only."""
+    handover: Handover | None = None
+    """To the witness of the ledger's heads; None: there is none."""
 
 
 def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.cli.main import main
-from dpft.privacy.journal import read_journal
+from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import read_ledger
 
 SECONDS = 180

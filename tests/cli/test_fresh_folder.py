@@ -24,13 +24,24 @@ def test_a_ledger_without_a_line_beside_a_checkpoint_is_of_a_run_that_can_go_on(
         refuse_used_folder(tmp_path)
 
 
+def test_a_folder_whose_journal_has_a_step_is_refused_whatever_became_of_its_ledger(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/steps.jsonl").write_text('{"step')
+    refuse_used_folder(tmp_path)
+    (tmp_path / "private/steps.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(InputError, match="private/steps.jsonl exists: a run in this folder has"):
+        refuse_used_folder(tmp_path)
+
+
 def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
     """An older checkpoint would count as newer than this run's first, an older model as its own."""
     for folder in ("model", "private/checkpoints/step-00000005"):
         (tmp_path / folder).mkdir(parents=True)
     files = ["config.yaml", "metrics.json", "report.md", "report.html", "notes.txt", "samples.md"]
-    files.append("ledger.jsonl")
-    private = ["diagnostics.jsonl", "predictions.jsonl", "samples_validation.md"]
+    files += ["ledger.jsonl", "witness.json"]
+    private = ["diagnostics.jsonl", "steps.jsonl", "predictions.jsonl", "samples_validation.md"]
     for name in (*files, *(f"private/{name}" for name in private)):
         (tmp_path / name).write_text("old")
     start_anew(tmp_path)

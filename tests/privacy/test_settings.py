@@ -44,6 +44,9 @@ def test_a_promise_is_positive_and_finite(name: str, value: float) -> None:
         ({"engine": "warp"}, "privacy.engine must be one of auto, .*, got 'warp'"),
         ({"clipper_memory_mb": -1}, "privacy.clipper_memory_mb must not be negative, got -1"),
         ({"groups": ("*",)}, "privacy.groups needs privacy.clipping=per_layer, got flat"),
+        ({"witness": ""}, r"privacy.witness must be a file elsewhere, or a program as a list"),
+        ({"witness": ()}, r"privacy.witness must be .* got \(\); null takes none"),
+        ({"witness": ("ots", "")}, r"privacy.witness must be .* got \('ots', ''\)"),
         ({"accountant": "gdp"}, "privacy.accountant must be one of prv, pld, rdp, got 'gdp'"),
     ],
 )

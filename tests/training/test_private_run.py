@@ -13,6 +13,7 @@ from dpft.errors import InputError, StateError
 from dpft.methods.base import method_class
 from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
+from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.training import checkpoint as checkpoint_module
@@ -297,6 +298,61 @@ def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_p
     paths = sorted((tmp_path / "run/private/checkpoints").iterdir())
     assert [path.name for path in paths] == ["step-00000002", "step-00000004", "step-00000005"]
     assert [(path / GENERATORS).exists() for path in paths] == [False, False, True]
+
+
+@pytest.mark.parametrize("torn", [True, False])
+def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(
+    tmp_path, monkeypatch, caplog, torn
+):
+    """Step 4 is in the journal; its ledger line, torn or not begun, does not excuse another sum."""
+    folder = tmp_path / "run"
+    moment = "inside the ledger's write" if torn else "between journal and ledger"
+    kill(monkeypatch, folder, moment)
+    journal = folder / "private" / "steps.jsonl"
+    *lines, last = journal.read_text().splitlines()
+    entry = json.loads(last)
+    assert entry["step"] == 4
+    last = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
+    journal.write_text("\n".join([*lines, last]) + "\n")
+    go(folder, stopped=find_stopped(folder), overspend=True)
+    assert "step 4 did not come out as it was" in caplog.text
+    # the three steps before, the abandoned one and, from the checkpoint of step 2, three again
+    assert read_run_ledger(folder).steps == 4 + 3
+
+
+def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "between journal and ledger")
+    stopped = find_stopped(folder)
+    assert (stopped.ledger.steps, stopped.ledger.counted_steps) == (3, 4)
+    go(folder, stopped=stopped, micro_batch_size=3, eps=1.0)
+    # two of five are in the weights and four are spent: one more
+    assert read_run_ledger(folder).steps == 5
+    assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write('{"mechanism": {"na')
+    go(folder, stopped=find_stopped(folder), micro_batch_size=3, overspend=True)
+    entries = (folder / "private" / "steps.jsonl").read_text().splitlines()
+    assert json.loads(entries[4]) == {"step": 5, "abandoned": True}
+    assert read_run_ledger(folder).steps == len(entries) == 5 + 3
+
+
+def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(StateError, match="has 4 noisy steps and the ledger 2"):
+        find_stopped(folder)
 
 
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):

@@ -1,0 +1,81 @@
+"""``privacy.witness=``: who takes a run's heads, as the present command line alone may say.
+
+A witness may be a program, and a folder or a recipe that was received must not execute anything:
+what a YAML file says of it is refused, and a run's configuration never holds it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpft.cli.hydra_record import WITNESS, given_words
+from dpft.cli.inherited import given_overrides
+from dpft.config.schema import TrainCommand
+from dpft.errors import InputError
+from dpft.privacy.completeness import read_run_ledger
+from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
+
+
+def refuse_witness_of_file(privacy: Mapping[str, Any], *, given: bool) -> None:
+    """Refuses a witness that no word of the command line named.
+
+    Args:
+        privacy: The section as YAML files, or files and the command line, make it.
+        given: Whether the command line says it.
+
+    Raises:
+        InputError: A file names one.
+    """
+    if privacy.get("witness") is None or given:
+        return
+    raise InputError(
+        f"{WITNESS} must be given on the command line of each dpft train, got it from a YAML file"
+        " or a sweep's parameters; take it out there: what may run a program is taken from the"
+        " command line only."
+    )
+
+
+def is_on_command_line() -> bool:
+    """Returns whether a word of the present command line sets the witness."""
+    return WITNESS in given_overrides(given_words())
+
+
+def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
+    """Returns the witness of a command, found to be usable; None: it has none.
+
+    Raises:
+        InputError: It cannot be used, or is in the run's own folder.
+    """
+    privacy = command.privacy
+    if not isinstance(privacy, DifferentialPrivacy) or privacy.witness is None:
+        return None
+    witness = make_witness(privacy.witness)
+    witness.check(folder)
+    return witness
+
+
+def check_witness(witness: Witness | None, folder: Path) -> None:
+    """Holds the ledger of a run that goes on against what its witness has of it.
+
+    Raises:
+        StateError: The witness has heads that the ledger lacks.
+    """
+    ledger = read_run_ledger(folder)
+    if witness is not None and ledger is not None:
+        check_going_on(ledger, folder, witness)
+
+
+def begin_handover(witness: Witness | None, folder: Path) -> Handover | None:
+    """Returns what hands over the heads of a session; None without a witness."""
+    return None if witness is None else Handover(witness, folder)
+
+
+def hand_over_end(handover: Handover | None, folder: Path) -> None:
+    """Hands over the head of the closing line.
+
+    When it comes tells no more than the model's files do, which are written before.
+    """
+    ledger = read_run_ledger(folder)
+    if handover is not None and ledger is not None:
+        handover.hand_over(ledger.lines, ledger.head)

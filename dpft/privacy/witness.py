@@ -1,0 +1,289 @@
+"""A witness: somebody who keeps the heads of a ledger where its owner cannot change them.
+
+Whoever owns a run's folder could cut or rewrite all of it. A head that was handed over earlier is
+beyond their reach: the ledger must still begin with the lines that it is the hash of. The witness
+is a file elsewhere, one JSON object a line, or a program such as a timestamping client, given the
+same line on its standard input. It is told the run's random name, the number of lines and the head,
+all of them public. A witness that fails costs a warning and never a step.
+
+Which witness is the business of the command line that trains: a folder that was received must not
+name a program to be run.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpft.errors import InputError, StateError
+from dpft.files import read_json, sync_folder, write_json
+from dpft.privacy.ledger import LedgerRecord
+
+HANDED = "witness.json"
+"""Public, in a run's folder: its name at its witnesses, and how many heads each has."""
+SECONDS = 30.0
+"""After which a witness's program is given up."""
+logger = logging.getLogger(__name__)
+
+
+class Witness(Protocol):
+    """Where heads are handed to."""
+
+    @property
+    def name(self) -> str:
+        """What a report calls it: no path, and no argument, which may be secret."""
+
+    def check(self, folder: Path) -> None:
+        """Refuses, before a step is taken, what cannot work.
+
+        Args:
+            folder: The run's, which is not elsewhere.
+
+        Raises:
+            InputError: It cannot.
+        """
+
+    def take(self, line: str) -> None:
+        """Hands over one line.
+
+        Raises:
+            OSError: It was not taken.
+            subprocess.SubprocessError: It was not taken.
+        """
+
+
+class WitnessFile:
+    """A file elsewhere, such as on a share that others keep; several runs may share it."""
+
+    def __init__(self, path: Path) -> None:
+        """Names the file; it is made with the first head."""
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """See ``Witness``."""
+        return f"file {self.path.name}"
+
+    def check(self, folder: Path) -> None:
+        """See ``Witness``."""
+        path = self.path.resolve()
+        if path.is_relative_to(folder.resolve()):
+            raise InputError(
+                f"privacy.witness must be a file elsewhere, got {str(self.path)!r} in the run's own"
+                " folder, where it shows nothing that the ledger does not."
+            )
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(
+                f"privacy.witness must be a file that can be written, got {str(self.path)!r}; make"
+                " its folder, or give a program as a list: privacy.witness=[PROGRAM,ARGUMENT]."
+            )
+
+    def take(self, line: str) -> None:
+        """Appends the line and waits until it is on disk."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
+            # One write, so that lines of runs that share the file do not mix.
+            os.write(descriptor, (("\n" if torn else "") + line + "\n").encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(self.path.resolve().parent)
+
+
+class WitnessProgram:
+    """A program that is run with the line on its standard input, without a shell."""
+
+    def __init__(self, words: tuple[str, ...], *, seconds: float = SECONDS) -> None:
+        """Names the program, its arguments and the seconds it may take."""
+        self._words, self._seconds = words, seconds
+
+    @property
+    def name(self) -> str:
+        """See ``Witness``."""
+        return f"program {Path(self._words[0]).name}"
+
+    def check(self, folder: Path) -> None:
+        """See ``Witness``."""
+        if shutil.which(self._words[0]) is None:
+            raise InputError(
+                f"privacy.witness must name a program that can be run, got {self._words[0]!r}; give"
+                " its path, or a file as one word: privacy.witness=FILE."
+            )
+
+    def take(self, line: str) -> None:
+        """Runs the program; it takes the line by ending with 0 in time."""
+        subprocess.run(
+            self._words,
+            input=line + "\n",
+            text=True,
+            stdout=subprocess.DEVNULL,  # Standard output is for results.
+            timeout=self._seconds,
+            check=True,
+        )
+
+
+class Handover:
+    """Hands a run's heads to a witness, over all its sessions, and counts them in witness.json."""
+
+    def __init__(self, witness: Witness, folder: Path) -> None:
+        """Goes on under the run's name at its witnesses, or draws one.
+
+        Args:
+            witness: Who takes the heads.
+            folder: The run's; it exists.
+
+        Raises:
+            StateError: What was handed over before cannot be read.
+        """
+        self._witness, self._path = witness, folder / HANDED
+        known = read_handed(folder) or {"run": secrets.token_hex(16), "witnesses": {}}
+        self.run: str = known["run"]
+        """Random and public: ledgers of one plan are equal, line by line."""
+        self._witnesses: dict[str, dict[str, int]] = dict(known["witnesses"])
+        none = {"heads": 0, "failed": 0, "lines": 0}
+        self._witnesses[witness.name] = dict(self._witnesses.get(witness.name, none))
+        self._write()
+
+    def hand_over(self, lines: int, head: str) -> None:
+        """Hands over one head; a witness that fails, or a full disk, costs a warning.
+
+        Args:
+            lines: Lines of the ledger.
+            head: Hash of the last of them.
+        """
+        count = self._witnesses[self._witness.name]
+        entry = {"run": self.run, "lines": lines, "head": head}
+        try:
+            self._witness.take(json.dumps(entry, sort_keys=True))
+        except (OSError, subprocess.SubprocessError) as error:
+            count["failed"] += 1
+            reason = type(error).__name__  # Its words may hold the program's arguments.
+            logger.warning(
+                "privacy.witness: %s did not take the ledger's head (%s); the run goes on",
+                self._witness.name, reason,
+            )  # fmt: skip
+        else:
+            count["heads"] += 1
+            count["lines"] = lines
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self._path, error.strerror)
+
+    def _write(self) -> None:
+        write_json(self._path, {"run": self.run, "witnesses": self._witnesses})
+
+
+def make_witness(given: str | tuple[str, ...]) -> Witness:
+    """Returns the witness that ``privacy.witness`` names: a file, or a program's words."""
+    return (
+        WitnessFile(Path(given).expanduser()) if isinstance(given, str) else WitnessProgram(given)
+    )
+
+
+def read_handed(folder: Path) -> dict[str, Any] | None:
+    """Returns the run's name at its witnesses and how many heads each has; None without one.
+
+    Raises:
+        InputError: witness.json is of another schema version.
+        StateError: It is damaged.
+    """
+    path = folder / HANDED
+    if not path.exists():
+        return None
+    content = read_json(path)
+    run, witnesses = content.get("run"), content.get("witnesses")
+    counts = witnesses.values() if isinstance(witnesses, dict) else [None]
+    named = isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)
+    if not named or not all(map(_is_count, counts)):
+        raise StateError(
+            f"{path} is damaged: it must hold the run's name at its witnesses and their counts; put"
+            " it back as it was."
+        )
+    return {"run": run, "witnesses": witnesses}
+
+
+def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
+    """Holds a ledger against the heads that a file of a witness has of its run.
+
+    Args:
+        ledger: What it says.
+        folder: The run's.
+        file: As ``privacy.witness=FILE`` wrote it.
+
+    Returns:
+        The most lines that the file has a head of: so many the ledger had, and still has.
+
+    Raises:
+        InputError: The run had no witness, or the file has no head of it.
+        StateError: The ledger lacks lines that the file has a head of, or has others.
+    """
+    handed = read_handed(folder)
+    if handed is None:
+        raise InputError(
+            f"witness needs a run that was trained with privacy.witness, got {str(folder)!r}, which"
+            f" has no {HANDED}; drop it."
+        )
+    heads = _heads_of(handed["run"], file)
+    if not heads:
+        raise InputError(
+            f"witness must be a file with heads of the run {handed['run']}, got {str(file)!r},"
+            " which has none; give the file that privacy.witness named."
+        )
+    _check_heads(ledger, folder, file, heads)
+    return max(lines for lines, _ in heads)
+
+
+def check_going_on(ledger: LedgerRecord, folder: Path, witness: Witness) -> None:
+    """Refuses to go on with a ledger that lacks lines of which a witness's file has a head.
+
+    Raises:
+        StateError: It does.
+    """
+    handed = read_handed(folder)
+    if handed is not None and isinstance(witness, WitnessFile) and witness.path.exists():
+        _check_heads(ledger, folder, witness.path, _heads_of(handed["run"], witness.path))
+
+
+def _check_heads(
+    ledger: LedgerRecord, folder: Path, file: Path, heads: Sequence[tuple[int, str]]
+) -> None:
+    for lines, head in heads:
+        if lines > ledger.lines or ledger.heads[lines] != head:
+            got = f"{ledger.lines} lines" if lines > ledger.lines else ledger.heads[lines]
+            raise StateError(
+                f"the ledger of {folder} must have the head {head} after line {lines}, as {file}"
+                f" has it, got {got}; it was cut, replaced or written anew. Put it back as it was."
+            )
+
+
+def _heads_of(run: str, file: Path) -> list[tuple[int, str]]:
+    """Returns lines and head of each entry of a run; a line that broke off is none."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(
+            f"witness must be a file that can be read, got {str(file)!r} ({error.strerror})."
+        ) from error
+    found = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            if entry["run"] == run:
+                found.append((int(entry["lines"]), str(entry["head"])))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _is_count(value: object) -> bool:
+    keys = ("heads", "failed", "lines")
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), int) for key in keys)

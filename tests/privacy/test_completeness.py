@@ -1,0 +1,170 @@
+"""A ledger is whole: what ``private/`` knows of a run's steps is in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.completeness import read_journal, read_run_ledger
+from dpft.privacy.ledger import Ledger, read_ledger
+from tests.privacy.test_ledger import MECHANISM
+
+
+def make(
+    folder: Path, *, steps: int, journaled: list[int], closed: bool = False, lodged: int = 0
+) -> Path:
+    """Returns a run's folder: a ledger, a journal of these steps, a checkpoint after a line."""
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        for step in range(1, steps + 1):
+            ledger.append(step, MECHANISM)
+        if closed:
+            ledger.close()
+    state = folder / "private" / "checkpoints" / f"step-{lodged:08d}" / "state.json"
+    state.parent.mkdir(parents=True)
+    write_state(state, lodged, read_ledger(folder / "ledger.jsonl").heads[min(lodged, steps)])
+    lines = [json.dumps({"step": step, "sum": "0x0p+0"}) + "\n" for step in journaled]
+    (folder / "private" / "steps.jsonl").write_text("".join(lines))
+    return folder
+
+
+def write_state(path: Path, lines: int, head: str) -> None:
+    known = {"ledger": {"lines": lines, "head": head}}
+    path.write_text(json.dumps({"schema_version": 1, "run": known}))
+
+
+def cut(folder: Path, lines: int) -> None:
+    path = folder / "ledger.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def upto(step: int) -> list[int]:
+    return list(range(1, step + 1))
+
+
+def test_trust_rule_9_a_journal_two_steps_ahead_of_the_ledger_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=7, journaled=upto(7), lodged=4)
+    cut(folder, 5)
+    with pytest.raises(StateError, match="line 6: .* has 7 noisy steps and the ledger 5") as error:
+        read_run_ledger(folder)
+    assert error.value.exit_code == 3
+    assert "a crash explains 1 at most; the ledger was cut. Put it back" in str(error.value)
+
+
+def test_trust_rule_9_a_step_that_only_the_journal_has_counts_as_taken(tmp_path: Path) -> None:
+    """A crash leaves it, and so does who cuts the last line: it cannot be told which."""
+    record = read_run_ledger(make(tmp_path, steps=4, journaled=upto(5)))
+    assert record is not None
+    assert (record.steps, record.counted_steps) == (4, 5)
+
+
+def test_a_step_with_a_torn_line_and_a_journal_entry_counts_once(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=4, journaled=upto(5))
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write('{"mechanism": {"na')
+    record = read_run_ledger(folder)
+    assert record is not None and record.counted_steps == 5
+
+
+@pytest.mark.parametrize("journaled", [upto(4), []])
+def test_a_journal_that_lacks_a_step_of_the_ledger_is_refused(
+    tmp_path: Path, journaled: list[int]
+) -> None:
+    folder = make(tmp_path, steps=5, journaled=journaled)
+    with pytest.raises(StateError, match="must have each of the 5 noisy steps"):
+        read_run_ledger(folder)
+
+
+def test_a_removed_journal_is_missed_where_a_checkpoint_is_there(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=5, journaled=upto(5))
+    (folder / "private" / "steps.jsonl").unlink()
+    with pytest.raises(StateError, match="was cut or removed"):
+        read_run_ledger(folder)
+
+
+def test_a_closed_ledger_has_every_step_of_the_journal(tmp_path: Path) -> None:
+    """No crash parts the two once the run has ended: somebody closed a cut ledger anew."""
+    with pytest.raises(StateError, match="of which a crash explains 0 at most"):
+        read_run_ledger(make(tmp_path, steps=4, journaled=upto(5), closed=True))
+
+
+def test_the_ledger_has_what_any_checkpoint_was_written_after(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=5, journaled=upto(5), lodged=3)
+    other = folder / "private" / "checkpoints" / "step-00000005" / "state.json"
+    other.parent.mkdir()
+    write_state(other, 6, "0" * 64)
+    with pytest.raises(StateError, match="line 6: the ledger must have 6 lines.*step-00000005"):
+        read_run_ledger(folder)
+    write_state(other, 5, "f" * 64)
+    with pytest.raises(StateError, match="line 5: the ledger's head must be f{64}"):
+        read_run_ledger(folder)
+    other.write_text(json.dumps({"schema_version": 1, "run": {"ledger": {"lines": "?"}}}))
+    with pytest.raises(StateError, match="state.json is damaged"):
+        read_run_ledger(folder)
+    other.write_text(json.dumps({"schema_version": 2}))
+    with pytest.raises(InputError, match="schema_version 1, got 2"):
+        read_run_ledger(folder)
+
+
+def test_a_removed_ledger_is_missed(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=0, journaled=[])
+    (folder / "ledger.jsonl").unlink()
+    with pytest.raises(StateError, match="must have 0 lines, .* got none"):
+        read_run_ledger(folder)
+    (folder / "private/checkpoints/step-00000000/state.json").unlink()
+    (folder / "private/steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    with pytest.raises(StateError, match="has 2 noisy steps and the ledger 0"):
+        read_run_ledger(folder)
+
+
+def test_a_run_without_privacy_has_no_ledger_and_misses_none(tmp_path: Path) -> None:
+    state = tmp_path / "private" / "checkpoints" / "step-00000002" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"schema_version": 1, "run": {}}))
+    (tmp_path / "private" / "steps.jsonl").write_text("")
+    assert read_run_ledger(tmp_path) is None
+
+
+def test_without_private_the_ledger_is_read_as_it_is(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.append(1, MECHANISM)
+    record = read_run_ledger(tmp_path)
+    assert record == read_ledger(tmp_path / "ledger.jsonl")
+
+
+def test_a_run_may_go_on_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps are taken between the look at the journal and the one at the ledger."""
+    folder = make(tmp_path, steps=2, journaled=upto(2))
+
+    def goes_on(path: Path):
+        for step in (3, 4, 5):
+            with (folder / "private" / "steps.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step}) + "\n")
+            with Ledger.reopen(path, read_ledger(path)) as ledger:
+                ledger.append(step, MECHANISM)
+        return read_ledger(path)
+
+    monkeypatch.setattr("dpft.privacy.completeness.read_ledger", goes_on)
+    record = read_run_ledger(folder)
+    assert record is not None and record.counted_steps == 5
+
+
+def test_a_step_stands_twice_in_the_journal_after_a_crash_before_its_ledger_line(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "sum": "a"}\n{"st\n{"step": 2, "sum": "b"}\n{"step"')
+    assert read_journal(path) == {1: {"step": 1}, 2: {"step": 2, "sum": "b"}}
+    assert read_journal(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize(
+    ("steps", "line"), [([1, 3], 2), ([2, 3], 1), ([1, 2, 1], 3), ([0, 1], 1), ([1, 2, 4], 3)]
+)
+def test_a_gap_in_the_journals_own_steps_is_refused_by_line_number(
+    tmp_path: Path, steps: list[int], line: int
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+    with pytest.raises(StateError, match=f"steps.jsonl, line {line}: expected step"):
+        read_journal(path)

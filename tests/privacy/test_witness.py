@@ -1,0 +1,177 @@
+"""Heads handed to somebody else, who keeps what the ledger's owner could rewrite."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
+from dpft.privacy.witness import (
+    Handover,
+    WitnessFile,
+    WitnessProgram,
+    check_going_on,
+    check_witnessed,
+    make_witness,
+    read_handed,
+)
+from tests.privacy.test_ledger import MECHANISM
+
+KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with a ledger of three steps, whose heads 2 and 3 are in ``tmp_path/heads``."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    handover = Handover(WitnessFile(tmp_path / "heads"), folder)
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        for step in (1, 2, 3):
+            ledger.append(step, MECHANISM)
+            if step > 1:
+                handover.hand_over(ledger.lines, ledger.head)
+    return folder
+
+
+def ledger_of(folder: Path, lines: int | None = None) -> LedgerRecord:
+    path = folder / "ledger.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    return read_ledger(path)
+
+
+def test_a_file_has_a_line_a_head_under_the_runs_name_and_no_time(
+    run: Path, tmp_path: Path
+) -> None:
+    record, handed = ledger_of(run), read_handed(run)
+    entries = [json.loads(line) for line in (tmp_path / "heads").read_text().splitlines()]
+    assert handed is not None
+    name = handed["run"]
+    assert entries == [{"run": name, "lines": n, "head": record.heads[n]} for n in (2, 3)]
+    assert handed["witnesses"] == {"file heads": {"heads": 2, "failed": 0, "lines": 3}}
+
+
+def test_every_run_has_a_name_of_its_own_which_it_keeps(tmp_path: Path) -> None:
+    names = []
+    for folder in ("a", "a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        names.append(Handover(WitnessFile(tmp_path / "heads"), tmp_path / folder).run)
+    assert names[0] == names[1] != names[2] and len(names[0]) == 32
+
+
+def test_a_program_reads_the_line_and_no_shell_sees_its_arguments(tmp_path: Path) -> None:
+    target = tmp_path / "$(touch shell); heads"
+    witness = make_witness((sys.executable, "-c", KEEP, str(target)))
+    witness.check(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    Handover(witness, tmp_path / "run").hand_over(3, "f" * 64)
+    entry = json.loads(target.read_text())
+    assert (entry["lines"], entry["head"]) == (3, "f" * 64)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [target.name, "run"]
+    assert witness.name == f"program {Path(sys.executable).name}"
+
+
+FAILING = {
+    "ends with 1": ("import sys; sys.exit(1)", "CalledProcessError"),
+    "hangs": ("import time; time.sleep(60)", "TimeoutExpired"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_a_witness_that_fails_costs_a_warning_that_tells_no_argument(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    code, name = FAILING[case]
+    began = time.monotonic()
+    witness = WitnessProgram((sys.executable, "-c", code, "a-token"), seconds=0.5)
+    handover = Handover(witness, tmp_path)
+    handover.hand_over(10, "f" * 64)
+    assert time.monotonic() - began < 20
+    assert f"did not take the ledger's head ({name}); the run goes on" in caplog.text
+    assert "a-token" not in caplog.text + (tmp_path / "witness.json").read_text()
+    (count,) = (read_handed(tmp_path) or {})["witnesses"].values()
+    assert count == {"heads": 0, "failed": 1, "lines": 0}
+
+
+def test_a_file_that_is_gone_costs_a_warning_and_later_heads_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    share = tmp_path / "share"
+    handover = Handover(WitnessFile(share / "heads"), tmp_path)
+    handover.hand_over(10, "a" * 64)
+    assert "FileNotFoundError" in caplog.text
+    share.mkdir()
+    handover.hand_over(20, "b" * 64)
+    counts = (read_handed(tmp_path) or {})["witnesses"]
+    assert counts == {"file heads": {"heads": 1, "failed": 1, "lines": 20}}
+
+
+def test_a_line_that_broke_off_does_not_spoil_the_next(run: Path, tmp_path: Path) -> None:
+    with (tmp_path / "heads").open("a") as file:
+        file.write('{"head": "f')
+    Handover(WitnessFile(tmp_path / "heads"), run).hand_over(3, ledger_of(run).head)
+    assert (tmp_path / "heads").read_text().count("\n") == 4
+    assert check_witnessed(ledger_of(run), run, tmp_path / "heads") == 3
+
+
+def test_what_cannot_be_a_witness_is_refused_before_a_step(tmp_path: Path) -> None:
+    for path in (tmp_path / "run/heads", tmp_path / "run"):
+        with pytest.raises(InputError, match="in the run's own folder"):
+            WitnessFile(path).check(tmp_path / "run")
+    for path in (tmp_path, tmp_path / "nowhere/heads"):
+        with pytest.raises(InputError, match="must be a file that can be written"):
+            WitnessFile(path).check(tmp_path / "run")
+    with pytest.raises(InputError, match="a program that can be run, got 'no-such-program'"):
+        WitnessProgram(("no-such-program",)).check(tmp_path / "run")
+    WitnessFile(tmp_path / "heads").check(tmp_path / "run")
+
+
+def test_a_ledger_that_lacks_a_line_of_which_the_witness_has_the_head_is_refused(
+    run: Path, tmp_path: Path
+) -> None:
+    heads = tmp_path / "heads"
+    assert check_witnessed(ledger_of(run), run, heads) == 3
+    check_going_on(ledger_of(run), run, WitnessFile(heads))
+    short = ledger_of(run, 2)
+    for check in (
+        lambda: check_witnessed(short, run, heads),
+        lambda: check_going_on(short, run, WitnessFile(heads)),
+    ):
+        with pytest.raises(StateError, match="after line 3, .* got 2 lines; it was cut"):
+            check()
+
+
+def test_a_ledger_written_anew_is_refused(run: Path, tmp_path: Path) -> None:
+    (run / "ledger.jsonl").unlink()
+    with Ledger(run / "ledger.jsonl") as ledger:
+        for step in (1, 2, 3):
+            ledger.append(step, MECHANISM | {"noise_multiplier": 9.0})
+    with pytest.raises(StateError, match="after line 2, "):
+        check_witnessed(ledger_of(run), run, tmp_path / "heads")
+
+
+def test_heads_of_other_runs_in_the_file_prove_nothing(run: Path, tmp_path: Path) -> None:
+    """Runs of one plan have equal ledgers, so only a run's own name tells its heads."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(InputError, match="has no witness.json"):
+        check_witnessed(ledger_of(run), other, tmp_path / "heads")
+    Handover(WitnessFile(tmp_path / "elsewhere"), other)
+    with pytest.raises(InputError, match="which has none; give the file"):
+        check_witnessed(ledger_of(run), other, tmp_path / "heads")
+    with pytest.raises(InputError, match="a file that can be read"):
+        check_witnessed(ledger_of(run), run, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run": 1}, {"run": "<b>"}, {"witnesses": []}, {"witnesses": {"file a": {"heads": "2"}}}],
+)
+def test_a_damaged_count_is_refused(run: Path, change: dict) -> None:
+    path = run / "witness.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StateError, match="witness.json is damaged"):
+        read_handed(run)
