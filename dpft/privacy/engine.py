@@ -10,22 +10,18 @@ may not.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from dpft.errors import RunError
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
-from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.dropout import private_dropout
 from dpft.privacy.noise import add_noise
-from dpft.privacy.plan import Phase, PrivacyPlan
+from dpft.privacy.phased_clipper import PhasedClipper
+from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness
 from dpft.privacy.sampling import PoissonSampler
 
@@ -88,38 +84,24 @@ class PrivacyEngine:
         self.plan = plan
         self.steps_taken = steps_taken
         self._last_step = plan.steps if last_step is None else last_step
-        self._model = model
-        self._ledger = ledger
-        self._randomness = randomness
+        self._model, self._ledger, self._randomness = model, ledger, randomness
         self._sampler = PoissonSampler(plan, randomness.sampling)
-        self._dropout = randomness.dropout
-        for each in plan.phases:
-            style = clipping_style(plan.clipping, max_grad_norm=each.max_grad_norm)
-            _check_sensitivity(each, style.sensitivity)
-        self._phase_number = plan.phase_number_at(min(steps_taken, plan.steps - 1))
-        phase = plan.phases[self._phase_number]
-        self._options = ClippingOptions(
-            max_grad_norm=phase.max_grad_norm,
+        options = ClippingOptions(
+            max_grad_norm=plan.phases[0].max_grad_norm,
             clipping=plan.clipping,
             engine=engine,
             groups=groups,
             memory_mb=memory_mb,
             loss_scale=loss_scale,
-            headroom=rounding_headroom(plan.expected_batch_size),
         )
-        self._clipper = self._make_clipper(phase)
-        self._non_finite_before = 0
-        self._parameters = self._trainable()
-        self._device = self._parameters[0].device
+        self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._open_step = False
         self._entered = False
         self._resources = ExitStack()
-        self._clipping = ExitStack()
 
     def __enter__(self) -> Self:
-        self._resources.enter_context(private_dropout(self._dropout))
-        self._resources.enter_context(self._clipping)
-        self._clipping.enter_context(self._clipper)
+        self._resources.enter_context(private_dropout(self._randomness.dropout))
+        self._resources.enter_context(self._clipper)
         self._entered = True
         return self
 
@@ -155,12 +137,11 @@ class PrivacyEngine:
                 f"draw must follow a finished step and come at most {self._last_step} times, got "
                 f"{'an unfinished step' if self._open_step else 'one more'}."
             )
-        self._begin_phase()
-        self._check_parameters()
+        self._clipper.begin_step(self.steps_taken)
         for parameter in self._model.parameters():
             parameter.grad = None
         self._open_step = True
-        self._dropout.begin_step(self.steps_taken)
+        self._randomness.dropout.begin_step(self.steps_taken)
         return self._sampler.draw(num_units, step=self.steps_taken)
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
@@ -182,16 +163,15 @@ class PrivacyEngine:
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
-        self._check_parameters()
+        self._clipper.check_parameters()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.mechanism().noise_multiplier * sensitivity
         noise, everything = self._randomness.noise, dict(self._model.named_parameters())
         add_noise(everything, noise_std, noise, step=self.steps_taken)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [p.grad for p in self._clipper.parameters if p.grad is not None]
         self._ledger.record_step(self.plan.mechanism_at(self.steps_taken), gradients)
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad.div_(self.plan.expected_batch_size)
+        for gradient in gradients:
+            gradient.div_(self.plan.expected_batch_size)
         self.steps_taken += 1
         self._randomness.forget(self.steps_taken)
         self._open_step = False
@@ -203,42 +183,4 @@ class PrivacyEngine:
     @property
     def non_finite(self) -> int:
         """Examples left out so far because their loss or gradient was not finite; private."""
-        return self._non_finite_before + self._clipper.non_finite
-
-    def _begin_phase(self) -> None:
-        """Where the next step is of another phase, clips what trains now at that phase's norm."""
-        number = self.plan.phase_number_at(self.steps_taken)
-        if number == self._phase_number:
-            return
-        self._clipping.close()
-        self._non_finite_before = self.non_finite
-        self._clipper = self._make_clipper(self.plan.phases[number])
-        self._parameters = self._trainable()
-        self._phase_number = number
-        self._clipping.enter_context(self._clipper)
-
-    def _make_clipper(self, phase: Phase) -> PerExampleClipper:
-        clipper = replace(self._options, max_grad_norm=phase.max_grad_norm).make(self._model)
-        _check_sensitivity(phase, clipper.sensitivity)
-        return clipper
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [p for p in self._model.parameters() if p.requires_grad]
-
-    def _check_parameters(self) -> None:
-        """Refuses a parameter that would move without noise, or get noise and never move.
-
-        Raises:
-            RunError: What trains is no longer what the phase's clipper was made for.
-        """
-        if [id(p) for p in self._trainable()] != [id(p) for p in self._parameters]:
-            raise RunError(
-                "the trainable parameters must stay those the phase began with, got others."
-            )
-
-
-def _check_sensitivity(phase: Phase, sensitivity: float) -> None:
-    if phase.sensitivity != sensitivity:
-        raise ValueError(
-            f"every phase's sensitivity must be its clipper's, {sensitivity}, got {phase}."
-        )
+        return self._clipper.non_finite
