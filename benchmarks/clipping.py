@@ -65,6 +65,10 @@ def rows() -> dict[str, Row]:
         "bitfit_own": (
             "BiTFiT / non-private BiTFiT", BITFIT, "instantiate", BITFIT, "1.02, 1.02",
         ),
+        "full_step": (
+            "full, book-keeping, a step of 4 micro-batches with its noise",
+            replace(FULL, accumulate=4), "book_keeping", replace(FULL, accumulate=4), "-",
+        ),
         "noise": (
             "noise for 124 M parameters / torch.randn",
             FULL, "noise", replace(FULL, engine="randn"), "2.50, -",

@@ -14,6 +14,8 @@ import pytest
 from dpft.cli import search, train, tune
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
+from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
+from dpft.training import private_run
 from dpft.training.checkpoint import GENERATORS
 from dpft.training.diagnostics import Diagnostics
 from tests.cli.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace
@@ -303,3 +305,21 @@ def test_a_private_split_and_a_metric_without_a_better_end_are_refused(
 def test_a_run_cannot_be_chosen_by_its_mean_length(workspace: Workspace) -> None:
     given = ("task.metrics=[mean_length]", "tune.metric=null")
     assert "with a better end" in workspace.refusal("tune", *SEARCH, *given)
+
+
+def test_trust_rule_4_every_trial_of_a_search_has_keys_of_its_own(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials 0 and 2 try the same setting: with one key they would share all their noise."""
+    keys: list[bytes] = []
+
+    def recorded(*arguments: Any, **options: Any) -> Randomness:
+        made = make_randomness(*arguments, **options)
+        keys.extend(key.at(0) for key in made._keys.values())
+        return made
+
+    monkeypatch.setattr(private_run, "make_randomness", recorded)
+    search = [each for each in SEARCH if not each.startswith("privacy.noise_seed")]
+    done = workspace.run("tune", *search, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.code == 0, done.err
+    assert len(keys) == len(set(keys)) == 3 * len(PURPOSES)
