@@ -312,13 +312,18 @@ def test_trust_rule_4_when_a_step_is_done_its_keys_are_forgotten(ledger):
     assert all(key.step == 1 for key in engine._randomness._keys.values())
 
 
-def test_trust_rule_4_dropout_inside_the_engine_comes_from_the_runs_own_key(ledger):
-    """Two engines that differ in nothing but their keys, after one torch seed, differ in masks."""
-    masks = []
+def test_trust_rule_4_masks_and_torchs_generator_are_keyed_anew_for_each_step(ledger):
+    """After one torch seed: what dropout layers and fused kernels draw follows the run's key."""
+    drawn = []
     for seed in (1, 2, 1):
+        model = linear()
         torch.manual_seed(0)
-        engine = make_engine(linear(), ledger, seed=seed)
-        with engine:
-            engine.draw(8)
-            masks.append(torch.nn.functional.dropout(torch.ones(64), 0.5).tolist())
-    assert masks[0] == masks[2] != masks[1]
+        with make_engine(model, ledger, seed=seed) as engine:
+            for _ in range(2):
+                engine.draw(8)
+                mask = torch.nn.functional.dropout(torch.ones(64), 0.5)
+                drawn.append((tuple(mask.tolist()), tuple(torch.rand(8).tolist())))
+                engine.finish_step()
+    assert drawn[:2] == drawn[4:]
+    for masks_or_numbers in zip(*drawn[:4], strict=True):
+        assert len(set(masks_or_numbers)) == 4
