@@ -45,6 +45,8 @@ def one_run(config: AccountConfig) -> str:
 def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
     """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
 
+    A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
+
     Raises:
         InputError: The witness is not of this run.
         StateError: The ledger is not the one that was lodged.
@@ -52,11 +54,12 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
     witnessed = None
     if config.witness is not None:
         witnessed = check_witnessed(run.ledger, Path(run.folder), Path(config.witness))
-        if witnessed == run.ledger.lines:
+        if run.ledger.closed and witnessed == run.ledger.lines:
             run = replace(run, end="witness")
     if config.head is not None:
         check_head(run, config.head)
-        run = replace(run, end="head")
+        if run.ledger.closed:
+            run = replace(run, end="head")
     return run, witnessed
 
 

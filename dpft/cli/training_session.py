@@ -22,7 +22,7 @@ from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_s
 from dpft.training.listeners import StepListener
 from dpft.training.loop import Records
 from dpft.training.private_run import train_privately
-from dpft.training.resume import Stopped
+from dpft.training.resume import Stopped, check_promises
 from dpft.training.self_check import check_clipper
 from dpft.training.session import Session, prepare_trained, train_ordinarily
 
@@ -105,6 +105,8 @@ def train(
     )
     if stopped is not None and stopped.has_ended:
         _check_end(stopped, plan)
+        if isinstance(config.privacy, DifferentialPrivacy):
+            check_promises(stopped, config.privacy)
         prepare_trained(session, plan.steps, stopped)
         delete_generator_states(private_folder(folder) / "checkpoints")
         return

@@ -21,6 +21,7 @@ from typing import Any
 from dpft.errors import StateError
 from dpft.files import read_json
 from dpft.privacy.ledger import GENESIS, LEDGER, LedgerRecord, read_ledger
+from dpft.privacy.witness import HANDED, read_handed
 
 JOURNAL = "steps.jsonl"
 """Its name in a run's ``private`` folder."""
@@ -50,6 +51,7 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
     ledger = read_ledger(path) if path.exists() else None
     for checkpoint, known in lodged:
         check_lodged(path, ledger, known, by=checkpoint)
+    _check_witness(folder)
     if not knows_the_end(folder):
         return ledger
     record = ledger or NO_STEPS
@@ -155,14 +157,32 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _lodged_in_checkpoints(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for path, run in _checkpointed(folder):
+        if run.get("ledger") is not None:  # A run without privacy has no ledger.
+            yield path, run["ledger"]
+
+
+def _checkpointed(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Gives what each checkpoint says that the run is bound to."""
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run")
         except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
             continue
-        known = run.get("ledger") if isinstance(run, dict) else None
-        if known is not None:  # A run without privacy has no ledger.
-            yield str(path), known
+        if isinstance(run, dict):
+            yield str(path), run
+
+
+def _check_witness(folder: Path) -> None:
+    """Refuses a run that has lost its name at its witness, by which its heads are found there."""
+    handed = read_handed(folder)
+    for path, run in _checkpointed(folder):
+        name = run.get("witness")
+        if name is not None and (handed is None or handed["run"] != name):
+            raise StateError(
+                f"{folder / HANDED} must name the run {name}, as was written down in {path}, got"
+                f" {'no such file' if handed is None else handed['run']}. Put it back as it was."
+            )
 
 
 def _journaled_steps(folder: Path) -> int:

@@ -14,7 +14,7 @@ from dpft.reports.accounting import (
     warning_lines,
 )
 from dpft.reports.spending import Spending
-from dpft.reports.spent import SpentRun
+from dpft.reports.spent import CLOSING_LINE, SpentRun
 
 YOUR_WORD = "that these runs share data, and that no other run does, is your word"
 
@@ -35,7 +35,7 @@ def run_table(
         rows.append(("", "is the head that was given"))
     if witnessed_lines is not None:
         rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
-    rows.append(("end", f"shown by {run.end}" if run.end else "unproven"))
+    rows.append(("end", _end_in_words(run.end)))
     rows += [row for noise, steps in run.taken.items() for row in _noise_rows(noise, steps)]
     rows += [
         ("batch", f"{run.expected_batch_size:g} expected"),
@@ -48,6 +48,12 @@ def run_table(
     steps = f"{run.steps} steps taken of {run.planned_steps} planned"
     lines += ["", _headline(spending, steps, run.unit), *warning_lines(spending.warnings)]
     return "\n".join(lines)
+
+
+def _end_in_words(end: str | None) -> str:
+    if end == CLOSING_LINE:
+        return f"shown by the {end} alone, which whoever owns the folder can write"
+    return f"shown by {end}" if end else "unproven"
 
 
 def run_record(run: SpentRun, spending: Spending) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from typing import Any
 
 import yaml
 
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.files import read_json
 from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LEDGER, LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.reports.records import CONFIGURATION, PRIVACY, read_privacy
+
+CLOSING_LINE = "closing line"
+"""What shows the end of a finished run's ledger where private/ is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +73,19 @@ def read_spent(folder: str) -> SpentRun:
     ledger = read_ended_ledger(path) or NO_STEPS
     taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
     try:
-        return _spent(folder, config, known, ledger, taken)
+        run = _spent(folder, config, known, ledger, taken)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"run must be the folder of a dpft run, got {folder!r}, whose {CONFIGURATION} or"
             f" {PRIVACY} lacks what is needed or holds another type ({error}); put it back."
         ) from error
+    if ledger.closed and run.steps < run.planned_steps:
+        raise StateError(
+            f"{path / LEDGER} is closed and must hold the {run.planned_steps} planned steps at"
+            f" least, got {run.steps}: lines were cut, and a closing line was written after them."
+            " Put it back as it was."
+        )
+    return run
 
 
 def read_ended_ledger(folder: Path) -> LedgerRecord | None:
@@ -156,14 +166,14 @@ def _known(folder: Path) -> dict[str, Any]:
         return read_privacy(folder / PRIVACY)
     if states:
         run = read_json(states[-1]).get("run") or {}
-        return dict(run.get("plan") or {})
+        return {**(run.get("plan") or {}), **(run.get("promises") or {})}
     return {}
 
 
 def _end(folder: Path, ledger: LedgerRecord) -> str | None:
     if knows_the_end(folder):
         return "private/"
-    return "closing line" if ledger.closed else None
+    return CLOSING_LINE if ledger.closed else None
 
 
 def _planned_noise(known: Mapping[str, Any]) -> Noise | None:
@@ -202,7 +212,7 @@ def _spent(
         neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
         accountant=str(privacy["accountant"]),
         calibration=_calibration(known, taken, steps),
-        reproducible=privacy["noise_seed"] is not None,
+        reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
         end=_end(Path(folder), ledger),
     )
 

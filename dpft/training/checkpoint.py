@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
-from dpft.training.key_file import read_key_file, write_key_file
+from dpft.training.key_file import KeyFile, read_key_file, write_key_file
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
@@ -49,10 +49,17 @@ class Checkpoint:
     step: int
     run: Mapping[str, Any]
     """What the run was bound to when it was written, ready for JSON."""
-    generators: Mapping[str, Any] | None
-    """Secret keys or generator states; None where they are deleted, as when the run has ended."""
-    original: bool = True
-    """Whether those are where they were written, and not in a copy of the folder."""
+    keys_changed: int = 0
+    """When the file of secret keys was written, in nanoseconds."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the secret keys are there; they are deleted when the run has ended."""
+        return (self.path / GENERATORS).exists()
+
+    def read_keys(self) -> KeyFile:
+        """Returns the secret keys, or generator states; read anew each time, and not kept here."""
+        return read_key_file(self.path / GENERATORS, changed=self.keys_changed)
 
 
 def save_checkpoint(
@@ -87,15 +94,16 @@ def save_checkpoint(
     partial.mkdir(mode=0o700)
     _save_tensors(partial / MODEL, _model_state(trained.model))
     _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
-    files = [MODEL, OPTIMIZER]
+    files, keys_changed = [MODEL, OPTIMIZER], 0
     if generators is not None:
-        write_key_file(partial / GENERATORS, generators)
+        keys_changed = write_key_file(partial / GENERATORS, generators)
         files.append(GENERATORS)
     state: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "step": step,
         "scheduler_step": trained.scheduler.last_epoch,
         "run": dict(run or {}),
+        "keys_changed": keys_changed,
         "checksums": {name: _checksum(partial / name) for name in files},
     }
     write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
@@ -114,13 +122,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         StateError: A file is missing or damaged.
     """
     state = _read_state(path)
-    step, run = int(state["step"]), state["run"]
-    if not (path / GENERATORS).exists():
-        return Checkpoint(path=path, step=step, run=run, generators=None)
-    keys = read_key_file(path / GENERATORS)
-    return Checkpoint(
-        path=path, step=step, run=run, generators=keys.content, original=keys.original
-    )
+    changed = int(state.get("keys_changed", 0))
+    return Checkpoint(path=path, step=int(state["step"]), run=state["run"], keys_changed=changed)
 
 
 def restore_checkpoint(path: Path, trained: Trained) -> int:

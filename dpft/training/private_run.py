@@ -24,8 +24,10 @@ from dpft.training.resume import (
     JOURNAL,
     LEDGER,
     Stopped,
+    check_promises,
     environment,
     find_stopped,
+    promises,
     write_plan,
 )
 from dpft.training.session import Session, prepare_trained, take_steps
@@ -60,6 +62,7 @@ def train_privately(
     if stopped is None:
         run.begin()
         return
+    check_promises(stopped, privacy)
     try:
         run.replay(stopped)
     except ReplayError as error:
@@ -79,8 +82,15 @@ class PrivateRun:
     @property
     def environment(self) -> dict[str, Any]:
         """What the bits of its sums depend on."""
-        privacy, records = self.privacy, self.session.records
-        return environment(records, engine=privacy.engine, memory_mb=privacy.clipper_memory_mb)
+        privacy, session = self.privacy, self.session
+        settings = session.settings
+        rates = (settings.learning_rate, settings.weight_decay, settings.loss_scale)
+        return environment(
+            session.records,
+            engine=privacy.engine,
+            memory_mb=privacy.clipper_memory_mb,
+            settings=(session.method, session.optimizer, session.scheduler, *rates),
+        )
 
     def begin(self) -> None:
         """Takes every step, from the first."""
@@ -93,15 +103,19 @@ class PrivateRun:
         Raises:
             ReplayError: A redone step would have the same noise and another sum.
         """
-        states, broken = stopped.checkpoint.generators, stopped.ledger
+        broken = stopped.ledger
         if stopped.checkpoint.run["environment"] != self.environment:
             raise ReplayError("the run goes on in another environment than it broke off in")
-        if states is None or broken is None:
+        if broken is None or not stopped.checkpoint.has_keys:
             raise ReplayError("the secret keys of the checkpoint are gone")
-        if not stopped.checkpoint.original:
-            raise ReplayError("the folder is a copy of the run's, which may go on with its keys")
+        keys = stopped.checkpoint.read_keys()
+        if not keys.original:
+            raise ReplayError(
+                "the folder is a copy of the run's, or was restored, and another may have its keys"
+            )
         device = self.session.records.device
-        randomness = restore_randomness(device, states, self.privacy.noise_seed)
+        randomness = restore_randomness(device, keys.content, self.privacy.noise_seed)
+        del keys  # Else a forgotten key would be kept as long as the run goes on.
         # Of the ledger's steps: more than the weights', where some were taken again before.
         done = stopped.checkpoint.step
         stood = int(stopped.checkpoint.run["ledger"].get("position", done))
@@ -171,6 +185,8 @@ class PrivateRun:
                 bound = {
                     "plan": write_plan(self.plan),
                     "environment": self.environment,
+                    "promises": promises(self.privacy),
+                    "witness": None if session.handover is None else session.handover.run,
                     "ledger": {
                         "lines": ledger.lines,
                         "head": ledger.head,

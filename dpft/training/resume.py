@@ -6,9 +6,11 @@ that bits depend on is written down, and a replay in another one draws new noise
 (DESIGN trust rule 9).
 """
 
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from dpft.privacy.ledger import LEDGER as LEDGER
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
+from dpft.privacy.settings import DifferentialPrivacy
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import Records
 
+PACKAGES = ("numpy", "peft", "transformers")
+"""Packages besides torch that compute a part of a sum."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +47,7 @@ class Stopped:
         """Whether its last step is taken and its secrets are gone."""
         if self.ledger is not None:
             return self.ledger.closed
-        return self.checkpoint.generators is None
+        return not self.checkpoint.has_keys
 
     def plan(self) -> PrivacyPlan:
         """Returns the plan that the run was bound to."""
@@ -68,27 +73,56 @@ def find_stopped(folder: Path) -> Stopped:
     return Stopped(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
-def environment(records: Records, *, engine: str, memory_mb: int) -> dict[str, Any]:
+def environment(
+    records: Records, *, engine: str, memory_mb: int, settings: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
     Args:
         records: How losses are computed.
         engine: Name of the clipping engine.
         memory_mb: What the clipper may spend.
+        settings: What moves the weights that later sums are of: method, optimizer, learning rate.
     """
     device = records.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "device": f"{device.type} {name}".strip(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,
         "memory_mb": memory_mb,
         "micro_batch_size": records.micro_batch_size,
         "noise": NOISE_SOURCE,
+        "packages": {name: version(name) for name in PACKAGES},
         "precision": records.precision,
+        "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
+
+
+def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
+    """Returns what the report will say of a run that its plan does not hold, ready for JSON."""
+    return {
+        "reproducible": privacy.noise_seed is not None,
+        "self_check": privacy.self_check,
+        "show_diagnostics": privacy.show_diagnostics,
+    }
+
+
+def check_promises(stopped: Stopped, privacy: DifferentialPrivacy) -> None:
+    """Refuses to report of a run what it did not begin with: its configuration was edited.
+
+    Raises:
+        InputError: A noise seed, shown losses or a self-check were added or removed.
+    """
+    began, now = stopped.checkpoint.run.get("promises"), promises(privacy)
+    if began != now:
+        raise InputError(
+            f"resume must go on with the privacy settings that the run began with, {began}, got"
+            f" {now}; put its config.yaml back as it was."
+        )
 
 
 def write_plan(plan: PrivacyPlan) -> dict[str, Any]:

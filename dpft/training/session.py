@@ -87,7 +87,7 @@ def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = Non
         batch_size=session.settings.expected_batch_size,
         seed=session.settings.seed,
         loss_scale=session.settings.backward_scale,
-        state=None if stopped is None else stopped.checkpoint.generators,
+        state=None if stopped is None else stopped.checkpoint.read_keys().content,
         steps_taken=done,
     )
     take_steps(

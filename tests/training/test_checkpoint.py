@@ -133,7 +133,7 @@ def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
     generators = {"noise": ["0102"], "dropout_key": "01"}
     path = save_checkpoint(folder, 0, state, generators=generators, run={"plan": 1})
     read = read_checkpoint(path)
-    assert (read.step, read.run, read.generators["noise"]) == (0, {"plan": 1}, ["0102"])
+    assert (read.step, read.run, read.read_keys().content["noise"]) == (0, {"plan": 1}, ["0102"])
     delete_generator_states(folder)
     assert not (path / GENERATORS).exists()
     assert restore_checkpoint(path, state) == 0

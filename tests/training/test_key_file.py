@@ -1,9 +1,11 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from dpft.errors import InputError
+from dpft.training import key_file
 from dpft.training.key_file import read_key_file, write_key_file
 
 CONTENT = {"step": 3, "keys": {"noise": "00" * 32}}
@@ -11,38 +13,78 @@ CONTENT = {"step": 3, "keys": {"noise": "00" * 32}}
 
 def test_a_key_file_gives_its_content_back_and_is_for_its_owner_alone(tmp_path):
     path = tmp_path / "keys.json"
-    write_key_file(path, CONTENT)
-    read = read_key_file(path)
+    changed = write_key_file(path, CONTENT)
+    read = read_key_file(path, changed=changed)
     assert read.content == CONTENT and read.original
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_renamed_file_and_a_renamed_folder_are_still_the_original(tmp_path):
+def test_a_file_in_a_renamed_folder_is_still_the_original(tmp_path):
     (tmp_path / "partial").mkdir()
-    write_key_file(tmp_path / "partial" / "a", CONTENT)
-    (tmp_path / "partial" / "a").rename(tmp_path / "partial" / "b")
+    changed = write_key_file(tmp_path / "partial" / "a", CONTENT)
     (tmp_path / "partial").rename(tmp_path / "whole")
-    assert read_key_file(tmp_path / "whole" / "b").original
+    assert read_key_file(tmp_path / "whole" / "a", changed=changed).original
+
+
+def over_itself(path: Path, backup: Path) -> None:
+    """Restores in place: the inode stays."""
+    path.write_bytes(backup.read_bytes())
+
+
+def in_its_place(path: Path, backup: Path) -> None:
+    """Restores anew: a file system may give the freed inode's number out again."""
+    path.unlink()
+    shutil.copy2(backup, path)
+
+
+def by_another_name(path: Path, backup: Path) -> None:
+    """Makes a second name for the file, as ``cp -al`` does."""
+    (path.parent / "link").hardlink_to(path)
+
+
+@pytest.mark.parametrize("restore", [over_itself, in_its_place, by_another_name])
+def test_trust_rule_4_a_restored_file_is_no_original(tmp_path, monkeypatch, restore):
+    """Whatever its inode's number: here every file has the same."""
+    monkeypatch.setattr(key_file, "_place", lambda status: {"device": 1, "inode": 2})
+    path = tmp_path / "keys.json"
+    changed = write_key_file(path, CONTENT)
+    shutil.copy2(path, tmp_path / "backup")
+    assert read_key_file(path, changed=changed).original
+    restore(path, tmp_path / "backup")
+    read = read_key_file(path, changed=changed)
+    assert read.content == CONTENT and not read.original
 
 
 @pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
 def test_trust_rule_4_a_copy_is_no_original(tmp_path, copy):
     path = tmp_path / "keys.json"
-    write_key_file(path, CONTENT)
+    changed = write_key_file(path, CONTENT)
     copy(path, tmp_path / "copy.json")
-    read = read_key_file(tmp_path / "copy.json")
-    assert read.content == CONTENT and not read.original
-    assert read_key_file(path).original
+    own = (tmp_path / "copy.json").stat().st_ctime_ns
+    for known in (changed, own):
+        read = read_key_file(tmp_path / "copy.json", changed=known)
+        assert read.content == CONTENT and not read.original
+    assert read_key_file(path, changed=changed).original
+
+
+@pytest.mark.parametrize("name", ["device", "inode"])
+def test_trust_rule_4_a_file_elsewhere_is_no_original(tmp_path, name):
+    path = tmp_path / "keys.json"
+    write_key_file(path, CONTENT)
+    written = json.loads(path.read_text())
+    written["file"][name] += 1
+    path.write_text(json.dumps(written))
+    assert not read_key_file(path, changed=path.stat().st_ctime_ns).original
 
 
 def test_a_file_without_a_place_is_no_original(tmp_path):
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"schema_version": 1, **CONTENT}))
-    assert not read_key_file(path).original
+    assert not read_key_file(path, changed=path.stat().st_ctime_ns).original
 
 
 def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"schema_version": 2, **CONTENT}))
     with pytest.raises(InputError, match="schema_version"):
-        read_key_file(path)
+        read_key_file(path, changed=0)
