@@ -24,8 +24,8 @@ from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.keys import AgingKey
 
 DROPOUT_SOURCE = (
-    "dropout masks from ChaCha20; those inside fused kernels from torch's generators, which are"
-    " keyed by the operating system anew for each step"
+    "dropout masks from ChaCha20; those inside fused kernels and what else a model draws at random"
+    " from torch's generators, keyed anew for each step from the operating system's key"
 )
 _LEVELS = 2**16
 """Dropout rates are rounded to a multiple of 1/_LEVELS."""

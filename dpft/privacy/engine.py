@@ -2,8 +2,8 @@
 
 Read this file to audit a run. Each step: a Poisson draw of the plan's sample rate; the sum of
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
-times that sensitivity, once; division by the public expected batch size; a ledger line, on disk,
-before the caller may move a weight. Everything after is post-processing (Abadi et al. 2016,
+times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
+Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
 Algorithm 1). Where a phase begins, what trains and the clipping norm may change; within one they
 may not.
 """
@@ -44,7 +44,7 @@ class PrivacyEngine:
         The sequence of gradients that ``finish_step`` leaves is an output of ``plan.mechanism()``
         over the records: the sampler, the clipping norm and the noise read the same plan that
         the accountant reads. An empty draw takes a noisy step like any other. The step is in the
-        ledger before its gradient is readable.
+        ledger before ``finish_step`` returns.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Standard Gaussians in float64 from secret bits, by the method of Box and Muller (1958).
 
-A pair of 53-bit numbers k gives two Gaussians: ``u = (k + 1/2) 2^-53`` of each, then
+A pair of 53-bit numbers k gives two Gaussians: ``u = (k + 1/2) 2^-53`` of each (in float64: for
+k of 2^52 and more the half is rounded to even, so that u near 1 is a multiple of 2^-52), then
 ``sqrt(-2 ln u)`` times cosine and sine of ``2 pi u'``. By itself that would end at 8.65 standard
 deviations, and the largest radii would form a coarse lattice: so where k is below 2^32, further
 words extend u until 32 significant bits of it stand. Radii then reach beyond ``REACH``.

@@ -8,16 +8,19 @@ Noise is drawn and added in float64, and the sum is rounded once to a fixed grid
 between 2^-21 and 2^-20 of the noise's standard deviation, before anything else is done with it.
 Without the grid, floating point would give the sum away (Mironov 2012): a float32 outcome within
 2^-30 of a standard deviation of zero shows the float64 noise itself, and so does one in the tails,
-where radii are few. On the grid, every outcome can be reached from every sum, by very many noises.
+where radii are few. On the grid, an outcome can be reached from a sum and from its neighbours
+alike, by very many noises, as far as the tails go.
 
 What remains of Mironov's attack: the noise is one of finitely many float64 numbers, so that an
-outcome's probability is not exactly the Gaussian's. A cell of the grid holds all noises in
-an interval of 2^-21 standard deviations. For each angle the radii in it are spaced by at most
-2^-32 / r, so that their number is at least 2^11 r and is off by at most one: at the very worst, far
-in the tails, a probability ratio of 1 + 2^-11 for one angle, over which 2^53 angles average;
-elsewhere radii are spaced by 2^-53 / (u r), and the ratio differs from 1 by less than 2^-30.
-Rounding of logarithm, root and cosine (2^-52, relative) moves noises across the edges of cells by
-as little. Noises beyond 18.8 standard deviations are not counted on: see ``plan``.
+outcome's probability is not exactly the Gaussian's. A cell of the grid holds all noises in an
+interval of 2^-21 standard deviations. For one angle, radii around r come from uniforms u that are
+spaced by 2^-53, or by 2^-32 u where that is less (``gaussians``), so radii are spaced by at most
+2^-32 / r, a cell holds 2^11 r of them or more, and its probability is off by a ratio of at most
+1 + 2^-11 / r: that is the worst, where u is near 2^-21 and r near 5.4; at r = 3 it is 1 + 2^-27, at
+r = 1 less than 1 + 2^-30. Below r = 2^-21 there are only 512 radii, of which a run sees one with
+a probability of 2^-43 a pair. All of it is for one angle, and some 2^29 / r angles share a cell and
+average. Rounding of logarithm, root and cosine (2^-50, relative) moves noises across the edges of
+cells by as little. Noises beyond 18.8 standard deviations are not counted on: see ``planning``.
 """
 
 import math
@@ -130,7 +133,7 @@ def add_noise(
     blocks = BlockNoise(noise, step)
     values = parameters.values() if isinstance(parameters, Mapping) else parameters
     for place, parameter in enumerate(values):
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or not parameter.numel():
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -159,8 +162,11 @@ def grid(noise_std: float) -> float:
 
 
 def _on_grid(values: Tensor, spacing: float) -> Tensor:
-    """Rounds to multiples of a power of two, in place; scaling by it is exact."""
-    return values.mul_(1 / spacing).round_().mul_(spacing)
+    """Rounds to multiples of a power of two, in place; scaling by it is exact.
+
+    A zero has no sign: -0.0 would tell on which side of zero the sum lay.
+    """
+    return values.mul_(1 / spacing).round_().mul_(spacing).add_(0.0)
 
 
 def _blocks(gradient: Tensor) -> Iterator[tuple[int, Tensor]]:

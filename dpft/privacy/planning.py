@@ -6,7 +6,8 @@ from typing import Protocol
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.plan import EXAMPLE, Calibration, Phase, PrivacyPlan, check_delta, default_delta
 from dpft.privacy.settings import DifferentialPrivacy
@@ -57,6 +58,7 @@ def make_plan(
     noise_multiplier, calibration = _noise(
         config, delta=delta, sample_rate=sample_rate, steps=steps
     )
+    _check_headroom(expected_batch_size)
     _check_reach(noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta)
     return PrivacyPlan(
         noise_multiplier=noise_multiplier,
@@ -71,6 +73,21 @@ def make_plan(
         unit_definition=config.unit_definition(record),
         calibration=calibration,
     )
+
+
+def _check_headroom(expected_batch_size: int) -> None:
+    """Refuses a batch so large that rounding could move its sum by half of the clipping norm.
+
+    Raises:
+        InputError: It is.
+    """
+    headroom = rounding_headroom(expected_batch_size)
+    if headroom > MOST_HEADROOM:
+        raise InputError(
+            "train.expected_batch_size must be small enough that float32 can add its gradients up,"
+            f" got {expected_batch_size}, where rounding could move the sum by {headroom:.0%} of"
+            " privacy.max_grad_norm; 200000 is possible."
+        )
 
 
 def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, delta: float) -> None:

@@ -12,6 +12,7 @@ from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
@@ -58,6 +59,7 @@ def plan_record(
     return record | {
         "max_grad_norm": plan.phases[0].max_grad_norm,
         "sensitivity": plan.phases[0].sensitivity,
+        "rounding_headroom": rounding_headroom(plan.expected_batch_size),
         "clipping": plan.clipping,
         "unit_definition": plan.unit_definition,
         "steps": plan.steps,

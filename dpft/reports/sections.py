@@ -199,10 +199,16 @@ def _clipping_rows(privacy: Config) -> list[Row]:
         (
             "clipping" if len(phases) == 1 else several.format(number, **phase),
             f"{privacy['clipping']}, max_grad_norm {phase['max_grad_norm']:g},"
-            f" sensitivity {phase['sensitivity']:g}",
+            f" sensitivity {phase['sensitivity']:g}{_headroom(privacy)}",
         )
         for number, phase in enumerate(phases, start=1)
     ]
+
+
+def _headroom(privacy: Config) -> str:
+    """Returns what of the sensitivity is left for rounding; nothing where the run is old."""
+    share = privacy.get("rounding_headroom")
+    return "" if share is None else f", of which {share:.2%} is left for the rounding of the sum"
 
 
 def _answer(name: str, value: Any) -> tuple[str, str]:

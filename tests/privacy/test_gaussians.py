@@ -129,3 +129,15 @@ def test_tails_are_a_gaussians_far_beyond_where_53_bits_end(leading_zeros, tails
         expected = math.exp(log_expected)
         assert expected > 100
         assert abs((draws > tail).sum() - expected) < 4 * math.sqrt(expected), tail
+
+
+def test_normals_equal_those_of_another_library_to_1e_12():
+    """What another kind of device must reach, too: here numpy's logarithm, cosine and sine."""
+    words = bits(200_000)
+    halves = torch.cat(BoxMuller(CPU).pairs(words, refining)).numpy()
+    numbers = (words.numpy().view(np.uint64) >> np.uint64(11)).astype(np.float64)
+    uniforms = (numbers + 0.5) * 2.0**-53
+    radii, angles = np.sqrt(-2 * np.log(uniforms[:100_000])), 2 * np.pi * uniforms[100_000:]
+    expected = np.concatenate([radii * np.cos(angles), radii * np.sin(angles)])
+    assert numbers[:100_000].min() >= 2**32, "no uniform here is refined"
+    assert np.abs(halves - expected).max() < 1e-12

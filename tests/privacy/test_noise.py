@@ -7,6 +7,10 @@ import torch
 from scipy import stats
 from torch import nn
 
+from dpft.privacy import gaussians
+from dpft.privacy import noise as noise_module
+from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
+from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, NoiseStream, add_noise, grid
 from dpft.privacy.randomness import make_randomness
 from tests.privacy.linear_complexity import ORDER_OF_MT19937, linear_complexity
@@ -133,6 +137,49 @@ def test_noise_follows_a_parameters_place_among_all_not_among_the_trainable():
     add_noise(parameters, 1.0, source())
     assert parameters["first"].grad is None
     assert torch.equal(parameters["third"].grad, before)
+
+
+def test_trust_rule_4_every_draw_has_an_address_of_its_own(monkeypatch):
+    """Bits and refinement of each block, drawn under the step's key: all uniforms near 0 here."""
+    drawn = []
+
+    def filled(key, address, out, *, zeros):
+        drawn.append((key, address))
+        fill_with_keystream(key, address, out, zeros=zeros)
+
+    def words(key, address, size):
+        drawn.append((key, address))
+        return keystream(key, address, size)
+
+    monkeypatch.setattr(noise_module, "fill_with_keystream", filled)
+    monkeypatch.setattr(noise_module, "keystream", words)
+    monkeypatch.setattr(noise_module, "BLOCK", 4)
+    monkeypatch.setattr(gaussians, "_SIGNIFICANT", 2**53)
+    key = AgingKey(bytes(32))
+    for step in (0, 7):
+        parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 0, 10)]
+        add_noise(parameters, 1.0, NoiseStream(CPU, key), step=step)
+    assert drawn == [
+        (key.at(step), Address(purpose, step, parameter, block))
+        for step in (0, 7)
+        for parameter, blocks in ((0, 1), (2, 3))
+        for block in range(blocks)
+        for purpose in (Purpose.NOISE, Purpose.REFINEMENT)
+    ]
+
+
+def test_a_zero_has_no_sign():
+    """-0.0 would tell on which side of zero the sum lay: here the whole noise rounds to 0."""
+    parameter = nn.Parameter(torch.zeros(1000))
+    parameter.grad = -1e-9 * noise_in_float64(1000).sign().float()
+    parameter.grad -= noise_in_float64(1000).float()
+    add_noise([parameter], 1.0, source())
+    zeros = parameter.grad == 0
+    assert zeros.sum() > 900 and not parameter.grad[zeros].signbit().any()
+
+
+def noise_in_float64(count: int) -> torch.Tensor:
+    return source().draw(count)
 
 
 def test_a_parameter_without_a_gradient_gets_noise():

@@ -1,7 +1,8 @@
 import numpy as np
 import torch
 
-from dpft.privacy.randomness import PURPOSES, make_randomness, restore_randomness
+from dpft.privacy.keys import AgingKey
+from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness, restore_randomness
 
 CPU = torch.device("cpu")
 
@@ -73,3 +74,18 @@ def test_trust_rule_4_a_stolen_state_tells_nothing_of_the_steps_before():
     for each in (stolen, randomness):
         for key in each._keys.values():
             assert key.step == 4
+
+
+def test_trust_rule_4_each_source_draws_from_the_key_of_its_own_purpose_and_step():
+    """So none of them is moved by another's key, and each by its own, at every step."""
+    with torch.random.fork_rng():
+        keys = {name: AgingKey(bytes([number]) * 32) for number, name in enumerate(PURPOSES)}
+        base = drawn(Randomness(keys, CPU, reproducible=True), 3)
+        for place, name in enumerate(("sampling", "noise", "dropout")):
+            other = AgingKey(b"x" * 32)
+            changed = drawn(Randomness(keys | {name: other}, CPU, reproducible=True), 3)
+            moved = [one != two for one, two in zip(base, changed, strict=True)]
+            # torch's own generators are dropout's as well
+            assert moved == [n == place or (n == 3 and name == "dropout") for n in range(4)]
+            late = AgingKey(keys[name].at(3), step=3)
+            assert drawn(Randomness(keys | {name: late}, CPU, reproducible=True), 3) == base

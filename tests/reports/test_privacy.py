@@ -90,6 +90,7 @@ def test_a_private_run_has_every_promised_key() -> None:
         "calibration",
         "noise_source",
         "dropout_source",
+        "rounding_headroom",
         "num_examples_source",
     }
 

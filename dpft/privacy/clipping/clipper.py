@@ -48,7 +48,9 @@ class PerExampleClipper:
         cannot scale is left out as not finite. Micro-batches are added up without the error of
         adding (``sums``): with ``headroom`` of ``rounding_headroom(n)``, adding or removing one
         example (one unit, where units are given) changes the sum of a step of n examples by at
-        most ``sensitivity``, the rounding of the others included. A non-finite loss or gradient
+        most ``sensitivity``, the rounding of the others included: proved for the additions, and for
+        what rounds inside a dense layer's product or the model itself allowed for by the worst
+        that was found. A non-finite loss or gradient
         contributes exactly zero. Nothing trainable is left out: a layer without a rule and a
         weight used behind its layer's back are refused by name.
     """

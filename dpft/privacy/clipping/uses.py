@@ -25,6 +25,11 @@ from dpft.privacy.clipping.squares import (
 )
 from dpft.privacy.clipping.units import Units
 
+EXACT_AT_A_TIME = 2**22
+"""Numbers copied to float64 at a time (32 MB), where a sum is taken in it."""
+SMALL = 2**12
+"""Weights up to which libraries add a product up one position after the other, not in tiles."""
+
 
 @dataclass(frozen=True)
 class OuterUse:
@@ -82,7 +87,11 @@ class OuterUse:
             left = left * scale
         else:
             right = right * scale
-        total.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+        left, right = left.flatten(0, 1), right.flatten(0, 1)
+        if total.numel() <= SMALL:
+            total.add_((left.double().t() @ right.double()).to(total.dtype))
+        else:
+            total.addmm_(left.t(), right)
 
     def keep(self, mask: Tensor) -> "OuterUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -145,8 +154,13 @@ class RowsUse:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
-        scaled = in_norm_dtype(self.values) * factors[:, None, None]
-        total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
+        scaled = (in_norm_dtype(self.values) * factors[:, None, None]).flatten(0, 1)
+        rows, order, place = _distinct(self.ids.flatten())
+        width = _columns_at_a_time(scaled)
+        for part, into in zip(scaled.split(width, 1), total.split(width, 1), strict=True):
+            values = part[order].double()
+            sums = torch.zeros_like(values).index_add_(0, place, values)
+            into.index_add_(0, rows, sums.to(total.dtype))
 
     def keep(self, mask: Tensor) -> "RowsUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -191,10 +205,10 @@ class GradientUse:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``."""
         values = in_norm_dtype(self.values).reshape(len(self.values), -1)
-        if total.is_contiguous():
-            total.view(-1).addmv_(values.t(), factors)
-        else:
-            total.add_((factors @ values).view_as(total))
+        exact = factors.double()
+        parts = values.split(_columns_at_a_time(values), 1)
+        sums = [(exact @ part.double()).to(total.dtype) for part in parts]
+        total.add_(torch.cat(sums).view_as(total))
 
     def keep(self, mask: Tensor) -> "GradientUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -235,3 +249,23 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
+
+
+def _columns_at_a_time(rows: Tensor) -> int:
+    return max(1, EXACT_AT_A_TIME // max(1, len(rows)))
+
+
+def _distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the distinct ids, an order that brings equal ones together, and each one's place.
+
+    Without a look at how many there are, for which an accelerator would have to wait: there are
+    as many places as ids, and those that nothing falls on have id 0.
+
+    Args:
+        ids: Shape (n,).
+    """
+    ordered, order = ids.sort()
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    place = begins.cumsum(0) - 1
+    return torch.zeros_like(ids).scatter_(0, place, ordered), order, place

@@ -69,6 +69,93 @@ def test_trust_rule_2_holds_for_aligned_records_of_many_positions(micro_batch):
     assert 0.99 < moved <= 1 + 1e-7
 
 
+class Rows(nn.Module):
+    """An embedding whose row 1 every position uses; its gradient is what is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(3, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        ids = torch.ones(values.shape[:2], dtype=torch.long)
+        return (self.layer(ids) * values).sum((1, 2))
+
+
+class Shift(nn.Module):
+    """A bias, whose gradient is the sum over positions of what is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, WIDTH)
+        self.layer.weight.requires_grad_(False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (self.layer(torch.zeros(*values.shape[:2], 1)) * values).sum((1, 2))
+
+
+class Dense(nn.Module):
+    """A linear layer, each output's gradient the sum over positions of what is given."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, outputs, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(values).sum((1, 2)) / self.layer.out_features**0.5
+
+
+def records_that_conspire_inside_a_micro_batch(
+    count: int, micro_batch: int, positions: int
+) -> Tensor:
+    """Records whose own additions conspire, where positions are added one after the other.
+
+    Half of a micro-batch adds up to just below a power of two; the rest adds 1.02 units in the
+    last place at a time, each rounded to 1. With one more record in front the last large one comes
+    before them, the unit doubles, and each is rounded up to 2.
+    """
+    half = micro_batch // 2
+    unit = 2.0 ** (math.log2(half) - 1 - 23)
+    large = torch.zeros(positions)
+    large[0] = 1 - 2.0**-10
+    small = torch.full((positions,), 1.02 * unit)
+    one = [large] * half + [small] * (micro_batch - half - 1) + [large]
+    values = torch.stack(one * (count // micro_batch))
+    return values[:, :, None].expand(-1, -1, WIDTH).contiguous()
+
+
+CRAFTED = {
+    "embedding": (Rows, 32, 100),
+    "embedding, one position": (Rows, 64, 1),
+    "bias": (Shift, 256, 1),
+    "thin dense": (lambda: Dense(1), 256, 1),
+    "small dense": (lambda: Dense(4), 64, 100),
+    "dense": (lambda: Dense(300), 128, 1),
+    "dense, positions": (lambda: Dense(300), 32, 4),
+}
+
+
+@pytest.mark.parametrize("engine", ["two_pass", "book_keeping"])
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_trust_rule_2_holds_for_records_whose_sums_conspire_inside_a_micro_batch(kind, engine):
+    """Sums in float32 of an embedding's rows were moved by 1.045 C with these 1024 records."""
+    make, micro_batch, positions = CRAFTED[kind]
+    records = records_that_conspire_inside_a_micro_batch(512, micro_batch, positions)
+    headroom = rounding_headroom(512)
+    norm = float(records.double().sum(1).norm(dim=1).max()) / (1 - headroom) * (1 + 1e-5)
+
+    def total(rows_of_all: Tensor) -> Tensor:
+        model = make()
+        options = {"max_grad_norm": norm, "headroom": headroom, "engine": engine}
+        with PerExampleClipper(model, **options) as clipper:
+            for rows in rows_of_all.split(micro_batch):
+                clipper.accumulate(lambda rows=rows: model(rows))
+        trained = [p.grad.double().flatten() for p in model.parameters() if p.requires_grad]
+        return torch.cat(trained)
+
+    moved = float((total(torch.cat([records[-1:], records])) - total(records)).norm())
+    assert 0.98 * norm < moved <= norm * (1 + 1e-7)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_micro_batches_add_up_to_the_exact_sum_rounded_once(engine):
     g = torch.Generator().manual_seed(0)
@@ -99,9 +186,9 @@ def test_a_sum_of_another_layout_is_compensated_too():
 
 
 def test_the_headroom_is_small_grows_with_the_batch_and_shrinks_with_precision():
-    assert 0 < rounding_headroom(16) < 1e-4 < rounding_headroom(1024) < 7e-4
-    assert rounding_headroom(8192) < 5e-3
-    assert rounding_headroom(8192, torch.float64) < 1e-11
+    assert 0 < rounding_headroom(16) < 2e-4 < rounding_headroom(1024) < 2.6e-3
+    assert rounding_headroom(8192) < 1.8e-2
+    assert rounding_headroom(8192, torch.float64) < 1e-10
 
 
 def test_a_batch_whose_rounding_would_take_half_of_the_bound_is_refused():
