@@ -19,6 +19,8 @@ from dpft.errors import InputError, StateError
 from dpft.links import everything_below
 
 SCHEMA_VERSION = 1
+MOST_NESTED = 50
+"""Lists and groups of keys in each other, of a YAML file that dpft wrote: far more than it needs."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -115,24 +117,36 @@ def read_yaml(path: Path) -> Any:
     """Returns the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
 
     Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
-    Aliases are refused, which dpft never writes: by them a few lines stand for more values than
-    memory holds, or for a list that holds itself.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: It cannot be read, or is such as dpft does not write.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
+        _check_nesting(text)
         return yaml.safe_load(text)
-    except RecursionError as error:
-        reason: object = "its values are nested too deeply"
-        cause: Exception = error
     # PyYAML lets pass what its constructors raise of a text that is no number or date after all.
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
-        reason, cause = " ".join(str(error).split()), error
-    raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from cause
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
+
+
+def _check_nesting(text: str) -> None:
+    """Refuses YAML that nests too deeply, or has aliases, before values are made of it.
+
+    By aliases a few lines stand for more values than memory holds, or for a list that holds itself.
+
+    Raises:
+        yaml.YAMLError: It does, or is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise yaml.YAMLError(f"it nests more than {MOST_NESTED} lists and groups of keys")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
 
 
 def _whole_number(digits: str) -> int:
