@@ -20,7 +20,7 @@ from dpft.links import everything_below
 
 SCHEMA_VERSION = 1
 MOST_NESTED = 50
-"""Lists and groups of keys in each other, of a YAML file that dpft wrote: far more than it needs."""
+"""How deep lists and groups of keys may lie in each other in a saved YAML file; dpft needs few."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:

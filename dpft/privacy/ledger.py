@@ -198,7 +198,8 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     if not record.closed or record.steps < plan.steps:
         raise StateError(
             f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
-            f"{'' if record.closed else ', not closed'}; it was changed while the run went on."
+            f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"
+            " as it was."
         )
     allowed = [plan.mechanism_at(start) for start in plan.phase_starts()]
     for step, mechanism in enumerate(record.mechanisms):
