@@ -1,4 +1,8 @@
-"""Files that are either whole or absent, and folders that only their owner can read."""
+"""Files that are either whole or absent, and folders that only their owner can read.
+
+A run's folder may have been received from somebody, or be damaged: what is read here is refused in
+one sentence where it is not what dpft wrote.
+"""
 
 import fcntl
 import json
@@ -9,9 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dpft.errors import InputError, StateError
+from dpft.links import everything_below
 
 SCHEMA_VERSION = 1
+MOST_NESTED = 50
+"""How deep lists and groups of keys may lie in each other in a saved YAML file; dpft needs few."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -57,12 +66,13 @@ def sync_tree(folder: Path) -> None:
 def share(folder: Path) -> None:
     """Gives the files in ``folder`` the mode that a new file has.
 
-    A library that writes through temporary files leaves them to their owner alone.
+    A library that writes through temporary files leaves them to their owner alone. What a symbolic
+    link points to is left as it is.
     """
     mask = os.umask(0)
     os.umask(mask)
-    for path in folder.rglob("*"):
-        if path.is_file():
+    for path in everything_below(folder):
+        if path.is_file() and not path.is_symlink():
             path.chmod(0o666 & ~mask)
 
 
@@ -80,14 +90,75 @@ def read_json(path: Path) -> dict[str, Any]:
         StateError: It is damaged.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path), parse_int=_whole_number)
         version = content["schema_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged: it must hold one JSON object with a schema_version; put it back."
         ) from error
     check_version(version, path)
     return dict(content)
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file that must be one.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        StateError: It is a folder.
+    """
+    try:
+        return path.read_bytes()
+    except IsADirectoryError as error:
+        raise StateError(f"{path} must be a file, got a folder; put it back as it was.") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
+
+    Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
+
+    Raises:
+        InputError: It cannot be read, or is such as dpft does not write.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        _check_nesting(text)
+        return yaml.safe_load(text)
+    # PyYAML lets pass what its constructors raise of a text that is no number or date after all.
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
+
+
+def _check_nesting(text: str) -> None:
+    """Refuses YAML that nests too deeply, or has aliases, before values are made of it.
+
+    By aliases a few lines stand for more values than memory holds, or for a list that holds itself.
+
+    Raises:
+        yaml.YAMLError: It does, or is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise yaml.YAMLError(f"it nests more than {MOST_NESTED} lists and groups of keys")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
+
+
+def _whole_number(digits: str) -> int:
+    """Returns a whole number of JSON.
+
+    Raises:
+        ValueError: It has too many digits to be read.
+        OverflowError: It is larger than any float, so that arithmetic on it would fail.
+    """
+    number = int(digits)
+    float(number)
+    return number
 
 
 def check_version(version: object, path: Path) -> None:
@@ -110,9 +181,19 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o
 
 
 def private_folder(run: Path) -> Path:
-    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released."""
+    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released.
+
+    Raises:
+        InputError: Something of this name is there that is no folder.
+    """
     folder = run / "private"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(
+            f"{folder} must be a folder, which holds what is not to be released, got something"
+            " else; move it away, or put it back as it was."
+        ) from error
     folder.chmod(0o700)
     return folder
 

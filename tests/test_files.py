@@ -9,6 +9,7 @@ from dpft.files import (
     hold_lock,
     private_folder,
     read_json,
+    read_yaml,
     share,
     sync_tree,
     write_json,
@@ -95,3 +96,71 @@ def test_a_tree_is_on_disk_with_its_names(tmp_path, monkeypatch):
     sync_tree(tmp_path / "model")
     names = ("", "model", "model/config", "model/base", "model/base/weights")
     assert synced == {str(tmp_path / name) for name in names}
+
+
+def test_what_a_link_points_to_keeps_its_mode(tmp_path):
+    for name in ("key", "elsewhere/key"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"secret")
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "x").symlink_to(tmp_path / "key")
+    (tmp_path / "model" / "y").symlink_to(tmp_path / "elsewhere")
+    share(tmp_path / "model")
+    for name in ("key", "elsewhere/key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_a_private_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "private").write_text("")
+    with pytest.raises(InputError, match="private must be a folder, .* got something else; move"):
+        private_folder(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000])
+def test_json_with_a_number_beyond_every_float_is_refused_as_corrupted(tmp_path, number):
+    (tmp_path / "a.json").write_text(f'{{"schema_version": 1, "epsilon": {number}}}')
+    with pytest.raises(StateError, match=r"a\.json is damaged"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_that_is_a_folder_is_refused_as_corrupted(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(StateError, match=r"a\.json must be a file, got a folder; put it back"):
+        read_json(tmp_path / "a.json")
+
+
+def test_yaml_is_read_as_plain_values_of_which_none_is_resolved(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "hidden")
+    (tmp_path / "a.yaml").write_text("a: ${oc.env:SECRET}\nb: [1, null, true]\n")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": "${oc.env:SECRET}", "b": [1, None, True]}
+
+
+NO_YAML = {
+    "nested too deeply": "[" * 5000,
+    "nested too deeply in blocks": "\n".join("- " * 400 + str(n) for n in range(2)),
+    "of a list that holds itself": "a: &a [*a]",
+    "of aliases of aliases": "a: &a [1]\nb: [*a, *a]",
+    "with a number of too many digits": "1" * 5000,
+    "with a day that is none": "2001-99-99",
+    "with a text that is no number": '!!int ""',
+    "with a text that is no time": "!!timestamp x",
+    "with a tag of Python's": "!!python/object/apply:os.system [ls]",
+    "open": "{",
+}
+
+
+@pytest.mark.parametrize("case", NO_YAML)
+def test_yaml_that_dpft_did_not_write_is_refused(tmp_path, case):
+    (tmp_path / "a.yaml").write_text(NO_YAML[case])
+    with pytest.raises(InputError, match=r"cannot read .*a\.yaml: .*; put it back") as error:
+        read_yaml(tmp_path / "a.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_yaml_that_is_a_folder_or_no_text_is_refused(tmp_path):
+    (tmp_path / "a.yaml").mkdir()
+    (tmp_path / "b.yaml").write_bytes(b"\xff")
+    for name in ("a.yaml", "b.yaml", "c.yaml"):
+        with pytest.raises(InputError, match=f"cannot read .*{name}"):
+            read_yaml(tmp_path / name)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpft.errors import DpftError
+from dpft.errors import DpftError, InputError
 from dpft.files import private_folder, write_text
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -50,7 +50,7 @@ def crash_kept(folder: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in FULL_OR_FORBIDDEN:
             raise
         text = "".join(traceback.format_exception(error))
-        with suppress(OSError):
+        with suppress(OSError, InputError):
             folder.mkdir(parents=True, exist_ok=True)
             write_text(private_folder(folder) / TRACEBACK, text, mode=0o600)
         raise

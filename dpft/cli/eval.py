@@ -27,6 +27,7 @@ from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
+from dpft.links import refuse_links
 from dpft.models.loading import new_names
 from dpft.reports.records import read_evaluations, read_record
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
@@ -64,6 +65,7 @@ def run(config: EvaluateConfig) -> None:
     if config.human_eval is not None:
         write_sheet([inherit(config, folder, SECTIONS) for folder in rated_runs(config)])
         return
+    refuse_links(folder_of(config))
     with ExitStack() as stack:
         stack.enter_context(crash_kept(folder_of(config)))
         if config.run is not None:

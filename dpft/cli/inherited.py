@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from dpft.cli.trained import saved_configuration
 from dpft.config.keys import plain
-from dpft.config.load import load
+from dpft.config.load import from_values
 from dpft.config.schema import TASK
 
 Config = TypeVar("Config")
@@ -51,7 +50,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str]) -> Config:
         path = override.partition("=")[0].lstrip("+~").split(".")
         if path[0] in taken:
             copy_key(path, given, taken)
-    merged = load(OmegaConf.create(given | taken), type(config), polymorphic=TASK)
+    merged = from_values(given | taken, type(config), polymorphic=TASK)
     return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpft.config.tune import TuneCommand
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
-from dpft.files import write_json
+from dpft.files import read_json, write_json
 from dpft.reports.run import METRICS
 
 OUTCOME = "outcome.json"
@@ -60,8 +60,17 @@ def write_outcome(trial: Path, outcome: Outcome) -> None:
 
 
 def read_outcome(trial: Path) -> Outcome | None:
-    """Returns how a trial ended; None where it has not."""
+    """Returns how a trial ended; None where it has not.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: It is damaged.
+    """
     path = trial / OUTCOME
     if not path.exists():
         return None
-    return Outcome(score=json.loads(path.read_text(encoding="utf-8"))["score"])
+    content = read_json(path)
+    score = content.get("score", math.nan)
+    if score is not None and not (isinstance(score, float) and math.isfinite(score)):
+        raise StateError(f"{path} is damaged: it must hold a score; put it back as it was.")
+    return Outcome(score=score)

@@ -10,6 +10,7 @@ from dpft.errors import InputError
 from dpft.evaluation.human import KEY
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
+from dpft.links import refuse_links
 from dpft.privacy.completeness import knows_the_end
 from dpft.privacy.ledger import LEDGER
 from dpft.reports.comparison import compare
@@ -56,7 +57,7 @@ def report_runs(config: ReportConfig) -> None:
     """Writes or prints the tables of many runs.
 
     Raises:
-        InputError: A folder holds none, or none of them has a report.
+        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
         StateError: A run's files are damaged.
     """
     finished, unfinished = find_runs(config.folders)
@@ -66,6 +67,7 @@ def report_runs(config: ReportConfig) -> None:
             " them by dpft train resume=RUN."
         )
     for folder in finished:
+        refuse_links(folder)
         # A report may be handed on without its ledger; where one is, or is known of, it must fit.
         if (folder / LEDGER).exists() or knows_the_end(folder):
             read_ended_ledger(folder)

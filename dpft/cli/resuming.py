@@ -23,11 +23,12 @@ from dpft.cli.inherited import copy_key, given_overrides
 from dpft.cli.training_data import UNIT_KEY
 from dpft.cli.witnessing import refuse_witness_of_file
 from dpft.config.keys import plain
-from dpft.config.load import load, load_saved
+from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.errors import InputError, StateError
 from dpft.files import private_folder, write_json
+from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.records import read_evaluations
@@ -57,9 +58,11 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
     """Returns the configuration of the run that ``resume`` names, with what may change.
 
     Raises:
-        InputError: There is no such run, or an override changes what it is bound to.
+        InputError: There is no such run, it has a symbolic link in its folder, or an override
+            changes what it is bound to.
     """
     folder = str(composed.resume)
+    refuse_links(Path(folder))
     if (Path(folder) / TUNING).exists():
         raise InputError(
             f"resume must be the folder of a run, got {folder!r}, which is of dpft tune; go on with"
@@ -79,8 +82,8 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
             continue
         _check_may_change(key, saved)
         copy_key(key.split("."), composed_values, saved)
-    merged = OmegaConf.create({**saved, "resume": folder})
-    return load(merged, TrainCommand, polymorphic=POLYMORPHIC)
+    merged = {**saved, "resume": folder}
+    return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
 
 def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[], int]) -> RunPlan:
@@ -145,8 +148,11 @@ def same_records(folder: Path, records: Records) -> None:
     try:
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         key, expected = bytes.fromhex(known["key"]), str(known["hmac"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path} cannot be read, so the records cannot be known again.") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StateError(
+            f"{path} cannot be read, so that these records cannot be told from others; put it back"
+            " as it was, or begin a new run."
+        ) from error
     if not hmac.compare_digest(fingerprint(records.examples, records.units, key), expected):
         raise InputError(
             "resume must go on with the training records that the run began with, got others; put"
@@ -178,4 +184,7 @@ def _read_key(path: Path) -> bytes | None:
     try:
         return bytes.fromhex(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        raise StateError(f"{path} is damaged: it must hold a key in hexadecimal.") from error
+        raise StateError(
+            f"{path} is damaged: it must hold a key in hexadecimal; put it back as it was, or begin"
+            " a new run."
+        ) from error

@@ -116,7 +116,10 @@ def read_search(folder: Path) -> Search | None:
             trials=tuple(Trial(**trial) for trial in content["trials"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path} is damaged: it must hold the trials that were drawn.") from error
+        raise StateError(
+            f"{path} is damaged: it must hold the trials that were drawn; put it back as it was, or"
+            " begin a new search."
+        ) from error
 
 
 def same_records(command: TuneCommand, search: Search) -> None:

@@ -53,6 +53,7 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.files import check_writable, hold_lock, private_folder
+from dpft.links import refuse_links
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
@@ -108,6 +109,7 @@ def run(command: TrainCommand) -> None:
     """Trains, evaluates and reports; the run's folder is Hydra's, or the one it goes on in."""
     quiet_transformers()
     folder = run_folder() if command.resume is None else Path(command.resume)
+    refuse_links(folder)
     witness = witness_of(command, folder)
     with crash_kept(folder):
         if command.resume is None:

@@ -15,6 +15,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.kinds import Head
+from dpft.links import refuse_links
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.loading import load_config, load_tokenizer
@@ -101,9 +102,11 @@ def saved_run(folder: str) -> TrainConfig:
     """Returns the configuration of a run whose training has ended.
 
     Raises:
-        InputError: There is no such folder, or its training has not ended.
+        InputError: There is no such folder, it has a symbolic link in it, or its training has not
+            ended.
         StateError: Its ledger is damaged or gone.
     """
+    refuse_links(Path(folder))
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
         missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"

@@ -135,9 +135,14 @@ def _check_end(stopped: Stopped, plan: RunPlan) -> None:
 
 @contextmanager
 def hint_of_resume(folder: Path) -> Iterator[None]:
-    """Says, when the block breaks off, how to go on with the run, if there is anything to go on."""
+    """Says, when the block breaks off, how to go on with the run, if there is anything to go on.
+
+    Where the folder was refused as corrupted there is not: the refusal says what to do.
+    """
     try:
         yield
+    except StateError:
+        raise
     except BaseException:
         if checkpoints(folder / "private" / "checkpoints"):
             say(f"to go on: dpft train resume={_short(folder)}")

@@ -39,6 +39,7 @@ from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_lock, private_folder, write_text
+from dpft.links import refuse_links
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
@@ -79,6 +80,7 @@ def run(command: TuneCommand) -> None:
     """Searches and publishes the best; the run's folder is Hydra's, or the one it goes on in."""
     quiet_transformers()
     folder = run_folder() if command.resume is None else Path(command.resume)
+    refuse_links(folder)
     with crash_kept(folder):
         if command.resume is None:
             begin(command, folder)
@@ -219,9 +221,11 @@ def train_trial(
 
 @contextmanager
 def hint_of_resume(folder: Path) -> Iterator[None]:
-    """Says, when the block breaks off, how to go on."""
+    """Says, when the block breaks off, how to go on; not where the folder is corrupted."""
     try:
         yield
+    except StateError:
+        raise
     except BaseException:
         here = Path.cwd()
         short = folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dpft.cli.fresh_folder import TUNING
 from dpft.cli.search import read_search
 from dpft.errors import DpftError, InputError
-from dpft.files import write_json
+from dpft.files import read_yaml, write_json
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.ledger import LEDGER
@@ -64,7 +62,7 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
             try:
                 for run in _swept(folder, accountants):
                     runs[run.records].append(run)
-            except (DpftError, OSError, ValueError, KeyError) as error:
+            except (DpftError, OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning(
                     "the tuning bill lacks %s, which cannot be counted: %s", folder.name, error
                 )
@@ -128,7 +126,7 @@ def _search(folder: Path) -> list[SweptRun]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return dict(read_yaml(path))
 
 
 def _records(config: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ booleans; a privacy parameter must be what its author wrote.
 
 import dataclasses
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ def convert(value: Any, hint: Any, *, key: str, schema: Schema) -> Any:
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{key} must be a finite number, got {value}.")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise InputError(f"{key} must be a number below 1.8e308, got a larger one.")
     for member in _members(hint):
         converted = _convert_member(value, member, key, schema)
         if converted is not _NOT_THIS:

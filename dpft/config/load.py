@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpft.config.convert import ClassChoice, Schema, build
 from dpft.config.keys import RETIRED, known_keys, plain
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import read_yaml, write_text
 
 Config = TypeVar("Config")
 
@@ -42,7 +42,33 @@ def load(
     except OmegaConfBaseException as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the configuration cannot be resolved: {reason}") from error
-    return _build(values, root, polymorphic)
+    return from_values(values, root, polymorphic=polymorphic)
+
+
+def from_values(
+    values: Any,
+    root: type[Config],
+    *,
+    polymorphic: Mapping[str, ClassChoice] | None = None,
+) -> Config:
+    """Returns the dataclasses that plain values stand for, each text as it is written.
+
+    Saved values come this way and not by ``load``: a folder may have been received, and a text such
+    as ``${oc.env:NAME}`` in it would be resolved there to a secret of whoever received it.
+
+    Args:
+        values: A mapping of keys to plain values, as ``plain`` makes it.
+        root: The dataclass of the whole configuration.
+        polymorphic: As for ``load``.
+
+    Raises:
+        InputError: As ``load``, or the values are no mapping.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError("the configuration must be a mapping of keys to values.")
+    schema = Schema(polymorphic=polymorphic or {}, known_keys=tuple(known_keys(root)))
+    built: Config = build(values, root, key="", schema=schema)
+    return built
 
 
 def load_saved(
@@ -51,18 +77,14 @@ def load_saved(
     *,
     polymorphic: Mapping[str, ClassChoice] | None = None,
 ) -> Config:
-    """Returns the configuration that ``dump`` wrote to a file.
+    """Returns the configuration that ``dump`` wrote to a file; nothing in it is resolved.
 
     Raises:
         InputError: The file is missing or unreadable, or does not fit the dataclasses.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"cannot read the configuration {path}: {reason}") from error
+    values = read_yaml(path)
     _drop_retired(values)
-    return _build(values, root, polymorphic)
+    return from_values(values, root, polymorphic=polymorphic)
 
 
 def to_yaml(config: Any) -> str:
@@ -81,13 +103,3 @@ def _drop_retired(values: Any) -> None:
         section, _, name = key.partition(".")
         if isinstance(values, dict) and isinstance(values.get(section), dict):
             values[section].pop(name, None)
-
-
-def _build(
-    values: Any, root: type[Config], polymorphic: Mapping[str, ClassChoice] | None
-) -> Config:
-    if not isinstance(values, Mapping):
-        raise InputError("the configuration must be a mapping of keys to values.")
-    schema = Schema(polymorphic=polymorphic or {}, known_keys=tuple(known_keys(root)))
-    built: Config = build(values, root, key="", schema=schema)
-    return built

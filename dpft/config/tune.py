@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from dpft.config.keys import join_key, known_keys, plain, unknown_key
-from dpft.config.load import load
+from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.settings import eval_split_is_public
@@ -131,7 +129,7 @@ def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig
         if name not in section:
             raise InputError(unknown_key(key, known_keys(TrainConfig)))
         section[name] = value
-    return load(OmegaConf.create(values), TrainConfig, polymorphic=POLYMORPHIC)
+    return from_values(values, TrainConfig, polymorphic=POLYMORPHIC)
 
 
 def _leaves(space: Mapping[str, Any], parent: str = "") -> list[tuple[str, Any]]:

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import StateError
-from dpft.files import read_json
+from dpft.files import read_file, read_json
 from dpft.privacy.ledger import GENESIS, LEDGER, LedgerRecord, read_ledger
 from dpft.privacy.witness import HANDED, read_handed
 
 JOURNAL = "steps.jsonl"
 """Its name in a run's ``private`` folder."""
-CHECKPOINT_STATES = "private/checkpoints/step-*/state.json"
+CHECKPOINT = "step-" + 8 * "[0-9]"
+"""The names of checkpoints; nothing else in their folder is one."""
+CHECKPOINT_STATES = f"private/checkpoints/{CHECKPOINT}/state.json"
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
 
@@ -71,18 +73,26 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
     stands twice where a crash came between its entry and its ledger line.
 
     Raises:
-        StateError: A step is missing or out of order.
+        StateError: A step is missing or out of order, a line is whole and no step's, or it is all
+            a folder.
     """
     entries: dict[int, dict[str, Any]] = {}
     if not path.exists():
         return entries
     last = 0
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_file(path).split(b"\n"), start=1):
         try:
             entry = json.loads(line)
-            step = int(entry["step"])
-        except (ValueError, TypeError, KeyError):
+        except ValueError:
             continue
+        except RecursionError:
+            entry = None
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if type(step) is not int:
+            raise StateError(
+                f"{path}, line {number}: expected one JSON object with a step, a whole number, got"
+                " a damaged line. Put it back as it was."
+            )
         if step != last + 1 and (step != last or last == 0):
             raise StateError(
                 f"{path}, line {number}: expected step {last + 1} of the journal, got {step}; it"
@@ -114,8 +124,10 @@ def check_lodged(
     """
     try:
         lines, head = int(lodged["lines"]), str(lodged["head"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{by} is damaged: it names no lines and head of the ledger.") from error
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{by} is damaged: it names no lines and head of the ledger; put it back as it was."
+        ) from error
     found = ledger or NO_STEPS
     if ledger is None or found.lines < lines or (whole and found.lines > lines):
         got = "none" if ledger is None else found.lines

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import InputError, StateError
-from dpft.files import check_version, sync_folder
+from dpft.files import check_version, read_file, sync_folder
 from dpft.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
@@ -148,12 +148,12 @@ def read_ledger(path: Path) -> LedgerRecord:
     Raises:
         InputError: It is of another schema version.
         StateError: A line is damaged, missing, out of order or follows the closing one; named by
-            number.
+            number; or it is a folder.
     """
     head, closed = GENESIS, False
     heads, mechanisms = [GENESIS], list[Mapping[str, Any]]()
     # Bytes that are no text make a line that is no JSON, which is refused by its number.
-    content = path.read_bytes()
+    content = read_file(path)
     *lines, torn = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         entry = _parse(line, path, number)
@@ -163,6 +163,7 @@ def read_ledger(path: Path) -> LedgerRecord:
             raise StateError(
                 f"{path}, line {number}: the ledger is broken here (expected step "
                 f"{expected_step} after the line before); it was edited, reordered or cut."
+                " Put the ledger back as it was."
             )
         closed = entry.get("closed") is True
         if not closed:
@@ -170,7 +171,10 @@ def read_ledger(path: Path) -> LedgerRecord:
         head = _hash(line)
         heads.append(head)
     if torn and closed:
-        raise StateError(f"{path}, line {len(lines) + 1}: nothing may follow the closing line.")
+        raise StateError(
+            f"{path}, line {len(lines) + 1}: nothing may follow the closing line; put the ledger"
+            " back as it was."
+        )
     return LedgerRecord(
         steps=len(mechanisms),
         mechanisms=tuple(mechanisms),
@@ -194,7 +198,8 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     if not record.closed or record.steps < plan.steps:
         raise StateError(
             f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
-            f"{'' if record.closed else ', not closed'}; it was changed while the run went on."
+            f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"
+            " as it was."
         )
     allowed = [plan.mechanism_at(start) for start in plan.phase_starts()]
     for step, mechanism in enumerate(record.mechanisms):
@@ -205,10 +210,13 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
         entry = None
     if not isinstance(entry, dict):
-        raise StateError(f"{path}, line {number}: expected one JSON object, got a damaged line.")
+        raise StateError(
+            f"{path}, line {number}: expected one JSON object, got a damaged line; put the"
+            " ledger back as it was."
+        )
     if "schema_version" in entry:  # a line of this form has none
         check_version(entry["schema_version"], path)
     return entry
@@ -217,7 +225,10 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
 def _mechanism(entry: Mapping[str, Any], path: Path, number: int) -> Mapping[str, Any]:
     mechanism = entry.get("mechanism")
     if not isinstance(mechanism, dict):
-        raise StateError(f"{path}, line {number}: the step names no mechanism; it was edited.")
+        raise StateError(
+            f"{path}, line {number}: the step names no mechanism; it was edited. Put the ledger"
+            " back as it was."
+        )
     return mechanism
 
 

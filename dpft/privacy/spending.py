@@ -74,13 +74,19 @@ def _noise(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
         return Noise(noise_multiplier=noise, sample_rate=rate)
     raise StateError(
         f"{path}, line {line}: expected a {MECHANISM} with noise_multiplier above 0 and sample_rate"
-        " in (0, 1], got another mechanism; no accountant here can bound it."
+        " in (0, 1], got another mechanism, which no accountant here can bound. Put the ledger back"
+        " as it was."
     )
 
 
 def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
+    """Returns a number as float; not a number where it is none, infinity where it is too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -> Noise:

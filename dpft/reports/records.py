@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dpft.errors import InputError, StateError
-from dpft.files import read_json
+from dpft.files import read_json, read_yaml
 
 CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
 OVERRIDES = Path(".hydra") / "overrides.yaml"
@@ -63,14 +61,14 @@ def read_record(folder: Path) -> RunRecord:
     try:
         return RunRecord(
             folder=folder,
-            config=yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8")),
+            config=dict(read_yaml(folder / CONFIGURATION)),
             privacy=read_privacy(folder / PRIVACY),
             evaluations=read_evaluations(folder / METRICS),
             overrides=read_overrides(folder),
         )
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read the run in {folder}: {reason}.") from error
 
@@ -80,7 +78,7 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
     path = folder / OVERRIDES
     if not path.exists():
         return None
-    return tuple(map(str, yaml.safe_load(path.read_text(encoding="utf-8")) or ()))
+    return tuple(map(str, read_yaml(path) or ()))
 
 
 def read_privacy(path: Path) -> dict[str, Any]:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dpft.errors import InputError, StateError
-from dpft.files import read_json
-from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
+from dpft.files import read_json, read_yaml
+from dpft.privacy.completeness import (
+    CHECKPOINT_STATES,
+    NO_STEPS,
+    check_lodged,
+    knows_the_end,
+    read_run_ledger,
+)
 from dpft.privacy.ledger import LEDGER, LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
@@ -74,7 +78,7 @@ def read_spent(folder: str) -> SpentRun:
     taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
     try:
         run = _spent(folder, config, known, ledger, taken)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"run must be the folder of a dpft run, got {folder!r}, whose {CONFIGURATION} or"
             f" {PRIVACY} lacks what is needed or holds another type ({error}); put it back."
@@ -144,12 +148,12 @@ def _configuration(folder: Path) -> dict[str, Any]:
             f"run must be the folder of a dpft run, got {str(folder)!r}, which {missing}; give the "
             "folder that `dpft train` named, such as outputs/DATE/TIME."
         )
+    config = read_yaml(path)
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
         name = config["privacy"]["name"]
-    except (UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(
-            f"{path} must be a dpft run's configuration, got something else."
+            f"{path} must be a dpft run's configuration, got something else; put it back as it was."
         ) from error
     if name == "none":
         raise InputError(
@@ -161,7 +165,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 def _known(folder: Path) -> dict[str, Any]:
     """Returns what the run was bound to; empty where only its configuration says it."""
-    states = sorted(folder.glob("private/checkpoints/step-*/state.json"))
+    states = sorted(folder.glob(CHECKPOINT_STATES))
     if (folder / PRIVACY).exists():
         return read_privacy(folder / PRIVACY)
     if states:

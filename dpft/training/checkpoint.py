@@ -24,10 +24,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
+from dpft.privacy.completeness import CHECKPOINT
 from dpft.training.key_file import KeyFile, read_key_file, write_key_file
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 GENERATORS = "generators.json"
+WAY_OUT = (
+    "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
+    " one is kept"
+)
 PARTIAL = ".step-*.partial"
 """Folders of checkpoints that are being written."""
 
@@ -137,7 +142,9 @@ def restore_checkpoint(path: Path, trained: Trained) -> int:
     optimizer_state = load_file(path / OPTIMIZER)
     own = _model_state(trained.model)
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in model_state.items()}:
-        raise StateError(f"{path} is a checkpoint of another model.")
+        raise StateError(
+            f"{path} is a checkpoint of another model; put the model that the run began with back."
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(model_state[name])
@@ -148,7 +155,7 @@ def restore_checkpoint(path: Path, trained: Trained) -> int:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Returns the complete checkpoints in ``private/checkpoints``, oldest first."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    return sorted(folder.glob(CHECKPOINT)) if folder.is_dir() else []
 
 
 def delete_generator_states(folder: Path) -> None:
@@ -235,14 +242,20 @@ def _read_state(path: Path) -> dict[str, Any]:
         actual = {name: _checksum(path / name) for name in present}
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StateError(f"{path} is not a complete checkpoint: a file is cut or gone.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StateError(
+            f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
+        ) from error
     if _digest(state) != known:
-        raise StateError(f"{path / STATE} is damaged: its checksum is not the recorded one.")
+        raise _damaged(path / STATE)
     for name, checksum in actual.items():
         if checksum != state["checksums"][name]:
-            raise StateError(f"{path / name} is damaged: its checksum is not the recorded one.")
+            raise _damaged(path / name)
     return state
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

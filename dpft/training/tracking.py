@@ -185,7 +185,7 @@ def _read(path: Path) -> Written:
             last_step=int(content["last_step"]),
             concluded=bool(content["concluded"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged: it must hold how far the tracker has come; remove it to begin"
             " tracking anew, or set tracking=none."

@@ -3,11 +3,14 @@
 import itertools
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dpft.privacy.ledger import read_ledger
 from tests.cli.test_resume import RUN, broken
 from tests.cli.tiny import EVALUATION, SETTING, Workspace, make_workspace
 
@@ -44,6 +47,15 @@ COMMANDS = {
     "generate": ("generate", "run={}", "prompts=prompts.jsonl"),
 }
 ALL = tuple(COMMANDS)
+WRITERS = {
+    **{name: COMMANDS[name] for name in ("resume", "eval", "report", "export", "generate")},
+    "begin": ("train", *RUN, "hydra.run.dir={}"),
+    "sheet": ("eval", "run={}", "human_eval=1"),
+    "elsewhere": ("eval", *SETTING, *EVALUATION, "hydra.run.dir={}"),
+    "tune": ("tune", *SETTING, "privacy.eps=3", "eval.split_is_public=true", "hydra.run.dir={}"),
+}
+"""Commands that may write into a run's folder, or show what is in it."""
+ALL_WRITERS = tuple(WRITERS)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -241,6 +253,174 @@ def test_a_run_without_privacy_that_lost_its_generators_has_not_ended(
     assert refused.code == 3 and "generators.json is gone" in refused.err
     path.write_bytes(states)
     assert workspace.run("train", "resume=open").code == 0
+
+
+def nested(folder: Path) -> None:
+    (folder / "config.yaml").write_text("[" * 5000)
+
+
+def folder_instead(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return spoil
+
+
+def file_instead_of_private(folder: Path) -> None:
+    shutil.rmtree(folder / "private")
+    (folder / "private").write_text("")
+
+
+def journal(line: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        with (folder / "private/steps.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    return spoil
+
+
+LEDGER_READERS = ("resume", "account", "eval", "report", "export", "generate")
+HOSTILE = {
+    "a journal to infinity": (
+        *("whole", journal('{"step": Infinity}'), LEDGER_READERS, 3),
+        "bad/private/steps.jsonl, line 6: ",
+    ),
+    "a nested journal": (
+        *("cut", journal("[" * 200_000), ("resume", "account"), 3),
+        "bad/private/steps.jsonl, line ",
+    ),
+    "a journal of a folder": (
+        *("whole", folder_instead("private/steps.jsonl"), LEDGER_READERS, 3),
+        "bad/private/steps.jsonl must be a file, got a folder",
+    ),
+    "a ledger of a folder": (
+        *("whole", folder_instead("ledger.jsonl"), LEDGER_READERS, 3),
+        "bad/ledger.jsonl must be a file, got a folder",
+    ),
+    "privacy.json of a folder": (
+        *("whole", folder_instead("privacy.json"), READERS, 3),
+        "bad/privacy.json must be a file, got a folder",
+    ),
+    "noise beyond every float": (
+        *("whole", changed("privacy.json", noise_multiplier=10**400), READERS, 3),
+        "bad/privacy.json is damaged",
+    ),
+    "a nested state": (
+        *("cut", written(f"{CHECKPOINT}/state.json", "[" * 200_000), ("resume", "account"), 3),
+        f"bad/{CHECKPOINT}",
+    ),
+    "a private file": (
+        *("whole", file_instead_of_private, ("resume", "eval", "export", "generate"), 2),
+        "bad/private must be a folder",
+    ),
+    "a nested configuration": ("whole", nested, ALL, 2, "bad/config.yaml"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_was_made_to_break_a_reader_is_refused_in_one_sentence(
+    workspace: Workspace, case: str
+) -> None:
+    check(workspace, *HOSTILE[case])
+
+
+@pytest.mark.parametrize(
+    ("run", "command", "key"),
+    [
+        ("cut", ("train", "resume=bad"), "model"),
+        ("whole", ("eval", "run=bad"), "task"),
+        ("whole", ("eval", "run=bad", "human_eval=1"), "task"),
+    ],
+)
+def test_a_received_configuration_reads_no_environment_variable(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    run: str,
+    command: tuple[str, ...],
+    key: str,
+) -> None:
+    monkeypatch.setenv("SECRET", "Qhidden")
+    folder = workspace.root / "bad"
+    shutil.copytree(workspace.root / run, folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config[key]["path" if key == "model" else "data_dir"] = "nowhere/${oc.env:SECRET}"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    try:
+        outcome = workspace.run(*command)
+        written_files = b"".join(content(folder).values())
+    finally:
+        shutil.rmtree(folder)
+    assert "Qhidden" not in outcome.out + outcome.err and b"Qhidden" not in written_files
+    assert outcome.code == 2 and "nowhere/${oc.env:SECRET}" in outcome.err
+
+
+LINKS = {
+    "model/x": ("whole", ALL_WRITERS),
+    "private/diagnostics.jsonl": ("cut", ("resume", "begin", "tune")),
+    "private/lock": ("whole", ALL_WRITERS),
+    "private/checkpoints": ("cut", ("resume", "begin", "tune")),
+    "private": ("whole", ALL_WRITERS),
+    "model": ("whole", ALL_WRITERS),
+}
+
+
+@pytest.mark.parametrize("place", LINKS)
+def test_a_link_in_a_runs_folder_is_refused_and_what_it_points_to_stays(
+    workspace: Workspace, place: str
+) -> None:
+    run, commands = LINKS[place]
+    folder, mine = workspace.root / "bad", workspace.root / "mine"
+    shutil.copytree(workspace.root / run, folder)
+    (mine / "step-00000001").mkdir(parents=True)
+    (mine / "key").write_text("secret")
+    (mine / "key").chmod(0o600)
+    mine.chmod(0o750)
+    path = folder / place
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    is_folder = place in ("model", "private", "private/checkpoints")
+    path.symlink_to(mine if is_folder else mine / "new" if place.endswith("lock") else mine / "key")
+    try:
+        for command in commands:
+            outcome = workspace.run(*(word.format("bad") for word in WRITERS[command]))
+            assert outcome.code == 2, outcome.err
+            assert outcome.err.count("\n") == 1 and f"bad/{place} must be" in outcome.err
+            assert "got a symbolic link" in outcome.err and outcome.new == frozenset()
+            assert path.is_symlink()
+            assert {each.name for each in mine.iterdir()} == {"key", "step-00000001"}
+            assert (mine / "key").read_text() == "secret"
+            modes = [stat.S_IMODE(each.stat().st_mode) for each in (mine, mine / "key")]
+            assert modes == [0o750, 0o600]
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(mine)
+
+
+def test_a_stray_name_among_the_checkpoints_stops_no_resume(workspace: Workspace) -> None:
+    folder = workspace.root / "stray"
+    shutil.copytree(workspace.root / "cut", folder)
+    (folder / "private/checkpoints/step-zzz").mkdir()
+    outcome = workspace.run("train", "resume=stray")
+    shutil.rmtree(folder)
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_forged_end_is_refused_without_a_word_of_going_on(workspace: Workspace) -> None:
+    """The hint of ``resume=`` would send the user around in a circle."""
+
+    def spoil(folder: Path) -> None:
+        record = read_ledger(folder / "ledger.jsonl")
+        line = json.dumps({"closed": True, "previous": record.head}, sort_keys=True)
+        with (folder / "ledger.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    folder = workspace.root / "forged"
+    shutil.copytree(workspace.root / "cut", folder)
+    spoil(folder)
+    outcome = workspace.run("train", "resume=forged")
+    shutil.rmtree(folder)
+    assert outcome.code == 3, outcome.err
+    assert "dpft: error: " in outcome.err and "to go on" not in outcome.err
 
 
 LEDGERS = {

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpft.config.convert import by_name
-from dpft.config.keys import known_keys
-from dpft.config.load import dump, load, load_saved, to_yaml
+from dpft.config.keys import known_keys, plain
+from dpft.config.load import dump, from_values, load, load_saved, to_yaml
 from dpft.errors import InputError
 
 
@@ -20,6 +20,11 @@ class Method:
 @dataclass(frozen=True, kw_only=True)
 class Full(Method):
     pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Method):
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,3 +219,22 @@ def test_a_saved_configuration_of_an_earlier_version_is_read_without_its_retired
     path.write_text("privacy: {eps: 3.0, secret_noise: false}\n")
     with pytest.raises(InputError, match="unknown configuration key"):
         load_saved(path, Saved)
+
+
+def test_a_saved_text_is_never_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may have been received: what stands in it must not read its receiver's secrets."""
+    monkeypatch.setenv("SECRET", "hidden")
+    given = dataclasses.replace(loaded(), method=Named(name="full", text="${oc.env:SECRET}"))
+    dump(given, tmp_path / "config.yaml")
+    polymorphic = {"method": by_name(lambda _: Named)}
+    saved = load_saved(tmp_path / "config.yaml", Root, polymorphic=polymorphic)
+    assert saved == given
+    assert from_values(plain(saved), Root, polymorphic=polymorphic) == given
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_a_whole_number_beyond_every_float_is_refused(value: int) -> None:
+    values = plain(loaded())
+    values["privacy"]["eps"] = value
+    with pytest.raises(InputError, match="privacy.eps must be a number below 1.8e308"):
+        from_values(values, Root, polymorphic={"method": by_name(method_class)})

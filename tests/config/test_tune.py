@@ -1,5 +1,6 @@
 """What ``dpft tune`` may draw, and what would void its bound."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,12 @@ def test_epochs_that_given_steps_replace_are_not_drawn() -> None:
 def test_an_entry_that_is_no_list_is_refused() -> None:
     with pytest.raises(InputError, match="must be a list"):
         SearchSpace(name="mine", space={"train": {"epochs": 3}}).settings()
+
+
+def test_a_text_of_a_saved_search_is_not_resolved_for_its_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET", "hidden")
+    config = command().settings()
+    config = replace(config, model=replace(config.model, path="${oc.env:SECRET}"))
+    assert with_setting(config, {}).model.path == "${oc.env:SECRET}"

@@ -168,3 +168,45 @@ def test_a_gap_in_the_journals_own_steps_is_refused_by_line_number(
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
     with pytest.raises(StateError, match=f"steps.jsonl, line {line}: expected step"):
         read_journal(path)
+
+
+NO_STEPS_ENTRIES = {
+    "infinity": '{"step": Infinity}',
+    "not a number": '{"step": NaN}',
+    "a fraction": '{"step": 1.5}',
+    "text": '{"step": "1"}',
+    "true": '{"step": true}',
+    "no step": "{}",
+    "a number": "1",
+    "nested": "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("case", NO_STEPS_ENTRIES)
+def test_a_whole_line_of_the_journal_that_is_no_steps_is_refused(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text(f'{{"step": 1}}\n{NO_STEPS_ENTRIES[case]}\n')
+    with pytest.raises(
+        StateError, match=r"steps\.jsonl, line 2: expected one JSON object with a s"
+    ):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "private/steps.jsonl"])
+def test_a_folder_in_a_files_place_is_refused(tmp_path: Path, name: str) -> None:
+    folder = make(tmp_path, steps=2, journaled=upto(2))
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(StateError, match=f"{name} must be a file, got a folder; put it back"):
+        read_run_ledger(folder)
+
+
+def test_only_a_step_and_eight_digits_is_a_checkpoint(tmp_path: Path) -> None:
+    """Anybody's copy beside the checkpoints must not stop the run for good."""
+    folder = make(tmp_path, steps=2, journaled=upto(2), lodged=2)
+    for stray in ("step-zzz", "step-00000002-old", "step-2"):
+        state = folder / "private" / "checkpoints" / stray / "state.json"
+        state.parent.mkdir()
+        write_state(state, 5, "0" * 64)
+    record = read_run_ledger(folder)
+    assert record is not None and record.steps == 2

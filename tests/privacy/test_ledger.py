@@ -176,3 +176,11 @@ def test_a_ledger_of_another_form_is_refused_by_its_version(path, version):
     with pytest.raises(InputError, match=f"schema_version 1, got {version!r}") as error:
         read_ledger(path)
     assert error.value.exit_code == 2
+
+
+def test_a_line_with_a_number_of_too_many_digits_is_refused_by_its_number(tmp_path):
+    (tmp_path / "ledger.jsonl").write_text(f'{{"step": {"1" * 5000}}}\n')
+    with pytest.raises(
+        StateError, match="line 1: expected one JSON object, .* put the ledger back"
+    ):
+        read_ledger(tmp_path / "ledger.jsonl")

@@ -136,3 +136,18 @@ def test_a_search_is_refused_since_its_ledger_is_one_run_of_many(
         (folder / "private" / "tuning").mkdir(parents=True)
     with pytest.raises(InputError, match="one of a secret number of runs"):
         read_spent(str(folder))
+
+
+@pytest.mark.parametrize("key", ["noise_multiplier", "sample_rate"])
+def test_a_number_beyond_every_float_is_no_mechanism(tmp_path: Path, key: str) -> None:
+    folder = make_run(tmp_path / "a", mechanism() | {key: 10**400}, ended=False)
+    with pytest.raises(StateError, match=r"ledger\.jsonl, line 1: expected a poisson.* Put the"):
+        read_spent(str(folder))
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "a: &a [*a]", "privacy: []", ""])
+def test_a_configuration_that_dpft_did_not_write_is_refused(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path / "a", mechanism(), ended=False)
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"config\.yaml.*put it back"):
+        read_spent(str(folder))

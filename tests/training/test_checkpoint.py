@@ -180,3 +180,30 @@ def test_what_a_kill_left_of_a_checkpoint_of_another_step_is_removed(tmp_path):
     (tmp_path / "checkpoints/.step-00000009.partial").mkdir(parents=True)
     path = save_checkpoint(tmp_path / "checkpoints", 1, trained())
     assert list((tmp_path / "checkpoints").iterdir()) == [path]
+
+
+def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
+    folder, state = tmp_path / "checkpoints", trained()
+    folder.mkdir()
+    for stray in ("step-zzz", "step-00000001.bak", "step-1"):
+        (folder / stray).mkdir()
+    (folder / "step-notes.txt").write_text("mine")
+    path = save_checkpoint(folder, 0, state)
+    assert checkpoints(folder) == [path]
+    delete_generator_states(folder)
+    assert len(list(folder.iterdir())) == 5
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "", "[]", '{"step": Infinity}'])
+def test_a_refused_checkpoint_says_the_way_out(tmp_path, text):
+    state = trained()
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
+    (path / STATE).write_text(text)
+    with pytest.raises(
+        StateError, match="is not a complete checkpoint: .*; put the checkpoint back"
+    ):
+        read_checkpoint(path)
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
+    (path / MODEL).write_bytes(b"")
+    with pytest.raises(StateError, match="recorded one; put the .*, or move its folder away"):
+        read_checkpoint(path)

@@ -1,0 +1,44 @@
+"""Symbolic links in a run's folder are found wherever they are, and never followed."""
+
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.links import everything_below, refuse_links
+
+PLACES = ("model", "model/x", ".hydra", "private", "private/lock", "private/checkpoints/a/b")
+
+
+@pytest.mark.parametrize("target", ["file", "folder", "nothing"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_is_refused_by_its_name(tmp_path: Path, place: str, target: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "run" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(InputError, match=f"run/{place} must be .* got a symbolic link") as error:
+        refuse_links(tmp_path / "run")
+    assert "; remove it" in str(error.value)
+
+
+def test_a_folder_without_links_passes_and_may_itself_be_reached_through_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "disk" / "run" / "private").mkdir(parents=True)
+    (tmp_path / "disk" / "run" / "config.yaml").write_text("")
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")
+    (tmp_path / "run").symlink_to(tmp_path / "outputs" / "run")
+    refuse_links(tmp_path / "outputs" / "run")
+    refuse_links(tmp_path / "run")
+    refuse_links(tmp_path / "nowhere")
+    refuse_links(tmp_path / "run" / "config.yaml")
+
+
+def test_what_a_link_points_to_is_not_below(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "a").mkdir(parents=True)
+    (tmp_path / "run" / "b").mkdir(parents=True)
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "elsewhere")
+    found = {str(path.relative_to(tmp_path / "run")) for path in everything_below(tmp_path / "run")}
+    assert found == {"b", "link"}
