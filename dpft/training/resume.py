@@ -102,6 +102,14 @@ def environment(
     }
 
 
+PROMISES = {
+    "reproducible": "privacy.noise_seed",
+    "self_check": "privacy.self_check",
+    "show_diagnostics": "privacy.show_diagnostics",
+}
+"""What a report says of a run that its plan does not hold, and the key that it follows from."""
+
+
 def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
     """Returns what the report will say of a run that its plan does not hold, ready for JSON."""
     return {
@@ -117,11 +125,12 @@ def check_promises(stopped: Stopped, privacy: DifferentialPrivacy) -> None:
     Raises:
         InputError: A noise seed, shown losses or a self-check were added or removed.
     """
-    began, now = stopped.checkpoint.run.get("promises"), promises(privacy)
-    if began != now:
+    began, now = stopped.checkpoint.run.get("promises", {}), promises(privacy)
+    changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]
+    if changed:
         raise InputError(
-            f"resume must go on with the privacy settings that the run began with, {began}, got"
-            f" {now}; put its config.yaml back as it was."
+            f"resume must go on as the run began, got another {' and another '.join(changed)}; put"
+            " its config.yaml back as it was."
         )
 
 

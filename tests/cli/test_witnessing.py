@@ -109,6 +109,27 @@ def test_a_run_goes_on_under_its_name_with_any_witness_of_the_command_line(
     assert names.keys() == {"file of", f"program {Path(sys.executable).name}"}
 
 
+def test_a_run_that_has_lost_its_name_at_its_witness_is_refused(workspace: Workspace) -> None:
+    """Else a cut ledger would go on under a new name, which the witness knows nothing of."""
+    folder = copied(workspace, "crashed")
+    (folder / "witness.json").unlink()
+    for words in (("account", "run=copy"), ("train", "resume=copy", "privacy.witness=heads/of")):
+        outcome = workspace.run(*words)
+        assert outcome.code == 3, outcome.err
+        assert "witness.json must name the run" in outcome.err
+
+
+def test_a_head_before_the_last_line_does_not_show_the_end(workspace: Workspace) -> None:
+    """A ledger without private/, cut to just the line that the witness saw last."""
+    folder = copied(workspace, "crashed")
+    shutil.rmtree(folder / "private")
+    cut(folder, 10)
+    outcome = workspace.run("account", "run=copy", "witness=heads/of", "output=json")
+    assert outcome.code == 0, outcome.err
+    ledger = json.loads(outcome.out)["ledger"]
+    assert (ledger["witnessed_lines"], ledger["end"]) == (10, "unproven")
+
+
 def test_a_run_that_its_witness_saw_further_does_not_go_on(workspace: Workspace) -> None:
     """Ledger, journal and checkpoints were all put back to before step 10."""
     folder = copied(workspace, "crashed")

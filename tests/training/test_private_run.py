@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import GENERATORS
 from dpft.training.private_run import train_privately
-from dpft.training.resume import find_stopped
+from dpft.training.resume import check_promises, find_stopped
 from dpft.training.session import train_ordinarily
 from tests.training.toy import plan, privacy, session, tiny_model
 
@@ -231,6 +232,21 @@ def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_
         kill(patch, tmp_path / "run", "after the update")
     with pytest.raises(InputError, match="noise can be computed from what it releases") as error:
         find_stopped(tmp_path / "run")
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("noise_seed", None), ("self_check", False), ("show_diagnostics", True)]
+)
+def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
+    tmp_path, monkeypatch, key, value
+):
+    """Else a run of predictable noise would be private once its seed was edited out."""
+    kill(monkeypatch, tmp_path / "run", "after the update")
+    stopped = find_stopped(tmp_path / "run")
+    check_promises(stopped, privacy())
+    with pytest.raises(InputError, match=f"got another privacy.{key}; put") as error:
+        check_promises(stopped, replace(privacy(), **{key: value}))
     assert error.value.exit_code == 2
 
 
