@@ -110,5 +110,7 @@ def _replaced(dropout: Callable[..., Tensor]) -> Iterator[None]:
 
 def _has_own_masks(input: Tensor) -> bool:
     """Returns whether the mask is drawn in a fused kernel or inside a transform."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return input.device.type != "cpu" or transformed or torch.compiler.is_compiling()
+    # First, since a compiler that follows this code could not follow the rest of it.
+    if torch.compiler.is_compiling() or input.device.type != "cpu":
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None

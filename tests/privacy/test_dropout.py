@@ -129,3 +129,12 @@ def test_the_whole_generator_state_is_the_secret_bits():
     assert words.astype(np.uint32).tobytes() == bits and (words < 2**32).all()
     draws = torch.randn(100_000, generator=generator).numpy()
     assert stats.kstest(draws, "norm").pvalue > 1e-3
+
+
+def test_compiled_code_keeps_its_own_masks_and_breaks_no_graph():
+    def twice(values: torch.Tensor) -> torch.Tensor:
+        return F.dropout(values * 2, 0.5)
+
+    with private_dropout(stream()):
+        out = torch.compile(twice, backend="eager", fullgraph=True)(torch.ones(64))
+    assert set(out.tolist()) == {0.0, 4.0}
