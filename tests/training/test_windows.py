@@ -12,6 +12,7 @@ from dpft.training.listeners import PublicStep
 from dpft.training.progress import StepProgress
 from dpft.training.tracking import Tracking, Written
 from dpft.training.windows import StepWindows
+from tests.slowness import slow_but
 
 SLOWER = 10**7
 """Seconds that a slowed step takes longer, of at most a hundred."""
@@ -164,7 +165,7 @@ def some_sessions(random_: random.Random, last_step: int) -> list[tuple[int, int
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", slow_but(range(5), range(20)))
 def test_trust_rule_7_no_public_output_tells_the_time_of_fewer_than_ten_steps(
     monkeypatch, tmp_path, seed: int, terminal: bool
 ) -> None:

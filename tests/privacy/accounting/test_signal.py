@@ -51,6 +51,7 @@ def test_no_recipe_is_warned_of_at_epsilon_one_half_and_each_is_at_1e_9(name: st
         assert "the noise drowns any signal" in found[1][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "li2022_e2e"])
 def test_the_noise_of_the_table_is_that_of_epsilon_one_half(name: str) -> None:
     shape = {key: value for key, value in vars(mechanism(name, 1.0)).items() if "noise" not in key}

@@ -42,7 +42,7 @@ def records_whose_additions_conspire(count: int, micro_batch: int) -> Tensor:
 
 @pytest.mark.parametrize("count", slow_but((1024,), (1024, 8192)))
 @pytest.mark.parametrize("micro_batch", [2, 16])
-@pytest.mark.parametrize("engine", ["two_pass", "book_keeping"])
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ("two_pass", "book_keeping")))
 def test_trust_rule_2_one_record_moves_the_sum_by_at_most_c_however_the_others_round(
     engine, micro_batch, count
 ):
@@ -57,7 +57,7 @@ def test_trust_rule_2_one_record_moves_the_sum_by_at_most_c_however_the_others_r
     assert 0.98 * norm < moved <= norm * (1 + 1e-7)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 16, 64])
+@pytest.mark.parametrize("micro_batch", slow_but((16, 64), (1, 2, 16, 64)))
 def test_trust_rule_2_holds_for_aligned_records_of_many_positions(micro_batch):
     """Each of 512 records has norm C, spread over 50 positions that all point one way."""
     g = torch.Generator().manual_seed(0)
