@@ -11,6 +11,8 @@ import yaml
 from tests.cli.test_resume import RUN, broken
 from tests.cli.tiny import Outcome, Workspace, make_workspace
 
+pytestmark = pytest.mark.slow  # tests/privacy/test_witness.py has the fast ones
+
 FAILS = f"[{sys.executable},-c,'raise SystemExit(1)']"
 LONGER = ("train.steps=22", "train.checkpoint_every=10")
 PROGRAM = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
@@ -154,7 +156,6 @@ def test_a_run_that_its_witness_saw_further_does_not_go_on(workspace: Workspace)
     assert "after line 10, as heads/of has it, got 9 lines" in outcome.err
 
 
-@pytest.mark.slow
 def test_a_witness_that_fails_costs_no_step_and_the_report_says_so(workspace: Workspace) -> None:
     folder = copied(workspace, "crashed")
     outcome = workspace.run("train", "resume=copy", f"privacy.witness={FAILS}")
@@ -223,7 +224,6 @@ def test_a_received_recipe_names_no_witness(workspace: Workspace, way: str, goes
     assert not mark.exists()
 
 
-@pytest.mark.slow
 def test_what_cannot_be_a_witness_is_refused_before_training(workspace: Workspace) -> None:
     for value, part in {
         "missing/heads": "must be a file that can be written",

@@ -104,7 +104,7 @@ def is_held(kind: str, activation: float, backprop: float, norm: float) -> bool:
 
 @pytest.mark.parametrize("pairs", slow_but(("few",), PAIRS))
 @pytest.mark.parametrize("clipping", slow_but(("flat",), STYLES))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(("linear", "tied", "formed"), KINDS))
 @pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_lone_example_of_any_magnitude_stays_within_the_bound(engine, kind, clipping, pairs):
     model = Model(kind)
