@@ -47,12 +47,7 @@ class NoiseStream:
 
     def __init__(self, device: torch.device, key: AgingKey) -> None:
         """Draws on ``device`` from ``key``, which ages with the steps."""
-        self._device, self.key = device, key
-
-    @property
-    def device(self) -> torch.device:
-        """Where the numbers are."""
-        return self._device
+        self.device, self.key = device, key
 
     def draw(self, count: int, *, step: int = 0, parameter: int = 0, block: int = 0) -> Tensor:
         """Returns a block's numbers, shape (count,).

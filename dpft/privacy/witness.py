@@ -279,7 +279,7 @@ def _heads_of(run: str, file: Path) -> list[tuple[int, str]]:
             entry = json.loads(line)
             if entry["run"] == run:
                 found.append((int(entry["lines"]), str(entry["head"])))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
     return found
 

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
 Tensors are safetensors, the rest is JSON; nothing is pickled. The secret keys are a file of their
-own, so that they can be deleted: those of a checkpoint when the next one is complete, which a key
-would otherwise tell the noise of, and all of them when the run has ended.
+own, so that they can be deleted. A checkpoint's go when the next checkpoint is complete, since the
+noise of every later step can be computed from them; the last ones go when the run has ended.
 """
 
 import hashlib

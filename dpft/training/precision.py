@@ -6,8 +6,9 @@ float64.
 Half precision has a limit under DESIGN trust rule 2: a longer record pads the others of its
 micro-batch, whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to
 move by up to 2.6e-3 * privacy.max_grad_norm, and the whole sum by up to 1.0001 times it; in
-fp32 rule 2 stands to 1e-5. What counts for epsilon is the whole sum, and the excess is measured on
-small models, not bounded by proof: the report says so beside the precision.
+fp32 the clip factors leave room for what rounding does (``clipping.sums``). What counts for epsilon
+is the whole sum, and the excess is measured on small models, not bounded by proof: the report says
+so beside the precision.
 """
 
 import logging

@@ -87,7 +87,7 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
     products of dense layers, which libraries add up in tiles, and for the forward and backward
     pass: no proof covers those. Records crafted against the order of additions, the worst that
     were found, need 28 in all (128 positions a micro-batch, which Intel's library adds up one
-    after the other); aligned records at random need 5.
+    after the other); aligned records at random needed less than one.
 
     n is the expected batch size and a margin that a Poisson draw exceeds with probability below
     1e-13: the draw itself is private.
