@@ -160,33 +160,3 @@ def quiet_transformers() -> None:
     """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]
-
-
-def checked_overrides(overrides: list[str]) -> list[str]:
-    """Returns the overrides of train or plan, the length of the run that the user gave leading.
-
-    A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
-
-    Raises:
-        InputError: Both train.epochs and train.steps are given, or a promise with privacy=none.
-    """
-    given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
-    lengths = {key for key in ("train.epochs", "train.steps") if given.get(key, "null") != "null"}
-    if len(lengths) == 2:
-        raise InputError(
-            "at most one of train.epochs and train.steps may be given, got both; steps replaces "
-            "the recipe's epochs."
-        )
-    _refuse_promise_without_privacy(given)
-    led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
-    return [*overrides, "train.steps=null"] if led_by_recipe else overrides
-
-
-def _refuse_promise_without_privacy(given: dict[str, str]) -> None:
-    allowed = {"privacy.name", "privacy.num_examples"}
-    promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
-    if given.get("privacy") == "none" and promised:
-        raise InputError(
-            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
-            "drop one of the two."
-        )

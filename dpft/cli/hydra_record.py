@@ -11,8 +11,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-WITNESS = "privacy.witness"
-"""A key that no file of a run's folder may hold: it may name a program, and its arguments."""
+from dpft.config.keys import WITNESS
+
 _job_config: ContextVar[DictConfig | None] = ContextVar("job_config", default=None)
 _words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 

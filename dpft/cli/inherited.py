@@ -1,19 +1,22 @@
-"""What a command takes from the run that ``run=`` names, unless an override says otherwise.
+"""The words of a command line that set keys, and what a command takes from the run it names.
 
-Its subcommand's ``expand`` chooses the run's task before Hydra composes, so that every key of that
-task can be set; the values come from the run's config.yaml afterwards.
+With ``run=RUN`` a subcommand's ``expand`` chooses the run's task before Hydra composes, so that
+every key of that task can be set; the values come from the run's config.yaml afterwards, unless an
+override says otherwise.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 
+from dpft.cli.hydra_record import given_words
 from dpft.cli.trained import saved_configuration
-from dpft.config.keys import plain
+from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
+from dpft.errors import InputError
 
 Config = TypeVar("Config")
 
@@ -21,6 +24,16 @@ Config = TypeVar("Config")
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Returns the keys that the overrides set, and the values as they were written."""
     return dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+
+
+def overridden_keys() -> list[str]:
+    """Returns the keys that the running job's overrides set, the subcommand's name left out."""
+    return list(given_overrides(HydraConfig.get().overrides.task[1:]))
+
+
+def is_on_command_line(key: str) -> bool:
+    """Returns whether a word of the present command line sets a key."""
+    return key in given_overrides(given_words())
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
@@ -54,8 +67,31 @@ def inherit(config: Config, folder: str, sections: Sequence[str]) -> Config:
     return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
 
 
-def copy_key(path: list[str], source: dict[str, Any], target: dict[str, Any]) -> None:
-    """Copies the value at a key path from one configuration to another."""
-    for name in path[:-1]:
-        source, target = source[name], target[name]
-    target[path[-1]] = source[path[-1]]
+def checked_overrides(overrides: list[str]) -> list[str]:
+    """Returns the overrides of train or plan, the length of the run that the user gave leading.
+
+    A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
+
+    Raises:
+        InputError: Both train.epochs and train.steps are given, or a promise with privacy=none.
+    """
+    given = given_overrides(overrides)
+    lengths = {key for key in ("train.epochs", "train.steps") if given.get(key, "null") != "null"}
+    if len(lengths) == 2:
+        raise InputError(
+            "at most one of train.epochs and train.steps may be given, got both; steps replaces "
+            "the recipe's epochs."
+        )
+    _refuse_promise_without_privacy(given)
+    led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
+    return [*overrides, "train.steps=null"] if led_by_recipe else overrides
+
+
+def _refuse_promise_without_privacy(given: dict[str, str]) -> None:
+    allowed = {"privacy.name", "privacy.num_examples"}
+    promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
+    if given.get("privacy") == "none" and promised:
+        raise InputError(
+            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
+            "drop one of the two."
+        )

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from dpft import __version__
-from dpft.cli.exit_codes import BAD_INPUT, exit_code_of_command
+from dpft.cli.exit_codes import BAD_INPUT
+from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
 
 SUBCOMMANDS = {

@@ -10,13 +10,13 @@ from typing import Any
 
 from dpft.cli.assembly import (
     RunPlan,
-    checked_overrides,
     plan_run,
     quiet_transformers,
     warn_of_delta,
     warn_of_noise,
     with_transferred_batch_size,
 )
+from dpft.cli.inherited import checked_overrides
 from dpft.cli.parts import layout_of, prepare_model, training_head
 from dpft.cli.training_data import load_training_data
 from dpft.cli.vocabulary import grow_as_planned

@@ -8,21 +8,17 @@ records. What changes speed alone may be set anew; where it changes bits, steps 
 import hmac
 import json
 import secrets as entropy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
-
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from typing import Any
 
 from dpft.cli.assembly import RunPlan, method_phases, public_size
 from dpft.cli.fresh_folder import TUNING
 from dpft.cli.held_out import KEY_FILE, held_out_key
-from dpft.cli.inherited import copy_key, given_overrides
 from dpft.cli.training_data import UNIT_KEY
 from dpft.cli.witnessing import refuse_witness_of_file
-from dpft.config.keys import plain
+from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
@@ -54,14 +50,20 @@ class Secrets:
     held_out_key: bytes | None
 
 
-def resumed_configuration(composed: DictConfig) -> TrainCommand:
-    """Returns the configuration of the run that ``resume`` names, with what may change.
+def resumed_configuration(
+    folder: str, composed: Mapping[str, Any], overridden: Iterable[str]
+) -> TrainCommand:
+    """Returns the configuration of a run that goes on, with what may change.
+
+    Args:
+        folder: The run's.
+        composed: What the command line composes to, as plain values.
+        overridden: Dotted keys of ``composed`` that take the place of the run's own.
 
     Raises:
         InputError: There is no such run, it has a symbolic link in its folder, or an override
             changes what it is bound to.
     """
-    folder = str(composed.resume)
     refuse_links(Path(folder))
     if (Path(folder) / TUNING).exists():
         raise InputError(
@@ -76,12 +78,11 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
         )
     saved = plain(load_saved(path, TrainConfig, polymorphic=POLYMORPHIC))
     refuse_witness_of_file(saved["privacy"], given=False)
-    composed_values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    for key in given_overrides(HydraConfig.get().overrides.task[1:]):
+    for key in overridden:
         if key == "resume":
             continue
         _check_may_change(key, saved)
-        copy_key(key.split("."), composed_values, saved)
+        copy_key(key.split("."), composed, saved)
     merged = {**saved, "resume": folder}
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.assembly import (
     RunPlan,
-    checked_overrides,
     plan_run,
     quiet_transformers,
     warn_of_noise,
@@ -26,6 +25,7 @@ from dpft.cli.crashes import crash_kept
 from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.held_out import Division, divide, keep_key, not_evaluated
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.inherited import checked_overrides, is_on_command_line, overridden_keys
 from dpft.cli.parts import encoding_of, prepare_model, training_head
 from dpft.cli.resuming import (
     Secrets,
@@ -44,10 +44,10 @@ from dpft.cli.witnessing import (
     begin_handover,
     check_witness,
     hand_over_end,
-    is_on_command_line,
     refuse_witness_of_file,
     witness_of,
 )
+from dpft.config.keys import WITNESS
 from dpft.config.load import dump, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import Encoding
@@ -99,9 +99,10 @@ def configuration(composed: DictConfig) -> TrainCommand:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
     """
     sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
-    refuse_witness_of_file(sections["privacy"], given=is_on_command_line())
+    refuse_witness_of_file(sections["privacy"], given=is_on_command_line(WITNESS))
     if composed.get("resume") is not None:
-        return resumed_configuration(composed)
+        values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        return resumed_configuration(str(composed.resume), values, overridden_keys())
     return load(composed, TrainCommand, polymorphic=POLYMORPHIC)
 
 

@@ -16,12 +16,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dpft.cli import train
-from dpft.cli.assembly import RunPlan, checked_overrides, plan_run, quiet_transformers
+from dpft.cli.assembly import RunPlan, plan_run, quiet_transformers
 from dpft.cli.crashes import FULL_OR_FORBIDDEN, crash_kept
 from dpft.cli.exit_codes import exit_code_of_job, say
 from dpft.cli.fresh_folder import TUNING, refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.inherited import given_overrides
+from dpft.cli.inherited import checked_overrides, given_overrides
 from dpft.cli.outcomes import Outcome, read_outcome, score_metric, score_of, write_outcome
 from dpft.cli.search import (
     Search,

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.hydra_record import WITNESS, given_words
-from dpft.cli.inherited import given_overrides
+from dpft.config.keys import WITNESS
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.privacy.completeness import read_run_ledger
@@ -34,11 +33,6 @@ def refuse_witness_of_file(privacy: Mapping[str, Any], *, given: bool) -> None:
         " or a sweep's parameters; take it out there: what may run a program is taken from the"
         " command line only."
     )
-
-
-def is_on_command_line() -> bool:
-    """Returns whether a word of the present command line sets the witness."""
-    return WITNESS in given_overrides(given_words())
 
 
 def witness_of(command: TrainCommand, folder: Path) -> Witness | None:

@@ -13,6 +13,10 @@ RETIRED = {
 """Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
 
 
+WITNESS = "privacy.witness"
+"""A key that no file of a run's folder may hold: it may name a program, and its arguments."""
+
+
 def join_key(parent: str, name: object) -> str:
     """Returns the dotted key of ``name`` under ``parent``; the root's key is empty."""
     return f"{parent}.{name}" if parent else str(name)
@@ -40,6 +44,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value
+
+
+def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    """Copies the value at a key path from one configuration to another."""
+    for name in path[:-1]:
+        source, target = source[name], target[name]
+    target[path[-1]] = source[path[-1]]
 
 
 def key_name(entry: "dataclasses.Field[Any]") -> str:

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.cli.assembly import checked_overrides, public_size, with_transferred_batch_size
+from dpft.cli.assembly import public_size, with_transferred_batch_size
+from dpft.cli.inherited import checked_overrides
 from dpft.errors import InputError
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy
 from dpft.tasks.e2e import E2ETask

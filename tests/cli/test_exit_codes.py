@@ -31,7 +31,7 @@ def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_traceback() -> None:
     program = (
-        "import sys; from dpft.cli.exit_codes import exit_code_of_command;"
+        "import sys; from dpft.cli.signals import exit_code_of_command;"
         "sys.exit(exit_code_of_command(lambda: print('x' * 10**6) or 0))"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} | head -c 1"
