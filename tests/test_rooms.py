@@ -10,15 +10,16 @@ import dpft
 PACKAGE = Path(dpft.__file__).parent
 LEVELS = (
     {"cli"},
+    {"audit"},
+    {"runs"},
     {"config"},
-    {"training", "evaluation", "audit", "reports"},
+    {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "generation", "privacy"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {
     ("data", "dpft.tasks.base"),
     ("data", "dpft.tasks.records"),
-    ("audit", "dpft.training"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

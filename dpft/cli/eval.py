@@ -9,16 +9,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dpft.cli.assembly import quiet_transformers
-from dpft.cli.crashes import crash_kept
-from dpft.cli.held_out import records_to_score
 from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.inherited import given_overrides, inherit, with_task_of_run
-from dpft.cli.parts import check_lengths, written_tokens
-from dpft.cli.progress import batch_progress
+from dpft.cli.overrides import given_overrides, inherit, with_task_of_run
 from dpft.cli.scores import write_evaluations
-from dpft.cli.trained import Subject, saved_run, subject_of_run
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
@@ -31,6 +25,12 @@ from dpft.links import refuse_links
 from dpft.models.loading import new_names
 from dpft.reports.records import read_evaluations, read_record
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
+from dpft.runs.crashes import crash_kept
+from dpft.runs.held_out import records_to_score
+from dpft.runs.progress import batch_progress
+from dpft.runs.run_plan import quiet_transformers
+from dpft.runs.task_model import check_lengths, written_tokens
+from dpft.runs.trained_model import Subject, saved_run, subject_of_run
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK

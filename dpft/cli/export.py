@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpft.cli.assembly import quiet_transformers
-from dpft.cli.trained import MODEL, saved_run, subject_of_run
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import hold_lock, private_folder, share
 from dpft.reports.card import write_card
 from dpft.reports.records import PRIVACY, read_record
+from dpft.runs.run_plan import quiet_transformers
+from dpft.runs.trained_model import MODEL, saved_run, subject_of_run
 
 CONFIG = ExportConfig
 READS_RECORDS = False

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 
-from dpft.cli.assembly import quiet_transformers
-from dpft.cli.crashes import crash_kept
-from dpft.cli.inherited import given_overrides, inherit, with_task_of_run
-from dpft.cli.parts import check_lengths
-from dpft.cli.progress import batch_progress
-from dpft.cli.trained import Subject, saved_run, subject_of_run
+from dpft.cli.overrides import given_overrides, inherit, with_task_of_run
 from dpft.config.schema import TASK, GenerateConfig, TrainConfig
 from dpft.data.prompts import load_prompts, refuse_records
 from dpft.errors import InputError
@@ -26,6 +21,11 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import hold_lock, private_folder, write_json, write_jsonl
 from dpft.reports.records import PRIVACY, read_privacy
 from dpft.reports.synthetic import cost, synthetic_record
+from dpft.runs.crashes import crash_kept
+from dpft.runs.progress import batch_progress
+from dpft.runs.run_plan import quiet_transformers
+from dpft.runs.task_model import check_lengths
+from dpft.runs.trained_model import Subject, saved_run, subject_of_run
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.records import Example
 

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dpft.cli.held_out import HELD_OUT, records_to_score
-from dpft.cli.parts import check_lengths
-from dpft.cli.trained import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
@@ -30,6 +27,9 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
+from dpft.runs.held_out import HELD_OUT, records_to_score
+from dpft.runs.task_model import check_lengths
+from dpft.runs.trained_model import Subject, saved_configuration, saved_run, subject_of_run
 from dpft.tasks.base import TextTask
 
 logger = logging.getLogger(__name__)

@@ -20,15 +20,15 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpft.cli.exit_codes import exit_code_of_job
 from dpft.cli.hydra_errors import as_input_error
+from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, swept_folders
 from dpft.cli.hydra_record import recorded_job
-from dpft.cli.run_folders import register_resolver, remove_empty_folders, swept_folders
 from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError
+from dpft.runs.exit_codes import exit_code_of_job
 
 
 def _unchanged(overrides: list[str]) -> list[str]:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from dpft import __version__
-from dpft.cli.exit_codes import BAD_INPUT
 from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
+from dpft.runs.exit_codes import BAD_INPUT
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",

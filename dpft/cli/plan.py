@@ -8,18 +8,7 @@ import dataclasses
 import json
 from typing import Any
 
-from dpft.cli.assembly import (
-    RunPlan,
-    plan_run,
-    quiet_transformers,
-    warn_of_delta,
-    warn_of_noise,
-    with_transferred_batch_size,
-)
-from dpft.cli.inherited import checked_overrides
-from dpft.cli.parts import layout_of, prepare_model, training_head
-from dpft.cli.training_data import load_training_data
-from dpft.cli.vocabulary import grow_as_planned
+from dpft.cli.overrides import checked_overrides
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
@@ -28,6 +17,17 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
+from dpft.runs.records import load_training_data
+from dpft.runs.run_plan import (
+    RunPlan,
+    plan_run,
+    quiet_transformers,
+    warn_of_delta,
+    warn_of_noise,
+    with_transferred_batch_size,
+)
+from dpft.runs.task_model import layout_of, prepare_model, training_head
+from dpft.runs.vocabulary import grow_as_planned
 from dpft.tasks.classification import ClassificationTask
 from dpft.training.measure import Measurement, measure_step
 

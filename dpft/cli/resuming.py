@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.assembly import RunPlan, method_phases, public_size
 from dpft.cli.fresh_folder import TUNING
-from dpft.cli.held_out import KEY_FILE, held_out_key
-from dpft.cli.training_data import UNIT_KEY
 from dpft.cli.witnessing import refuse_witness_of_file
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
@@ -29,6 +26,9 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS
+from dpft.runs.held_out import KEY_FILE, held_out_key
+from dpft.runs.records import UNIT_KEY
+from dpft.runs.run_plan import RunPlan, method_phases, public_size
 from dpft.training.loop import Records
 from dpft.training.resume import Stopped
 

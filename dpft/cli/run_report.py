@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from dpft.cli.assembly import RunPlan
-from dpft.cli.progress import batch_progress
 from dpft.cli.scores import write_evaluations
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
@@ -29,6 +27,8 @@ from dpft.reports.privacy import (
 )
 from dpft.reports.run import PRIVACY, write_report
 from dpft.reports.witness import with_witness
+from dpft.runs.progress import batch_progress
+from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_stopped
 
 logger = logging.getLogger(__name__)

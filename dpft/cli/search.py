@@ -12,12 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.assembly import plan_run, warn_of_delta, with_transferred_batch_size
 from dpft.cli.fresh_folder import TUNING
-from dpft.cli.held_out import divide, known_by
 from dpft.cli.outcomes import score_metric
-from dpft.cli.parts import training_head
-from dpft.cli.training_data import load_training_data
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
@@ -28,6 +24,10 @@ from dpft.privacy.plan import Calibration, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
+from dpft.runs.held_out import divide, known_by
+from dpft.runs.records import load_training_data
+from dpft.runs.run_plan import plan_run, warn_of_delta, with_transferred_batch_size
+from dpft.runs.task_model import training_head
 
 TRIALS = "trials.json"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dpft.cli.exit_codes import FAILED, exit_code_of_job, say
+from dpft.runs.exit_codes import FAILED, exit_code_of_job, say
 from dpft.training.termination import TERMINATED
 
 INTERRUPTED = 130

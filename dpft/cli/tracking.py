@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.assembly import RunPlan
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.privacy.settings import DifferentialPrivacy
@@ -22,6 +21,7 @@ from dpft.reports.records import (
     read_overrides,
     read_privacy,
 )
+from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_stopped
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.tracking import Tracking, open_tracking

@@ -14,19 +14,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.assembly import (
-    RunPlan,
-    plan_run,
-    quiet_transformers,
-    warn_of_noise,
-    with_transferred_batch_size,
-)
-from dpft.cli.crashes import crash_kept
 from dpft.cli.fresh_folder import refuse_used_folder, start_anew
-from dpft.cli.held_out import Division, divide, keep_key, not_evaluated
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.inherited import checked_overrides, is_on_command_line, overridden_keys
-from dpft.cli.parts import encoding_of, prepare_model, training_head
+from dpft.cli.overrides import checked_overrides, is_on_command_line, overridden_keys
 from dpft.cli.resuming import (
     Secrets,
     has_scores,
@@ -38,7 +28,6 @@ from dpft.cli.resuming import (
 )
 from dpft.cli.run_report import evaluate, report, write_scores
 from dpft.cli.tracking import check_tracking, conclude, tracked
-from dpft.cli.training_data import load_training_data, make_records, save_unit_key, unit_key
 from dpft.cli.training_session import hint_of_resume, prove_clipper, train, warn
 from dpft.cli.witnessing import (
     begin_handover,
@@ -60,6 +49,17 @@ from dpft.models.vocabulary import add_tokens
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.runs.crashes import crash_kept
+from dpft.runs.held_out import Division, divide, keep_key, not_evaluated
+from dpft.runs.records import load_training_data, make_records, save_unit_key, unit_key
+from dpft.runs.run_plan import (
+    RunPlan,
+    plan_run,
+    quiet_transformers,
+    warn_of_noise,
+    with_transferred_batch_size,
+)
+from dpft.runs.task_model import encoding_of, prepare_model, training_head
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.assembly import RunPlan, warn_of_delta
-from dpft.cli.exit_codes import say
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
@@ -18,6 +16,8 @@ from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting import NOT_PRIVATE_SEED
+from dpft.runs.exit_codes import say
+from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
 from dpft.training.listeners import StepListener
 from dpft.training.loop import Records

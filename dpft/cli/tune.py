@@ -16,13 +16,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dpft.cli import train
-from dpft.cli.assembly import RunPlan, plan_run, quiet_transformers
-from dpft.cli.crashes import FULL_OR_FORBIDDEN, crash_kept
-from dpft.cli.exit_codes import exit_code_of_job, say
 from dpft.cli.fresh_folder import TUNING, refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.inherited import checked_overrides, given_overrides
 from dpft.cli.outcomes import Outcome, read_outcome, score_metric, score_of, write_outcome
+from dpft.cli.overrides import checked_overrides, given_overrides
 from dpft.cli.search import (
     Search,
     Trial,
@@ -43,6 +40,9 @@ from dpft.links import refuse_links
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
+from dpft.runs.crashes import FULL_OR_FORBIDDEN, crash_kept
+from dpft.runs.exit_codes import exit_code_of_job, say
+from dpft.runs.run_plan import RunPlan, plan_run, quiet_transformers
 from dpft.training.checkpoint import checkpoints, delete_generator_states
 
 CONFIG = TuneCommand

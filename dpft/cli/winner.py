@@ -8,13 +8,13 @@ from pathlib import Path
 from dpft.cli.fresh_folder import TUNING
 from dpft.cli.scores import TEXTS_OF_EVALUATIONS
 from dpft.cli.search import TRIALS, Search, trial_folder
-from dpft.cli.trained import MODEL
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, write_report
 from dpft.reports.selection import with_selection
 from dpft.reports.spent import read_spent
+from dpft.runs.trained_model import MODEL
 from dpft.training.resume import LEDGER
 
 

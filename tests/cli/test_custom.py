@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
-from dpft.cli import held_out, train
-from dpft.cli.held_out import Division
-from dpft.cli.training_data import TrainingData
+from dpft.cli import train
 from dpft.errors import InputError
+from dpft.runs import held_out
+from dpft.runs.held_out import Division
+from dpft.runs.records import TrainingData
 from tests.cli.tiny import EVALUATION, MARKER, Workspace, make_workspace
 from tests.slowness import slow
 

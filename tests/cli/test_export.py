@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dpft.cli.trained import saved_run, subject_of_run
+from dpft.runs.trained_model import saved_run, subject_of_run
 from tests.cli.tiny import TRAINING, Workspace, make_workspace
 from tests.slowness import slow
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from dpft.cli.parts import encoding_of, head_of
 from dpft.data.encoding import Encoding
 from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
+from dpft.runs.task_model import encoding_of, head_of
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import LabelledExample
 from dpft.training.self_check import check_independence

@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.main import SUBCOMMANDS
-from dpft.cli.run_folders import register_resolver
 from dpft.config import schema
 from dpft.config.account import AccountConfig
 from dpft.config.doctor import DoctorConfig

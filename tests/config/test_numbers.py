@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.cli.run_folders import register_resolver
+from dpft.cli.hydra_folders import register_resolver
 from dpft.config import schema
 from dpft.config.convert import _members
 from dpft.config.load import load

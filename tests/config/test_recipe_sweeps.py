@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 
-from dpft.cli.run_folders import register_resolver
+from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.load import load
 from dpft.config.location import config_directory

@@ -12,11 +12,11 @@ from typing import TypeVar
 from hydra.core.hydra_config import HydraConfig
 
 from dpft.cli.hydra_record import given_words
-from dpft.cli.trained import saved_configuration
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
 from dpft.errors import InputError
+from dpft.runs.trained_model import saved_configuration
 
 Config = TypeVar("Config")
 

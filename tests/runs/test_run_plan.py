@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.cli.assembly import public_size, with_transferred_batch_size
-from dpft.cli.inherited import checked_overrides
+from dpft.cli.overrides import checked_overrides
 from dpft.errors import InputError
 from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy
+from dpft.runs.run_plan import public_size, with_transferred_batch_size
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
 

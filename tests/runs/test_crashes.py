@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dpft.cli.crashes import TRACEBACK, crash_kept, where
-from dpft.cli.exit_codes import exit_code_of_job
 from dpft.cli.hydra_app import Subcommand
 from dpft.errors import InputError
+from dpft.runs.crashes import TRACEBACK, crash_kept, where
+from dpft.runs.exit_codes import exit_code_of_job
 
 
 def crash() -> None:

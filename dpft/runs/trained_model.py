@@ -6,8 +6,6 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.parts import encoding_of, head_of
-from dpft.cli.vocabulary import load_with_tokens
 from dpft.config import schema
 from dpft.config.keys import plain
 from dpft.config.load import load_saved
@@ -24,6 +22,8 @@ from dpft.models.vocabulary import add_tokens
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run import CONFIGURATION
 from dpft.reports.spent import read_ended_ledger
+from dpft.runs.task_model import encoding_of, head_of
+from dpft.runs.vocabulary import load_with_tokens
 from dpft.tasks.base import Task
 from dpft.training.resume import LEDGER
 

@@ -10,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from dpft.cli.crashes import FULL_OR_FORBIDDEN, where
 from dpft.errors import DpftError
+from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
 
 FAILED = 1
 BAD_INPUT = 2

@@ -6,8 +6,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from dpft.cli.parts import head_of, prepare_model
-from dpft.cli.trained import Subject, subject_of_run
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
@@ -17,6 +15,8 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import NoPrivacy
+from dpft.runs.task_model import head_of, prepare_model
+from dpft.runs.trained_model import Subject, subject_of_run
 from dpft.tasks.base import Task
 from dpft.tasks.records import LabelledExample
 from dpft.tasks.registry import task_class

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from dpft.cli import progress
-from dpft.cli.progress import batch_progress
+from dpft.runs import progress
+from dpft.runs.progress import batch_progress
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:

@@ -5,7 +5,6 @@ from functools import partial
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.config.schema import TrainConfig
 from dpft.data.chat import ChatEncoding
 from dpft.data.collation import Layout
@@ -25,6 +24,7 @@ from dpft.models.loading import (
 )
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.source import ModelConfig
+from dpft.runs.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats

@@ -5,7 +5,6 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import BertModel
 
-from dpft.cli.parts import check_lengths, encoding_of, head_of, layout_of
 from dpft.data.encoding import TextEncoding
 from dpft.data.label_words import LabelWordEncoding
 from dpft.data.sentences import SentenceEncoding
@@ -14,6 +13,7 @@ from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, 
 from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
+from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
 from dpft.tasks.base import Task
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample

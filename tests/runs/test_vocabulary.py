@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dpft.cli.trained import saved_run, subject_of_run
 from dpft.models.vocabulary import add_tokens
+from dpft.runs.trained_model import saved_run, subject_of_run
 from dpft.tasks.personachat import TOKENS
 from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 from tests.slowness import slow_but

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.trained import saved_run
-from dpft.cli.training_data import TrainingData, load_training_data
 from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.held_out import fingerprint, new_key, split_held_out
 from dpft.data.sources import has_split, is_one_file, load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import private_folder, write_text
+from dpft.runs.records import TrainingData, load_training_data
+from dpft.runs.trained_model import saved_run
 
 HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
