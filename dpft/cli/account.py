@@ -1,7 +1,7 @@
 """``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent.
 
-The other ways of asking are in ``account_runs`` (from ledgers) and ``account_sweeps`` (over steps
-and over batch sizes).
+The other ways of asking are in ``dpft.runs.spending`` (from ledgers) and
+``dpft.runs.account_sweeps`` (over steps and over batch sizes).
 """
 
 import json
@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpft.cli import account_runs, account_sweeps
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import (
@@ -24,6 +23,7 @@ from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import Calibration, default_delta, planned_steps
 from dpft.reports.accounting import accounting_record, accounting_table, delta_warnings
 from dpft.reports.accounting_sweeps import curve_record, curve_table, failure_notes
+from dpft.runs import account_sweeps, spending
 
 CONFIG = AccountConfig
 READS_RECORDS = False
@@ -44,9 +44,9 @@ class Setting:
 def run(config: AccountConfig) -> None:
     """Prints the accounting, as a table or as one JSON object."""
     if config.run is not None:
-        print(account_runs.one_run(config))
+        print(spending.one_run(config))
     elif config.runs is not None:
-        print(account_runs.several_runs(config))
+        print(spending.several_runs(config))
     elif config.batch_sizes is not None:
         print(account_sweeps.over_batch_sizes(config))
     else:

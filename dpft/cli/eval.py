@@ -1,6 +1,6 @@
 """``dpft eval``: scores a run's model, any model folder, or a file of outputs.
 
-With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.cli.human_eval``.
+With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.runs.human_eval``.
 """
 
 import json
@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dpft.cli.human_eval import rated_runs, write_sheet
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.overrides import given_overrides, inherit, with_task_of_run
-from dpft.cli.scores import write_evaluations
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
@@ -27,8 +25,10 @@ from dpft.reports.records import read_evaluations, read_record
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
 from dpft.runs.crashes import crash_kept
 from dpft.runs.held_out import records_to_score
+from dpft.runs.human_eval import rated_runs, write_sheet
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import quiet_transformers
+from dpft.runs.scores import write_evaluations
 from dpft.runs.task_model import check_lengths, written_tokens
 from dpft.runs.trained_model import Subject, saved_run, subject_of_run
 

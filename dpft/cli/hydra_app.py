@@ -125,7 +125,7 @@ def print_tuning_bill() -> None:
     swept = swept_folders()
     if swept is None or not any(_has_spent(folder) for folder in swept[1]):
         return
-    from dpft.cli.tuning_bill import write_tuning_bill  # Torch, which few sweeps are without.
+    from dpft.runs.tuning.bill import write_tuning_bill  # Torch, which few sweeps are without.
 
     bill = write_tuning_bill(*swept)
     if bill:

@@ -14,28 +14,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.overrides import checked_overrides, is_on_command_line, overridden_keys
-from dpft.cli.resuming import (
-    Secrets,
-    has_scores,
-    planned_again,
-    read_secrets,
-    resumed_configuration,
-    same_records,
-    save_fingerprint,
-)
-from dpft.cli.run_report import evaluate, report, write_scores
-from dpft.cli.tracking import check_tracking, conclude, tracked
-from dpft.cli.training_session import hint_of_resume, prove_clipper, train, warn
-from dpft.cli.witnessing import (
-    begin_handover,
-    check_witness,
-    hand_over_end,
-    refuse_witness_of_file,
-    witness_of,
-)
 from dpft.config.keys import WITNESS
 from dpft.config.load import dump, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
@@ -50,8 +30,19 @@ from dpft.privacy.witness import Handover, Witness
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
 from dpft.runs.crashes import crash_kept
+from dpft.runs.folder import refuse_used_folder, start_anew
 from dpft.runs.held_out import Division, divide, keep_key, not_evaluated
+from dpft.runs.outcome import evaluate, report, write_scores
 from dpft.runs.records import load_training_data, make_records, save_unit_key, unit_key
+from dpft.runs.resuming import (
+    Secrets,
+    has_scores,
+    planned_again,
+    read_secrets,
+    resumed_configuration,
+    same_records,
+    save_fingerprint,
+)
 from dpft.runs.run_plan import (
     RunPlan,
     plan_run,
@@ -60,6 +51,15 @@ from dpft.runs.run_plan import (
     with_transferred_batch_size,
 )
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
+from dpft.runs.tracking import check_tracking, conclude, tracked
+from dpft.runs.training import hint_of_resume, prove_clipper, train, warn
+from dpft.runs.witnessing import (
+    begin_handover,
+    check_witness,
+    hand_over_end,
+    refuse_witness_of_file,
+    witness_of,
+)
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.loop import Records
 from dpft.training.precision import warn_if_slow

@@ -16,21 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dpft.cli import train
-from dpft.cli.fresh_folder import TUNING, refuse_used_folder, start_anew
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.outcomes import Outcome, read_outcome, score_metric, score_of, write_outcome
 from dpft.cli.overrides import checked_overrides, given_overrides
-from dpft.cli.search import (
-    Search,
-    Trial,
-    draw_search,
-    read_search,
-    same_records,
-    trial_folder,
-    write_search,
-)
-from dpft.cli.silence import everything_to, owner_only
-from dpft.cli.winner import publish
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
@@ -42,7 +29,26 @@ from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, crash_kept
 from dpft.runs.exit_codes import exit_code_of_job, say
+from dpft.runs.folder import TUNING, refuse_used_folder, start_anew
 from dpft.runs.run_plan import RunPlan, plan_run, quiet_transformers
+from dpft.runs.tuning.captured_output import everything_to, owner_only
+from dpft.runs.tuning.publish import publish
+from dpft.runs.tuning.search import (
+    Search,
+    Trial,
+    draw_search,
+    read_search,
+    same_records,
+    trial_folder,
+    write_search,
+)
+from dpft.runs.tuning.trial_scores import (
+    Outcome,
+    read_outcome,
+    score_metric,
+    score_of,
+    write_outcome,
+)
 from dpft.training.checkpoint import checkpoints, delete_generator_states
 
 CONFIG = TuneCommand

@@ -53,7 +53,7 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "inside the evaluation": ("dpft.cli.train", "evaluate", _kill),
     "waiting in a step": ("dpft.training.loop", "per_example_losses", _wait),
     "waiting in an evaluation": ("dpft.cli.train", "evaluate", _wait),
-    "inside the report": ("dpft.cli.run_report", "write_report", _kill),
+    "inside the report": ("dpft.runs.outcome", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dpft.cli import run_report, training_session
 from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
+from dpft.runs import outcome as run_outcome
+from dpft.runs import training
 from dpft.training import session
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from tests.cli.test_resume import RUN, files
@@ -107,9 +108,9 @@ FULL = {
     "a checkpoint's model": (session, "save_checkpoint", 2, 100_000),
     "a checkpoint's optimizer": (session, "save_checkpoint", 2, 400_000),
     "the ledger": (JournaledLedger, "record_step", 4, 0),
-    "the model": (training_session.Session, "save_model", 1, 0),
-    "the scores": (run_report, "write_scores", 1, 0),
-    "the report": (run_report, "write_report", 1, 0),
+    "the model": (training.Session, "save_model", 1, 0),
+    "the scores": (run_outcome, "write_scores", 1, 0),
+    "the report": (run_outcome, "write_report", 1, 0),
 }
 """What does not fit: function before whose call the disk fills, its number, bytes left."""
 STANDS = {

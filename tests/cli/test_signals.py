@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpft.cli import run_report, train
+from dpft.cli import train
 from dpft.privacy.journal import JournaledLedger
+from dpft.runs import outcome as run_outcome
 from dpft.training import checkpoint, loop
 from dpft.training.resume import find_stopped
 from tests.cli.murder import SECONDS, start, wait_until
@@ -60,8 +61,8 @@ PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
     "a checkpoint": (checkpoint, "save_file", 3, 2),
     "the evaluation": (train, "evaluate", 2, 5),
-    "the scores": (run_report, "write_scores", 1, 5),
-    "the report": (run_report, "write_report", 1, 5),
+    "the scores": (run_outcome, "write_scores", 1, 5),
+    "the report": (run_outcome, "write_report", 1, 5),
 }
 """Function that the signal comes before, the number of its call, and the step then finished."""
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from dpft.cli import search, train, tune
+from dpft.cli import train, tune
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
+from dpft.runs.tuning import search
 from dpft.training import private_run
 from dpft.training.checkpoint import GENERATORS
 from dpft.training.diagnostics import Diagnostics

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.cli import search
 from dpft.cli.plan import account_for_plan
 from dpft.errors import InputError
 from dpft.privacy.accounting.curve import EpsilonSoFar
@@ -28,6 +27,7 @@ from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.reports.plots import epsilon_points
 from dpft.reports.privacy import account_for_run, plan_record
 from dpft.runs.run_plan import RunPlan
+from dpft.runs.tuning import search
 
 
 def plan(**changes) -> PrivacyPlan:

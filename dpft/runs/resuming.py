@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.fresh_folder import TUNING
-from dpft.cli.witnessing import refuse_witness_of_file
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
@@ -26,9 +24,11 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS
+from dpft.runs.folder import TUNING
 from dpft.runs.held_out import KEY_FILE, held_out_key
 from dpft.runs.records import UNIT_KEY
 from dpft.runs.run_plan import RunPlan, method_phases, public_size
+from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.loop import Records
 from dpft.training.resume import Stopped
 

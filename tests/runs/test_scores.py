@@ -2,9 +2,9 @@ import json
 import stat
 from pathlib import Path
 
-from dpft.cli.scores import write_evaluations
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
+from dpft.runs.scores import write_evaluations
 
 
 def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.cli.tuning_bill import _bill, _swept, _words, write_tuning_bill
 from dpft.privacy.accounting import Accountants, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.reports.spending import Spending
+from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
 from tests.cli.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 

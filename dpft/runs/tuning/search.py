@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.fresh_folder import TUNING
-from dpft.cli.outcomes import score_metric
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
@@ -24,10 +22,12 @@ from dpft.privacy.plan import Calibration, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
+from dpft.runs.folder import TUNING
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import plan_run, warn_of_delta, with_transferred_batch_size
 from dpft.runs.task_model import training_head
+from dpft.runs.tuning.trial_scores import score_metric
 
 TRIALS = "trials.json"
 

@@ -5,16 +5,16 @@ import os
 import shutil
 from pathlib import Path
 
-from dpft.cli.fresh_folder import TUNING
-from dpft.cli.scores import TEXTS_OF_EVALUATIONS
-from dpft.cli.search import TRIALS, Search, trial_folder
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, write_report
 from dpft.reports.selection import with_selection
 from dpft.reports.spent import read_spent
+from dpft.runs.folder import TUNING
+from dpft.runs.scores import TEXTS_OF_EVALUATIONS
 from dpft.runs.trained_model import MODEL
+from dpft.runs.tuning.search import TRIALS, Search, trial_folder
 from dpft.training.resume import LEDGER
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dpft.cli.fresh_folder import TUNING
-from dpft.cli.search import Search, Trial, draw_trials, read_search, write_search
 from dpft.errors import StateError
 from dpft.privacy.plan import Calibration
+from dpft.runs.folder import TUNING
+from dpft.runs.tuning.search import Search, Trial, draw_trials, read_search, write_search
 from tests.config.test_tune import command
 
 SEARCH = Search(

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpft.cli.fresh_folder import TUNING
-from dpft.cli.search import read_search
 from dpft.errors import DpftError, InputError
 from dpft.files import read_yaml, write_json
 from dpft.privacy.accounting import Accountants
@@ -24,6 +22,8 @@ from dpft.privacy.ledger import LEDGER
 from dpft.reports.run import CONFIGURATION
 from dpft.reports.spending import Spending, account_for_spent, account_together
 from dpft.reports.spent import SpentRun, read_spent
+from dpft.runs.folder import TUNING
+from dpft.runs.tuning.search import read_search
 
 BILL = "tuning_bill.json"
 SUM = "sum of epsilons"

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.cli.fresh_folder import refuse_used_folder, start_anew
 from dpft.errors import InputError
+from dpft.runs.folder import refuse_used_folder, start_anew
 
 
 def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:

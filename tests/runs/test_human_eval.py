@@ -166,7 +166,7 @@ def test_a_run_of_another_task_is_refused(
 ) -> None:
     tasks = {"a": "e2e", "b": "dart"}
     monkeypatch.setattr(
-        "dpft.cli.human_eval.saved_configuration", lambda folder: {"task": {"name": tasks[folder]}}
+        "dpft.runs.human_eval.saved_configuration", lambda folder: {"task": {"name": tasks[folder]}}
     )
     sentence = workspace.refusal(*ASK, "human_eval_runs=[b]")
     assert "must be runs of task=e2e, as a, got b of task=dart" in sentence

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from dpft.cli.scores import write_evaluations
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts
@@ -29,6 +28,7 @@ from dpft.reports.run import PRIVACY, write_report
 from dpft.reports.witness import with_witness
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import RunPlan
+from dpft.runs.scores import write_evaluations
 from dpft.training.resume import find_stopped
 
 logger = logging.getLogger(__name__)
