@@ -5,8 +5,8 @@ import pytest
 
 from dpft.cli.account import resolve
 from dpft.config.account import AccountConfig
-from tests.cli.tiny import Outcome, Workspace
 from tests.slowness import slow
+from tests.stories.tiny import Outcome, Workspace
 
 SIZE = ("num_examples=1000", "expected_batch_size=10", "epochs=1")
 QUICK = (*SIZE, "noise_multiplier=1", "accountant=rdp")

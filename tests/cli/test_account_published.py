@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import Workspace
+from tests.stories.tiny import Workspace
 
 pytestmark = pytest.mark.slow
 

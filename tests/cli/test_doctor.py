@@ -8,7 +8,7 @@ import pytest
 
 from dpft.cli import doctor
 from dpft.reports.doctor.check import MISSING
-from tests.cli.tiny import Workspace
+from tests.stories.tiny import Workspace
 
 
 def test_a_machine_that_runs_this_test_can_train_and_nothing_is_left(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import (
+from tests.slowness import slow
+from tests.stories.tiny import (
     EVALUATION,
     METRICS,
     SETTING,
@@ -16,7 +17,6 @@ from tests.cli.tiny import (
     make_workspace,
     write_rows,
 )
-from tests.slowness import slow
 
 RUN = "run=run"
 

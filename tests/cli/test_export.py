@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dpft.runs.trained_model import saved_run, subject_of_run
-from tests.cli.tiny import TRAINING, Workspace, make_workspace
 from tests.slowness import slow
+from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
 QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false", "privacy.self_check=false")
 PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")

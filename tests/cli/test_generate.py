@@ -19,8 +19,8 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import Example
-from tests.cli.tiny import TRAINING, Workspace, make_workspace, write_rows
 from tests.slowness import slow
+from tests.stories.tiny import TRAINING, Workspace, make_workspace, write_rows
 
 QUICK = ("train.steps=1", "eval.enabled=false", "privacy.self_check=false")
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", *QUICK)

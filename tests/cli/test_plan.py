@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from tests.cli.tiny import TRAINING, Outcome, Workspace, make_workspace
 from tests.slowness import slow
+from tests.stories.tiny import TRAINING, Outcome, Workspace, make_workspace
 
 NOISE = "privacy.noise_multiplier=1"
 

@@ -6,9 +6,9 @@ import pytest
 from dpft.cli.report import expand
 from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
 from dpft.privacy.ledger import Ledger
-from tests.cli.tiny import Workspace
 from tests.reports.folders import write_run
 from tests.slowness import slow
+from tests.stories.tiny import Workspace
 
 SYSTEMS = ("outputs/a", REFERENCE)
 ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3, seed=0)

@@ -1,172 +1,39 @@
-"""Runs that are told to end, in each of their phases, and two processes at one folder."""
-
-import os
+import shlex
 import signal
-from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
-from dpft.cli import train
-from dpft.privacy.journal import JournaledLedger
-from dpft.runs import outcome as run_outcome
-from dpft.training import checkpoint, loop
-from dpft.training.resume import find_stopped
-from tests.cli.murder import SECONDS, start, wait_until
-from tests.cli.test_resume import RUN, files
-from tests.cli.tiny import Outcome, Workspace, make_workspace
-
-pytestmark = pytest.mark.slow
+from dpft.cli.main import main
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
-    """A workspace with a finished run ``whole``."""
-    made = make_workspace(tmp_path_factory.mktemp("signals"))
-    outcome = made.run("train", *RUN, "hydra.run.dir=whole")
-    assert outcome.code == 0, outcome.err
-    return made
-
-
-def told(
-    workspace: Workspace, folder: str, owner: Any, name: str, call: int, *signals: int
-) -> Outcome:
-    """Runs a command that is sent signals just before the ``call``-th call of a function."""
-    whole, calls = getattr(owner, name), list[None]()
-
-    def then(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        if len(calls) == call:
-            for number in signals:
-                os.kill(os.getpid(), number)
-        return whole(*args, **kwargs)
-
-    words = [f"resume={folder}"] if (workspace.root / folder).exists() else [*RUN]
-    words += [] if words[0].startswith("resume=") else [f"hydra.run.dir={folder}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, then)
-        return workspace.run("train", *words)
-
-
-def check_goes_on(workspace: Workspace, folder: str) -> None:
-    outcome = workspace.run("train", f"resume={folder}")
-    assert outcome.code == 0, outcome.err
-    assert files(workspace.root / folder) == files(workspace.root / "whole")
-
-
-TERM, INT = signal.SIGTERM, signal.SIGINT
-PHASES = {
-    "a step": (JournaledLedger, "record_step", 3, 3),
-    "a checkpoint": (checkpoint, "save_file", 3, 2),
-    "the evaluation": (train, "evaluate", 2, 5),
-    "the scores": (run_outcome, "write_scores", 1, 5),
-    "the report": (run_outcome, "write_report", 1, 5),
-}
-"""Function that the signal comes before, the number of its call, and the step then finished."""
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("times", [1, 2])
-def test_sigterm_once_or_twice_ends_a_run_with_143_and_says_how_to_go_on(
-    workspace: Workspace, phase: str, times: int
+@pytest.mark.parametrize(
+    ("outcome", "code", "error"),
+    [
+        ("crash", 1, "ZeroDivisionError"),
+        ("corrupt", 3, "dpft: error: the ledger is broken.\n"),
+        ("interrupt", 130, "dpft: interrupted\n"),
+        ("terminate", 143, "dpft: terminated\n"),
+    ],
+)
+def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str], outcome: str, code: int, error: str
 ) -> None:
-    owner, name, call, step = PHASES[phase]
-    folder = f"{phase.split()[-1]}-{times}"
-    outcome = told(workspace, folder, owner, name, call, *[TERM] * times)
-    assert outcome.code == 143, outcome.err
-    assert f"dpft: to go on: dpft train resume={folder}\n" in outcome.err
-    assert "Traceback" not in outcome.err
-    stopped = find_stopped(workspace.root / folder)
-    assert stopped.ledger is not None
-    assert stopped.checkpoint.step == stopped.ledger.steps == step
-    check_goes_on(workspace, folder)
+    handler = signal.getsignal(signal.SIGTERM)
+    assert main(["fake", "privacy.eps=3", f"outcome={outcome}"]) == code
+    assert error in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_an_interrupt_ends_a_run_with_130_in_every_phase(workspace: Workspace, phase: str) -> None:
-    owner, name, call, _ = PHASES[phase]
-    folder = f"{phase.split()[-1]}-interrupted"
-    outcome = told(workspace, folder, owner, name, call, INT)
-    assert outcome.code == 130, outcome.err
-    assert outcome.err.endswith(f"dpft: to go on: dpft train resume={folder}\ndpft: interrupted\n")
-    check_goes_on(workspace, folder)
-
-
-def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
-    workspace: Workspace,
-) -> None:
-    """SIGTERM asks for a checkpoint, and Ctrl-C comes while it is written."""
-    outcome = told(workspace, "both", checkpoint, "save_file", 3, TERM, INT)
-    assert outcome.code in (130, 143), outcome.err
-    assert "dpft: to go on: dpft train resume=both" in outcome.err
-    assert find_stopped(workspace.root / "both").checkpoint.step == 0
-    check_goes_on(workspace, "both")
-
-
-def test_a_resume_that_is_told_to_end_can_be_resumed(workspace: Workspace) -> None:
-    first = told(workspace, "often", loop, "per_example_losses", 2, TERM)
-    again = told(workspace, "often", loop, "per_example_losses", 1, TERM)
-    assert (first.code, again.code) == (143, 143), again.err
-    assert "dpft: to go on: dpft train resume=often" in again.err
-    check_goes_on(workspace, "often")
-
-
-class Worker:
-    """A process that stops at a moment of its run and stays there."""
-
-    def __init__(self, root: Path) -> None:
-        self._root, self._process = root, list[BaseProcess]()
-
-    def start(self, arguments: list[str], aim: str, call: int) -> None:
-        """Starts it anew, and waits until it has stopped."""
-        self.end()
-        mark = self._root / "waiting"
-        mark.unlink(missing_ok=True)
-        self._process = [start(self._root, ["train", *arguments], aim, call)]
-        wait_until(self._process[0], mark.exists)
-        assert mark.exists(), (self._root / "log").read_text()
-
-    def end(self) -> None:
-        """Kills it."""
-        for process in self._process:
-            process.kill()
-            process.join(SECONDS)
-
-
-@pytest.fixture
-def worker(workspace: Workspace) -> Iterator[Worker]:
-    made = Worker(workspace.root)
-    yield made
-    made.end()
-
-
-def refused(workspace: Workspace, *arguments: str) -> str:
-    """Returns what a command says that must not touch a folder in use."""
-    folder = workspace.root / "shared"
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    outcome = workspace.run(*arguments)
-    assert outcome.code == 2, outcome.err
-    assert "dpft: error: " in outcome.err.splitlines()[-1]
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    return outcome.err
-
-
-def test_two_processes_never_work_in_one_folder(workspace: Workspace, worker: Worker) -> None:
-    """Before the first step, in it, in a resume, and in the evaluation after training."""
-    new, resume = [*RUN, "hydra.run.dir=shared"], ["resume=shared"]
-    worker.start(new, "waiting in an evaluation", 1)
-    assert "in use by another dpft process" in refused(workspace, "train", *new)
-    worker.start(new, "waiting in a step", 3)
-    stops = [(), (resume, "waiting in a step", 3), (resume, "waiting in an evaluation", 1)]
-    for stop in stops:
-        if stop:
-            worker.start(*stop)
-        assert "in use by another dpft process" in refused(workspace, "train", *resume)
-        assert "go on with it by dpft train resume=" in refused(workspace, "train", *new)
-        for command in ("eval", "export"):
-            said = refused(workspace, command, "run=shared")
-            assert "training has not" in said or "in use by another" in said
-    worker.end()
-    check_goes_on(workspace, "shared")
+def test_a_reader_that_goes_away_ends_the_command_without_a_traceback() -> None:
+    program = (
+        "import sys; from dpft.cli.signals import exit_code_of_command;"
+        "sys.exit(exit_code_of_command(lambda: print('x' * 10**6) or 0))"
+    )
+    command = f"{sys.executable} -c {shlex.quote(program)} | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == "dpft: error: the reader of the output has gone.\n"

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from dpft.files import private_folder
-from tests.cli.tiny import (
+from tests.slowness import slow
+from tests.stories.tiny import (
     EVALUATION,
     STEPS,
     TRAINING,
@@ -19,7 +20,6 @@ from tests.cli.tiny import (
     make_workspace,
     write_rows,
 )
-from tests.slowness import slow
 
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", STEPS)
 PUBLIC_LINES = re.compile(

@@ -19,7 +19,7 @@ from dpft.runs.tuning import search
 from dpft.training import private_run
 from dpft.training.checkpoint import GENERATORS
 from dpft.training.diagnostics import Diagnostics
-from tests.cli.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace
 
 SEARCH = (
     *SETTING, "tune.metric=perplexity", "privacy.eps=8", "privacy.delta=0.01",

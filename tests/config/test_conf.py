@@ -80,7 +80,7 @@ def test_a_file_opens_with_its_purpose_and_the_command_that_runs_it(path: Path) 
 
 
 def test_no_file_chooses_between_a_run_and_a_sweep() -> None:
-    """The flag --multirun does; tests.cli.tiny rests on it."""
+    """The flag --multirun does; tests.stories.tiny rests on it."""
     for path in FILES:
         values = OmegaConf.load(path)
         assert OmegaConf.select(values, "hydra.mode") is None, path

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import Workspace
 from tests.slowness import slow
+from tests.stories.tiny import Workspace
 
 SIZE = ("num_examples=1000", "accountant=rdp")
-# The sizes of tests.cli.tiny, whose mechanism other tests account for too.
+# The sizes of tests.stories.tiny, whose mechanism other tests account for too.
 CURVE = (
     "num_examples=40", "accountant=rdp", "expected_batch_size=8", "steps=3", "noise_multiplier=1",
     "curve=true",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import STEPS, TRAINING, Outcome, Workspace, make_workspace
+from tests.stories.tiny import STEPS, TRAINING, Outcome, Workspace, make_workspace
 
 OWNERS = [f"Qzxowner {i % 12}" for i in range(40)]
 RUN = (

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dpft.reports.spending_tables import YOUR_WORD
-from tests.cli.tiny import Workspace
 from tests.reports.run_folders import make_run, mechanism, tear
 from tests.slowness import slow
+from tests.stories.tiny import Workspace
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dpft.runs.tracking import results
-from tests.cli.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
 from tests.training.trackers.reading import read_events, wandb_records
 
 RUN = (

@@ -22,8 +22,8 @@ from dpft.tasks.records import LabelledExample
 from dpft.tasks.registry import task_class
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.settings import TrainingConfig
-from tests.cli.glue import FILMS
 from tests.models import small
+from tests.stories.glue import FILMS
 
 CONF = Path(__file__).parents[2] / "conf"
 RECORDS = [LabelledExample(texts=(text, "a song"), label=0.0) for text in FILMS]

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.trained_model import saved_run, subject_of_run
 from dpft.tasks.personachat import TOKENS
-from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 from tests.slowness import slow_but
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 TASK = (
     "task=personachat", "task.data_dir=talk", "task.max_length=48",

@@ -14,7 +14,7 @@ from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.reports.spending import Spending
 from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
-from tests.cli.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 
 SWEEP = (
     "train", "--multirun", *TRAINING, "train.steps=3", "privacy.noise_multiplier=1",

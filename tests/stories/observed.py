@@ -1,6 +1,6 @@
 """``dpft`` in a process of its own, watched at every file that it opens to write or renames.
 
-Run: ``python -m tests.cli.observed RECORD [--crash] SUBCOMMAND …``. RECORD gets a line for each
+Run: ``python -m tests.stories.observed RECORD [--crash] SUBCOMMAND …``. RECORD gets a line for each
 fault that was seen at any moment: something in a run's private/ that others could read, or a marker
 in the temporary folder. With ``--crash`` the second micro-batch raises an error that quotes a
 record, with a note and a cause that do too.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "Qzxmarker"
-"""That of ``tests.cli.tiny``, whose imports would take longer than a command."""
+"""That of ``tests.stories.tiny``, whose imports would take longer than a command."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 

@@ -19,9 +19,9 @@ from dpft.privacy.accounting import gdp, rdp
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon
 from dpft.training import loop
-from tests.cli.observed import open_to_others, quoting_error
-from tests.cli.planted import TRAINING, make_planted
-from tests.cli.tiny import Workspace
+from tests.stories.observed import open_to_others, quoting_error
+from tests.stories.planted import TRAINING, make_planted
+from tests.stories.tiny import Workspace
 
 RUN = ("train", *TRAINING, "train.steps=3", "hydra.run.dir=run")
 REFUSED = ("resume=run", "train.expected_batch_size=4")
@@ -108,7 +108,7 @@ def told_in_processes(root: Path) -> Story:
     def run(name: str, *arguments: str) -> None:
         record = root / f"{name}.faults"
         done = subprocess.run(
-            [sys.executable, "-m", "tests.cli.observed", str(record), *arguments],
+            [sys.executable, "-m", "tests.stories.observed", str(record), *arguments],
             cwd=root, env=environment, capture_output=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         story.said[name], story.codes[name] = done.stdout + done.stderr, done.returncode

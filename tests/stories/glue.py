@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.cli.tiny import Workspace
 from tests.models import small
+from tests.stories.tiny import Workspace
 
 FILMS = ("a great film", "the dull play", "a long song", "the short film was bright")
 QUICK = ("train.expected_batch_size=8", "privacy.accountant=rdp", "train.steps=2")

@@ -14,8 +14,8 @@ from dpft.errors import InputError
 from dpft.runs import held_out
 from dpft.runs.held_out import Division
 from dpft.runs.records import TrainingData
-from tests.cli.tiny import EVALUATION, MARKER, Workspace, make_workspace
 from tests.slowness import slow
+from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
 
 QUICK = (
     "model=tiny", "model.path=model", "task.max_length=64", "train.expected_batch_size=8",

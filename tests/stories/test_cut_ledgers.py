@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_resume import RUN, broken
-from tests.cli.tiny import Workspace, make_workspace
+from tests.stories.test_resume import RUN, broken
+from tests.stories.tiny import Workspace, make_workspace
 
 LONGER = ("train.steps=12", "train.checkpoint_every=4")
 

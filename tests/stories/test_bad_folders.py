@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from dpft.privacy.ledger import read_ledger
-from tests.cli.test_resume import RUN, broken
-from tests.cli.tiny import EVALUATION, SETTING, Workspace, make_workspace
+from tests.stories.test_resume import RUN, broken
+from tests.stories.tiny import EVALUATION, SETTING, Workspace, make_workspace
 
 pytestmark = pytest.mark.slow
 CHECKPOINT = "private/checkpoints/step-00000002"
@@ -243,7 +243,7 @@ def test_a_run_without_privacy_that_lost_its_generators_has_not_ended(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [word for word in RUN if not word.startswith("privacy.")]
-    monkeypatch.setattr("tests.cli.test_resume.RUN", given)
+    monkeypatch.setattr("tests.stories.test_resume.RUN", given)
     outcome = broken(workspace, monkeypatch, "open", KeyboardInterrupt(), "privacy=none")
     assert outcome.code == 130, outcome.err
     (path,) = (workspace.root / "open/private/checkpoints").glob("*/generators.json")

@@ -15,8 +15,8 @@ from dpft.runs import outcome as run_outcome
 from dpft.runs import training
 from dpft.training import session
 from dpft.training.checkpoint import checkpoints, read_checkpoint
-from tests.cli.test_resume import RUN, files
-from tests.cli.tiny import Outcome, Workspace, make_workspace
+from tests.stories.test_resume import RUN, files
+from tests.stories.tiny import Outcome, Workspace, make_workspace
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.cli.murder import AIMS, SECONDS, kill_after_a_step, moment, start
-from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.stories.murder import AIMS, SECONDS, kill_after_a_step, moment, start
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 STEPS = 200
 RUN = (

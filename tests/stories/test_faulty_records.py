@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import planted
-from tests.cli.tiny import MARKER, Workspace
+from tests.stories import planted
+from tests.stories.tiny import MARKER, Workspace
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.cli import planted, stories
-from tests.cli.observed import open_to_others, quoting_error
-from tests.cli.planted import FOREIGN, found, left_in, public_files
-from tests.cli.stories import Story
-from tests.cli.tiny import MARKER
+from tests.stories import planted, planted_run
+from tests.stories.observed import open_to_others, quoting_error
+from tests.stories.planted import FOREIGN, found, left_in, public_files
+from tests.stories.planted_run import Story
+from tests.stories.tiny import MARKER
 
 SPOKEN = rb"(?i)loss\b|gradient|clipped|drawn|median|examples/s|\d:\d\d\b|\blengths?\b"
 """Words for what ε does not cover, and for times; none is in a line that a run says."""
@@ -26,14 +26,14 @@ UNPICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return stories.told_here(tmp_path_factory.mktemp("here"))
+    return planted_run.told_here(tmp_path_factory.mktemp("here"))
 
 
 @pytest.fixture(scope="module", params=["here", pytest.param("processes", marks=pytest.mark.slow)])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     if request.param == "here":
         return request.getfixturevalue("here")
-    return stories.told_in_processes(tmp_path_factory.mktemp("processes"))
+    return planted_run.told_in_processes(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
         workspace = planted.make_planted(tmp_path / name)
         planted.write_csv(workspace.root / "qa" / "train.csv", rows)
         quick = ("privacy.noise_seed=1", "privacy.self_check=false", "eval.enabled=false")
-        outcome = workspace.run(*stories.RUN, *quick)
+        outcome = workspace.run(*planted_run.RUN, *quick)
         assert outcome.code == 0, outcome.err
         files = public_files(workspace.root / "run")
         root = workspace.root / "run"
@@ -218,7 +218,7 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
 @pytest.mark.parametrize(
     ("command", "arguments", "broken"),
     [
-        ("train", stories.RUN[1:], "dpft.cli.train.encoding_of"),
+        ("train", planted_run.RUN[1:], "dpft.cli.train.encoding_of"),
         ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
         ("eval", ("run=run",), "dpft.cli.eval.score"),
         ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.cli.generate.prompts_of"),

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dpft.privacy.ledger import read_ledger
-from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 # Forty examples in batches of eight: an epoch is five steps.
 SEVEN_STEPS = (*TRAINING, "privacy.noise_multiplier=1", "train.steps=7")

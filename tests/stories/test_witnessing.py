@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.test_resume import RUN, broken
-from tests.cli.tiny import Outcome, Workspace, make_workspace
+from tests.stories.test_resume import RUN, broken
+from tests.stories.tiny import Outcome, Workspace, make_workspace
 
 pytestmark = pytest.mark.slow  # tests/privacy/test_witness.py has the fast ones
 

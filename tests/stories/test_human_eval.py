@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace, write_rows
 from tests.slowness import slow
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, write_rows
 
 BEAM = "human_eval_strategy=beam"
 ASK = ("eval", "run=a", "human_eval=3", BEAM, "eval.limit=null")

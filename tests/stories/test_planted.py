@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.cli import observed, planted
-from tests.cli.planted import FOREIGN, found
-from tests.cli.tiny import MARKER, Workspace
+from tests.stories import observed, planted
+from tests.stories.planted import FOREIGN, found
+from tests.stories.tiny import MARKER, Workspace
 
 
 @pytest.fixture(scope="module")

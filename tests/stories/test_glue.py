@@ -10,11 +10,11 @@ import sklearn  # noqa: F401  it writes to the environment, which commands are c
 from transformers import AutoModelForSequenceClassification, BertModel, BertTokenizerFast
 
 import dpft.cli.train  # noqa: F401  as sklearn
-from tests.cli import glue
-from tests.cli.glue import QUICK, TRAINING, setting, write
-from tests.cli.tiny import Workspace
 from tests.models import small
 from tests.slowness import slow, slow_but
+from tests.stories import glue
+from tests.stories.glue import QUICK, TRAINING, setting, write
+from tests.stories.tiny import Workspace
 
 CLS = "task.objective=cls"
 PLAIN = ("privacy=none", "train.expected_batch_size=8", "train.steps=2", "task.max_length=24")

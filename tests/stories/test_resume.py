@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpft.training import loop, session
-from tests.cli.tiny import (
+from tests.stories.tiny import (
     EVALUATION,
     TRAINING,
     Outcome,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.tiny import EVALUATION, TRAINING, make_workspace
+from tests.stories.tiny import EVALUATION, TRAINING, make_workspace
 
 AXES = ("train.learning_rate", "train.expected_batch_size")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from tests.cli.tiny import MARKER, Workspace, make_workspace
+from tests.stories.tiny import MARKER, Workspace, make_workspace
 
 FOREIGN = "Ωzxmärker"
 """What JSON may write in escapes."""

@@ -9,8 +9,8 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dpft.methods.base import method_names
-from tests.cli.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 from tests.slowness import slow, slow_but
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 MAX_LENGTH = 24
 QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}", "privacy.self_check=false")
