@@ -1,7 +1,7 @@
 """Refuses models whose layers let one example change what another computes.
 
 A per-example gradient exists only where row i of the output depends on row i of the input. The
-clipper bounds that gradient; what flows between rows it cannot see (DESIGN §6.3).
+clipper bounds that gradient; what flows between rows it cannot see (docs/design.md, rule 3).
 """
 
 import re

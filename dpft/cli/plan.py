@@ -75,7 +75,7 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
 def describe(
     config: PlanConfig, plan: RunPlan, accounting: AccountingReport | None, head: Head
 ) -> dict[str, Any]:
-    """Returns the plan under the keys of privacy.json (DESIGN section 9)."""
+    """Returns the plan under the keys of privacy.json (docs/design.md, the run's folder)."""
     new = new_names(config.model, head)
     model = meta_model(config.model, head)
     grow_as_planned(model, config.model, head, config.task.special_tokens)

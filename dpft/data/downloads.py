@@ -34,7 +34,7 @@ def fetch(url: str, *, cache: bool) -> bytes:
     Args:
         url: An http or https address.
         cache: Keep a copy and read it next time; only for published files, since a user's own
-            text must not stay in a cache (DESIGN §6.11).
+            text must not stay in a cache (docs/design.md, rule 11).
 
     Raises:
         InputError: The address is of another kind, or cannot be reached.

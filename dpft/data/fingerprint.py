@@ -1,7 +1,7 @@
 """Whether training records are those a run began with, without saying anything about them.
 
 A plain hash in a public file would tell anyone who guesses the records that the guess is right;
-this one is keyed, and key and hash stay in the run's private folder (DESIGN trust rule 9).
+this one is keyed, and key and hash stay in the run's private folder (docs/design.md, rule 9).
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Rows of a .csv, .jsonl, .jsonl.gz, .json or .parquet file, each with its place in the file.
 
 Written here rather than taken from a library because private files must not land in a library's
-cache (DESIGN §6.11), and because an error must name file and line but never quote the row (§6.7):
-exceptions of the parsers, which may hold content, are not chained. All but .json are streamed.
+cache (docs/design.md, rule 11), and because an error must name file and line but never quote the
+row (docs/design.md, rule 7): exceptions of the parsers, which may hold content, are not chained.
+All but .json are streamed.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """A task's examples, from wherever its rows are: hub, address, local files, embedded sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
-and line and never quotes the row: rows may be private, messages are not (DESIGN §6.7).
+and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).
 """
 
 import io

@@ -44,7 +44,7 @@ class Evaluation:
     stage: str
     """before or after."""
     metrics: dict[str, float]
-    """Metric name to value, on the scales of DESIGN §9."""
+    """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
     not_computed: dict[str, str]
     """Metric name to why it has no value."""
     predictions: tuple[Prediction, ...] = field(repr=False)

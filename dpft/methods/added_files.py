@@ -1,6 +1,6 @@
 """Files of a method that adds modules to a frozen model: what it trained, and how it was added.
 
-Weights are safetensors and settings are JSON, so nothing is unpickled (DESIGN section 6.11).
+Weights are safetensors and settings are JSON, so nothing is unpickled (docs/design.md, rule 11).
 """
 
 import json

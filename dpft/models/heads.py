@@ -1,7 +1,7 @@
 """What a model answers with: which class of transformers that is, and which weights are new.
 
 A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
-counted apart (DESIGN section 9).
+counted apart: ``new_parameters`` of privacy.json (docs/design.md, the run's folder).
 """
 
 from typing import Any

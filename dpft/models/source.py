@@ -1,6 +1,6 @@
 """Where a model comes from, the hub, a folder or the package, and what may be wrong there.
 
-Weights are safetensors: nothing in a checkpoint is unpickled or executed (DESIGN §5, §6.11).
+Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/design.md, rule 11).
 """
 
 from collections.abc import Iterator

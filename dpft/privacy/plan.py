@@ -1,7 +1,7 @@
 """The plan a private run is bound to before it sees a record.
 
 Sampler, noise, ledger, accountants and reports all take their numbers from its one ``mechanism``,
-so what is reported is what was run (DESIGN trust rule 1). Its fields are public configuration;
+so what is reported is what was run (docs/design.md, rule 1). Its fields are public configuration;
 nothing here depends on data.
 """
 

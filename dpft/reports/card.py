@@ -1,7 +1,7 @@
 """The model's card: README.md beside its weights, in the form that the Hugging Face hub reads.
 
 It travels with the model, so it says what the model guarantees and for whom, and scores of public
-splits only (DESIGN trust rule 8). It names no folder of the machine, and no license: whether the
+splits only (docs/design.md, rule 8). It names no folder of the machine, and no license: whether the
 base and the records allow one, dpft cannot know.
 """
 

@@ -28,7 +28,7 @@ def title(config: Config) -> str:
 
 
 def headline(privacy: Config) -> str:
-    """Returns epsilon with everything that it means nothing without (DESIGN trust rule 6)."""
+    """Returns epsilon with all that it means nothing without (docs/design.md, rule 6)."""
     if "epsilon" not in privacy:
         return (
             "**NOT PRIVATE: this model was trained without differential privacy (`privacy=none`).**"

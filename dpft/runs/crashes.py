@@ -3,7 +3,7 @@
 The message of an error that nobody foresaw may quote what it failed on: a word that a table lacks,
 a record's length, the memory that a drawn batch asked for. A terminal is copied into bug reports
 and kept by batch systems, so there stand the places in the code and the kinds of the errors alone;
-the whole text goes to the run's private/ (DESIGN trust rule 7).
+the whole text goes to the run's private/ (docs/design.md, rule 7).
 """
 
 import errno

@@ -1,6 +1,6 @@
 """What a user sees while a model writes or is scored: how many inputs are done, and of how many.
 
-Counts of an evaluation split or of prompts, no text and no time (DESIGN §6.7).
+Counts of an evaluation split or of prompts, no text and no time (docs/design.md, rule 7).
 """
 
 from collections.abc import Callable, Iterator

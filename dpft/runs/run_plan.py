@@ -43,7 +43,9 @@ class RunPlan:
 
 
 def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int]) -> PublicSize:
-    """Returns the number of training examples that stands as public (DESIGN section 4).
+    """Returns the number of training examples that stands as public.
+
+    Who says it comes first is in docs/design.md, the public number of examples.
 
     Args:
         task: May have a published number.

@@ -1,7 +1,7 @@
 """``tracking=``: what a run tells a tracker beside its steps, its configuration and its results.
 
 Both are what the public files of the run's folder say: config.yaml as the report shows it, the
-plan, privacy.json, and of metrics.json the entries of public splits alone (DESIGN §6.8).
+plan, privacy.json, and of metrics.json the entries of public splits alone (docs/design.md, rule 8).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -161,7 +161,7 @@ class Task(ABC):
 
         Raises:
             InputError: The row's text does not have the task's form. The message never quotes
-                it: rows are private (DESIGN §6.7). The caller adds file and line.
+                it: rows are private (docs/design.md, rule 7). The caller adds file and line.
         """
 
     def repair(self, text: str) -> str:

@@ -1,6 +1,6 @@
 """What all forms of your own data share: their configuration, and which form its keys choose.
 
-Nothing of it counts as published, also from the hub (DESIGN §6.8).
+Nothing of it counts as published, also from the hub (docs/design.md, rule 8).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """What training shows of its records, written where only the owner of the data looks.
 
-None of this is covered by epsilon (DESIGN trust rule 7).
+None of this is covered by epsilon (docs/design.md, rule 7).
 """
 
 import json

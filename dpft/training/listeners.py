@@ -1,4 +1,4 @@
-"""What others may hear of a step while it is taken: public quantities only (DESIGN trust rule 7).
+"""What others may hear of a step while it is taken: public things only (docs/design.md, rule 7).
 
 A listener is told no loss, no norm and no drawn size. That a step has ended it hears at once, so it
 must show no time of a single one: see ``tracking``.

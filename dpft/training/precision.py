@@ -3,7 +3,7 @@
 Norms, clip factors, sums and the optimizer's state are float32 whatever this says; noise is
 float64.
 
-Half precision has a limit under DESIGN trust rule 2: a longer record pads the others of its
+Half precision has a limit (docs/design.md, rule 2): a longer record pads the others of its
 micro-batch, whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to
 move by up to 2.6e-3 * privacy.max_grad_norm, and the whole sum by up to 1.0001 times it; in
 fp32 the clip factors leave room for what rounding does (``clipping.sums``). What counts for epsilon

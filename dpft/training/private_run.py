@@ -2,8 +2,9 @@
 
 A checkpoint of step 0 is complete before the first ledger line. At the end: last step, final
 checkpoint, model, the ledger's closing line, and then the secret keys are deleted
-(DESIGN trust rule 4). A run that broke off takes the steps since its last checkpoint once more: as
-they were where that can be proved, else with new noise as steps of their own (trust rule 9).
+(docs/design.md, rule 4). A run that broke off takes the steps since its last checkpoint once more:
+as they were where that can be proved, else with new noise as steps of their own (docs/design.md,
+rule 9).
 """
 
 import logging

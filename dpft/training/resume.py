@@ -3,7 +3,7 @@
 A step that stands in the ledger has released its noisy gradient. Taking it again with the same
 noise is safe where the sum comes out bit for bit as it was, and nowhere else: so the environment
 that bits depend on is written down, and a replay in another one draws new noise and pays for it
-(DESIGN trust rule 9).
+(docs/design.md, rule 9).
 """
 
 import hashlib

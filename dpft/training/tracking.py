@@ -4,7 +4,8 @@ Steps taken, the learning rate, the upper bound of epsilon spent so far and step
 training has ended, what the caller adds of public scores. Never a loss, a gradient norm, a clipped
 share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes nothing about that. Every
 point carries a time, and a step's time follows its drawn size: so points lie at boundaries of
-windows of ten steps and more, which bar and log lines share (DESIGN trust rule 7; see ``windows``).
+windows of ten steps and more, which bar and log lines share (docs/design.md, rule 7; see
+``windows``).
 """
 
 import json

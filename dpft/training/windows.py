@@ -1,8 +1,9 @@
 """Which steps of a session show that they have ended: never two that are fewer than ten apart.
 
 How long a step takes follows the size of its drawn batch, which is private, and everything that
-appears while training (a bar that moves, a line, a point of a tracker) tells a time (DESIGN trust
-rule 7). So all of it appears at boundaries alone. Ten steps mitigate: epsilon does not cover times.
+appears while training (a bar that moves, a line, a point of a tracker) tells a time
+(docs/design.md, rule 7). So all of it appears at boundaries alone. Ten steps mitigate: epsilon does
+not cover times.
 """
 
 from dataclasses import dataclass

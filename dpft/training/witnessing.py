@@ -2,7 +2,7 @@
 
 Whoever takes a head knows the time, and a step's time follows its drawn batch's size: so heads lie
 ten steps apart or more, on the same grid of the run's steps as everything else that shows while
-training (DESIGN trust rule 7). The last head, that of the closing line, is handed over when the
+training (docs/design.md, rule 7). The last head, that of the closing line, is handed over when the
 run has been evaluated.
 """
 

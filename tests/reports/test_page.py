@@ -22,7 +22,7 @@ def page(folder: Path, **changes: object) -> str:
 
 
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
-    """DESIGN, trust rule 6."""
+    """docs/design.md, rule 6."""
     text = page(tmp_path, reference=REFERENCE)
     headline = text.partition('<p class="headline">')[2].partition("</p>")[0]
     for part in (
@@ -133,7 +133,7 @@ def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> Non
 
 
 def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
-    """DESIGN, trust rule 8."""
+    """docs/design.md, rule 8."""
     local = {"path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
     data = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
     read = card(tmp_path, bleu=61.25, public=False, model=local, task=data)

@@ -60,7 +60,7 @@ def record(*, reproducible: bool = False, **changes: object) -> dict:
 
 
 def test_a_private_run_has_every_promised_key() -> None:
-    """DESIGN section 9, and what chose the noise, what made it, and who gave the size."""
+    """The keys that docs/design.md, the run's folder, lists."""
     assert set(json.loads(json.dumps(record()))) == {
         "schema_version",
         "private",

@@ -1,4 +1,4 @@
-"""Trust rule 7, seen from outside: what a run shows, at what times, tells of no few steps."""
+"""Seen from outside (docs/design.md, rule 7): what a run shows, and when, tells of no few steps."""
 
 import json
 import logging

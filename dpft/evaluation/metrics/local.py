@@ -62,7 +62,7 @@ def compute(
 
     Guarantees:
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
-        references may be private (DESIGN §6.11).
+        references may be private (docs/design.md, rule 11).
 
     Args:
         spec: The metric.

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpft.errors import InputError
 
 # A factor computed in floating point may exceed the true one by rounding; sixteen units in the
-# last place cover the norm's own error (DESIGN section 5).
+# last place cover the norm's own error (docs/design.md, the clipper).
 GUARD_EPS = 16
 STABILITY = 0.01
 """Constant of automatic clipping (Bu et al. 2022b, eq. 4.1), in units of the gradient norm."""

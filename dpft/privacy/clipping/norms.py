@@ -4,7 +4,8 @@ A norm is taken again in float64 where terms cancel so far that rounding shows, 
 underflow so that a part of the square is lost, and where squares overflow though the gradient
 does not.
 
-Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, DESIGN section 5.
+Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, docs/design.md, the
+clipper.
 """
 
 from collections.abc import Sequence
@@ -122,7 +123,7 @@ def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Squares:
     """Returns the inner products of head and embedding gradients of a tied weight, shape (b,).
 
     Sum over t, s of ``(values[t] . right[s]) * left[s, ids[t]]``, by gather: no tensor larger
-    than (b, s, t) is made. Exact (DESIGN section 5).
+    than (b, s, t) is made. Exact (docs/design.md, the clipper).
     """
     steps = head.left.shape[1]
     ids = embedding.ids[:, None, :].expand(-1, steps, -1)

@@ -4,7 +4,7 @@ The first pass takes each use's squared norm as backward meets it and lets the u
 contracts each use at once, weighted by its clip factors. Little is held beyond what ordinary
 training holds, so gradient checkpointing keeps its savings. Both passes backpropagate the same
 unscaled losses, so that under bfloat16 they round alike, and the factors belong to the very
-gradients that are summed (DESIGN section 5).
+gradients that are summed (docs/design.md, the clipper).
 """
 
 from collections.abc import Iterator
