@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpft.reports.records import RunRecord, find_runs, read_record
-from dpft.reports.tables import markdown_table, parameters
+from dpft.reports.comparison.tables import markdown_table, parameters
+from dpft.reports.run.run_record import RunRecord, find_runs, read_record
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 

@@ -1,6 +1,6 @@
 """``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent.
 
-The other ways of asking are in ``dpft.runs.spending`` (from ledgers) and
+The other ways of asking are in ``dpft.runs.spending.ledgers`` (from ledgers) and
 ``dpft.runs.account_sweeps`` (over steps and over batch sizes).
 """
 
@@ -21,9 +21,10 @@ from dpft.privacy.accounting import (
 )
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import Calibration, default_delta, planned_steps
-from dpft.reports.accounting import accounting_record, accounting_table, delta_warnings
-from dpft.reports.accounting_sweeps import curve_record, curve_table, failure_notes
-from dpft.runs import account_sweeps, spending
+from dpft.reports.accounting.epsilon import accounting_record, accounting_table, delta_warnings
+from dpft.reports.accounting.sweeps import curve_record, curve_table, failure_notes
+from dpft.runs import account_sweeps
+from dpft.runs.spending import ledgers
 
 CONFIG = AccountConfig
 READS_RECORDS = False
@@ -44,9 +45,9 @@ class Setting:
 def run(config: AccountConfig) -> None:
     """Prints the accounting, as a table or as one JSON object."""
     if config.run is not None:
-        print(spending.one_run(config))
+        print(ledgers.one_run(config))
     elif config.runs is not None:
-        print(spending.several_runs(config))
+        print(ledgers.several_runs(config))
     elif config.batch_sizes is not None:
         print(account_sweeps.over_batch_sizes(config))
     else:

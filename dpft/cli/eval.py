@@ -21,8 +21,8 @@ from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.links import refuse_links
 from dpft.models.loading import new_names
-from dpft.reports.records import read_evaluations, read_record
-from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
+from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
+from dpft.reports.run.run_record import read_evaluations, read_record
 from dpft.runs.crashes import crash_kept
 from dpft.runs.held_out import records_to_score
 from dpft.runs.human_eval import rated_runs, write_sheet

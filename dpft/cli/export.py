@@ -12,8 +12,8 @@ from pathlib import Path
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import hold_lock, private_folder, share
-from dpft.reports.card import write_card
-from dpft.reports.records import PRIVACY, read_record
+from dpft.reports.run.card import write_card
+from dpft.reports.run.run_record import PRIVACY, read_record
 from dpft.runs.run_plan import quiet_transformers
 from dpft.runs.trained_model import MODEL, saved_run, subject_of_run
 

@@ -19,8 +19,8 @@ from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import hold_lock, private_folder, write_json, write_jsonl
-from dpft.reports.records import PRIVACY, read_privacy
-from dpft.reports.synthetic import cost, synthetic_record
+from dpft.reports.run.run_record import PRIVACY, read_privacy
+from dpft.reports.run.synthetic import cost, synthetic_record
 from dpft.runs.crashes import crash_kept
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import quiet_transformers

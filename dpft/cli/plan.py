@@ -15,8 +15,8 @@ from dpft.methods.base import count_parameters
 from dpft.models.loading import meta_model, new_names
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.plan import plan_table
-from dpft.reports.privacy import non_private_record, parameter_record, plan_record
+from dpft.reports.accounting.plan_table import plan_table
+from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,

@@ -13,12 +13,12 @@ from dpft.files import SCHEMA_VERSION
 from dpft.links import refuse_links
 from dpft.privacy.completeness import knows_the_end
 from dpft.privacy.ledger import LEDGER
-from dpft.reports.comparison import compare
-from dpft.reports.comparison_pages import FILES, markdown, record, write_comparison
+from dpft.reports.comparison.compare import compare
+from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.records import find_runs, read_record
-from dpft.reports.scores import mark
-from dpft.reports.spent import read_ended_ledger
+from dpft.reports.run.run_record import find_runs, read_record
+from dpft.reports.run.scores import mark
+from dpft.runs.spending.spent_run import read_ended_ledger
 
 CONFIG = ReportConfig
 LISTS = ("runs", "ratings")

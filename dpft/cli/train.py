@@ -27,8 +27,8 @@ from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.privacy.witness import Handover, Witness
-from dpft.reports.records import read_evaluations
-from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, REPORT
+from dpft.reports.run.run_record import read_evaluations
 from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import refuse_used_folder, start_anew
 from dpft.runs.held_out import Division, divide, keep_key, not_evaluated

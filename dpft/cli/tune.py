@@ -25,8 +25,8 @@ from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_lock, private_folder, write_text
 from dpft.links import refuse_links
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.accounting import NOT_PRIVATE_SEED
-from dpft.reports.run import CONFIGURATION, PRIVACY, REPORT
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.run.report import CONFIGURATION, PRIVACY, REPORT
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, crash_kept
 from dpft.runs.exit_codes import exit_code_of_job, say
 from dpft.runs.folder import TUNING, refuse_used_folder, start_anew

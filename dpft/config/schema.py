@@ -15,7 +15,7 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
-from dpft.reports.reference import Reference
+from dpft.reports.run.reference import Reference
 from dpft.tasks.base import Task
 from dpft.tasks.registry import chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class

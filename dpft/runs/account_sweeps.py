@@ -12,9 +12,9 @@ from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch
 from dpft.privacy.accounting.over_steps import epsilon_over_steps
 from dpft.privacy.accounting.rounding import delta_up
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, default_delta
-from dpft.reports.accounting import delta_warnings
-from dpft.reports.accounting_plots import plot_effective_noise, plot_epsilon_over_steps
-from dpft.reports.accounting_sweeps import RULE_HOLDS, noise_record, noise_table
+from dpft.reports.accounting.epsilon import delta_warnings
+from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
+from dpft.reports.accounting.sweeps import RULE_HOLDS, noise_record, noise_table
 
 logger = logging.getLogger(__name__)
 

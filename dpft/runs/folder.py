@@ -8,7 +8,7 @@ from dpft.evaluation.human import SHEET
 from dpft.files import private_folder
 from dpft.privacy.completeness import JOURNAL, read_journal
 from dpft.privacy.witness import HANDED
-from dpft.reports.run import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
+from dpft.reports.run.report import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
 from dpft.runs.scores import TEXTS_OF_EVALUATIONS
 from dpft.training.checkpoint import checkpoints
 from dpft.training.resume import LEDGER

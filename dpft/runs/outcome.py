@@ -18,14 +18,14 @@ from dpft.privacy.completeness import NO_STEPS, read_run_ledger
 from dpft.privacy.ledger import check_ledger
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import read_handed
-from dpft.reports.privacy import (
+from dpft.reports.run.privacy_record import (
     account_for_run,
     non_private_record,
     parameter_record,
     privacy_record,
 )
-from dpft.reports.run import PRIVACY, write_report
-from dpft.reports.witness import with_witness
+from dpft.reports.run.report import PRIVACY, write_report
+from dpft.reports.run.witness import with_witness
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.scores import write_evaluations

@@ -22,8 +22,8 @@ from dpft.files import private_folder, write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.records import read_evaluations
-from dpft.reports.run import CONFIGURATION, METRICS
+from dpft.reports.run.report import CONFIGURATION, METRICS
+from dpft.reports.run.run_record import read_evaluations
 from dpft.runs.folder import TUNING
 from dpft.runs.held_out import KEY_FILE, held_out_key
 from dpft.runs.records import UNIT_KEY

@@ -7,8 +7,8 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import write_predictions
 from dpft.evaluation.samples import write_samples
 from dpft.files import private_folder
-from dpft.reports.records import read_evaluations
-from dpft.reports.run import METRICS, PRIVATE_SPLIT, write_metrics
+from dpft.reports.run.report import METRICS, PRIVATE_SPLIT, write_metrics
+from dpft.reports.run.run_record import read_evaluations
 
 PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
 TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md")

@@ -13,8 +13,8 @@ from typing import Any
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.recipe import public_configuration
-from dpft.reports.records import (
+from dpft.reports.run.recipe import public_configuration
+from dpft.reports.run.run_record import (
     METRICS,
     PRIVACY,
     read_evaluations,

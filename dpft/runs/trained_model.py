@@ -20,8 +20,8 @@ from dpft.models.loading import load_config, load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.reports.run import CONFIGURATION
-from dpft.reports.spent import read_ended_ledger
+from dpft.reports.run.report import CONFIGURATION
+from dpft.runs.spending.spent_run import read_ended_ledger
 from dpft.runs.task_model import encoding_of, head_of
 from dpft.runs.vocabulary import load_with_tokens
 from dpft.tasks.base import Task

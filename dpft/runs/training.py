@@ -15,7 +15,7 @@ from dpft.files import private_folder, share, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import Handover
-from dpft.reports.accounting import NOT_PRIVATE_SEED
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.exit_codes import say
 from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states

@@ -6,7 +6,7 @@ import pytest
 from dpft.cli.report import expand
 from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
 from dpft.privacy.ledger import Ledger
-from tests.reports.folders import write_run
+from tests.reports.run.folders import write_run
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
 

@@ -15,7 +15,7 @@ from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.load import load
 from dpft.config.location import config_directory
-from dpft.reports.reference import Reference
+from dpft.reports.run.reference import Reference
 from tests.cli.test_account_published import LI
 
 RECIPES = [

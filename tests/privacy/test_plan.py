@@ -25,7 +25,7 @@ from dpft.privacy.randomness import make_randomness
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.reports.plots import epsilon_points
-from dpft.reports.privacy import account_for_run, plan_record
+from dpft.reports.run.privacy_record import account_for_run, plan_record
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.tuning import search
 

@@ -19,10 +19,10 @@ from dpft.files import read_yaml, write_json
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.ledger import LEDGER
-from dpft.reports.run import CONFIGURATION
-from dpft.reports.spending import Spending, account_for_spent, account_together
-from dpft.reports.spent import SpentRun, read_spent
+from dpft.reports.run.report import CONFIGURATION
 from dpft.runs.folder import TUNING
+from dpft.runs.spending.bounds import Spending, account_for_spent, account_together
+from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.tuning.search import read_search
 
 BILL = "tuning_bill.json"

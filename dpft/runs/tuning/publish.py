@@ -8,11 +8,11 @@ from pathlib import Path
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import write_json
-from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, write_report
-from dpft.reports.selection import with_selection
-from dpft.reports.spent import read_spent
+from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, write_report
+from dpft.reports.run.selection import with_selection
 from dpft.runs.folder import TUNING
 from dpft.runs.scores import TEXTS_OF_EVALUATIONS
+from dpft.runs.spending.spent_run import read_spent
 from dpft.runs.trained_model import MODEL
 from dpft.runs.tuning.search import TRIALS, Search, trial_folder
 from dpft.training.resume import LEDGER

@@ -9,7 +9,7 @@ from dpft.config.tune import TuneCommand
 from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
 from dpft.files import read_json, write_json
-from dpft.reports.run import METRICS
+from dpft.reports.run.report import METRICS
 
 OUTCOME = "outcome.json"
 

@@ -11,7 +11,7 @@ import yaml
 
 from dpft.privacy.accounting import Accountants, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.reports.spending import Spending
+from dpft.runs.spending.bounds import Spending
 from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace

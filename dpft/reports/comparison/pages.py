@@ -1,0 +1,108 @@
+"""Reports of many runs: tables in Markdown, in HTML with plots, and in CSV.
+
+Scores of private splits are marked in each of them; none of them is covered by epsilon.
+"""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from dpft.files import SCHEMA_VERSION, write_text
+from dpft.reports.comparison.compare import Comparison
+from dpft.reports.comparison.significance import BOLD_NOTE
+from dpft.reports.comparison.sweep_plots import split_plots
+from dpft.reports.comparison.sweeps import EPS
+from dpft.reports.comparison.tables import parameters, printed_epsilon
+from dpft.reports.pages import render_html, render_markdown
+from dpft.reports.run.scores import PRIVATE_SPLIT
+
+FILES = ("report.md", "table.csv", "report.html")
+
+
+def markdown(comparison: Comparison) -> str:
+    """Returns the tables as Markdown."""
+    return render_markdown("comparison.md.j2", **_parts(comparison))
+
+
+def page(comparison: Comparison) -> str:
+    """Returns the tables and plots as HTML."""
+    plots = [
+        split_plots(comparison, split, f"split{number}")
+        for number, split in enumerate(comparison.splits)
+    ]
+    return render_html("comparison.html.j2", plots=plots, **_parts(comparison))
+
+
+def record(comparison: Comparison) -> dict[str, Any]:
+    """Returns what ``dpft report runs=… output=json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "keys": comparison.keys,
+        "runs": csv_rows(comparison),
+        "costs": comparison.costs,
+        "left_out": comparison.left_out,
+    }
+
+
+def csv_table(comparison: Comparison) -> str:
+    """Returns a line for each run and split, every score unrounded."""
+    rows = csv_rows(comparison)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Returns what the table of single runs holds."""
+    return [
+        {
+            "run": str(run.folder),
+            **{key: setting.label(key) for key in comparison.keys},
+            "seed": run.config.get("train", {}).get("seed", ""),
+            "epsilon": run.privacy.get("epsilon", ""),
+            "delta": run.privacy.get("delta", ""),
+            "private": run.privacy.get("private", False),
+            "trainable_parameters": run.privacy["trainable_parameters"],
+            "total_parameters": run.privacy["total_parameters"],
+            "task": entry["task"],
+            "split": entry["split"],
+            "split_is_public": entry["split_is_public"],
+            "note": "" if entry["split_is_public"] else PRIVATE_SPLIT,
+            **entry["metrics"],
+        }
+        for setting in comparison.settings
+        for run in setting.runs
+        for entry in run.after()
+    ]
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Writes report.md, table.csv and report.html into a folder, made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = (markdown(comparison), csv_table(comparison), page(comparison))
+    for name, text in zip(FILES, texts, strict=True):
+        write_text(folder / name, text)
+
+
+def _parts(comparison: Comparison) -> dict[str, Any]:
+    settings = comparison.settings
+    runs = sum(len(setting.runs) for setting in settings)
+    several = any(len(setting.runs) > 1 for setting in settings)
+    return {
+        "title": f"{runs} runs, {len(settings)} settings",
+        "keys": comparison.keys,
+        "columns": [key for key in comparison.keys if key != EPS],
+        "settings": settings,
+        "epsilons": [printed_epsilon(setting.runs) for setting in settings],
+        "parameters": [parameters(setting.runs[0]) for setting in settings],
+        "splits": comparison.splits,
+        "pivots": [comparison.pivots(split) for split in comparison.splits],
+        "costs": comparison.costs,
+        "left_out": comparison.left_out,
+        "bold_note": BOLD_NOTE if several else "",
+        "private_split": PRIVATE_SPLIT,
+    }

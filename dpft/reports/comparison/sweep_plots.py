@@ -1,0 +1,99 @@
+"""The plots of a sweep: scores over two keys, over ε or δ, and against the number of parameters.
+
+They are those of Li et al. 2022: Figures 2 and 8 (heat maps), 9 (lines), 1 and 5 (parameters).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
+
+from dpft.reports.comparison.compare import Comparison
+from dpft.reports.comparison.sweeps import EPS, Setting, number
+from dpft.reports.comparison.tables import Cell, Split
+from dpft.reports.plots import Point, heat_map, line_plot
+
+DELTA = "privacy.delta"
+LINES = (EPS, DELTA)
+"""Keys along which lines are drawn."""
+MODELS, METHODS = ("model.name", "model.path"), ("method.name", "method.rank", "method.length")
+"""Keys by which the number of parameters differs: of all of them, of those that train."""
+
+
+def split_plots(comparison: Comparison, split: Split, name: str) -> list[Markup]:
+    """Returns the plots of a split's scores, those for which the runs are made.
+
+    Args:
+        comparison: All runs.
+        split: Whose scores.
+        name: Tells the figures from those of other splits.
+    """
+    return [
+        plot
+        for place, metric in enumerate(comparison.shown(split))
+        for plot in _plots(comparison, split, metric, f"{name}-{place}")
+    ]
+
+
+def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iterator[Markup]:
+    label = metric if split.public else f"{metric} (private split)"
+    for place, pivot in enumerate(comparison.pivots(split)):
+        if pivot.metric == metric and len(pivot.rows) > 1 and len(pivot.columns) > 1:
+            yield heat_map(
+                [[None if cell is None else cell.mean for cell in row] for row in pivot.cells],
+                name=f"{name}-map{place}",
+                metric=f"{label}, {pivot.fixed}" if pivot.fixed else label,
+                rows=(pivot.row_key, pivot.rows),
+                columns=(pivot.column_key, pivot.columns),
+            )
+    cells, settings, keys = split.cells[metric], comparison.settings, comparison.keys
+    for key in LINES:
+        series = _along(key, cells, settings, keys)
+        if key in keys and series:
+            others = ", ".join(other for other in keys if other != key)
+            yield line_plot(series, name=f"{name}-{key}", metric=label, axis=key, title=others)
+    sizes = _against_parameters(cells, settings, keys)
+    if sizes:
+        axis, series = sizes
+        yield line_plot(series, name=f"{name}-size", metric=label, axis=axis, sizes=True)
+
+
+def _along(
+    key: str, cells: Mapping[int, Cell], settings: Sequence[Setting], keys: Sequence[str]
+) -> dict[str, list[Point]]:
+    """Returns the means along a key, a line for each combination of the other keys' values."""
+    others = [other for other in keys if other != key]
+    series: dict[str, list[Point]] = {}
+    for index, cell in cells.items():
+        place = number(settings[index].label(key))
+        if place is not None:
+            label = ", ".join(settings[index].label(other) for other in others)
+            series.setdefault(label, []).append((place, cell.mean, cell.deviation or 0.0))
+    return {
+        label: sorted(points)
+        for label, points in series.items()
+        if any(len(each) > 1 for each in series.values())
+    }
+
+
+def _against_parameters(
+    cells: Mapping[int, Cell], settings: Sequence[Setting], keys: Sequence[str]
+) -> tuple[str, dict[str, list[Point]]] | None:
+    """Returns the axis and its lines, one for each privacy level; None where sizes do not differ.
+
+    Over models it is the size of the whole, over methods what is trained of it.
+    """
+    if not {"model.name", "model.path", "method.name", "method.rank"} & set(keys):
+        return None
+    axis = (
+        "total_parameters" if {"model.name", "model.path"} & set(keys) else "trainable_parameters"
+    )
+    series: dict[str, list[Point]] = {}
+    for index, cell in cells.items():
+        size = float(settings[index].runs[0].privacy[axis])
+        level = f"ε = {settings[index].level}" if number(settings[index].level) else "not private"
+        label = level if EPS in keys else ""
+        series.setdefault(label, []).append((size, cell.mean, cell.deviation or 0.0))
+    sizes = {place for points in series.values() for place, _, _ in points}
+    if len(sizes) < 2:
+        return None
+    return axis.replace("_", " "), {label: sorted(points) for label, points in series.items()}

@@ -1,0 +1,174 @@
+"""Tables of many runs: a row for each setting, scores as mean ± standard deviation over seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpft.privacy.accounting.rounding import up
+from dpft.reports.comparison.significance import best
+from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
+from dpft.reports.pages import line
+from dpft.reports.run.run_record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One setting's scores by one metric."""
+
+    values: tuple[float, ...]
+    """A score for each run."""
+    bold: bool = False
+
+    @property
+    def mean(self) -> float:
+        """Mean over the runs."""
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over the runs; None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        spread = "" if self.deviation is None else f" ± {self.deviation:.3f}"
+        return f"{self.mean:.3f}{spread}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The scores of all settings on one split of one task."""
+
+    task: str
+    name: str
+    public: bool
+    """Whether every run scored a public split."""
+    metrics: list[str]
+    cells: dict[str, dict[int, Cell]]
+    """Metric, and number of the setting, to its scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivot:
+    """One metric over two keys."""
+
+    metric: str
+    row_key: str
+    column_key: str
+    fixed: str
+    """The other keys' values, in words; empty where there are none."""
+    rows: list[str]
+    columns: list[str]
+    cells: list[list[Cell | None]]
+
+
+def split_tables(settings: Sequence[Setting]) -> list[Split]:
+    """Returns the scores after fine-tuning, for each task and split in order of occurrence."""
+    places = dict.fromkeys(
+        (entry["task"], entry["split"])
+        for setting in settings
+        for run in setting.runs
+        for entry in run.after()
+        if entry["metrics"]
+    )
+    return [_split(settings, task, name) for task, name in places]
+
+
+def pivots(
+    split: Split,
+    settings: Sequence[Setting],
+    metric: str,
+    keys: tuple[str, str],
+    others: Sequence[str] = (),
+) -> list[Pivot]:
+    """Returns one metric over two keys, a table for each combination of the others' values.
+
+    Args:
+        split: Whose scores.
+        settings: All of them.
+        metric: One of the split's.
+        keys: That of the rows and that of the columns.
+        others: The keys that are held fixed within a table.
+
+    Returns:
+        None at all where a cell would hold two settings.
+    """
+    tables: dict[str, dict[tuple[str, str], Cell]] = {}
+    for number, cell in split.cells[metric].items():
+        setting = settings[number]
+        fixed = ", ".join(f"{key} = {setting.label(key)}" for key in others)
+        found = tables.setdefault(fixed, {})
+        place = (setting.label(keys[0]), setting.label(keys[1]))
+        if place in found:
+            return []
+        found[place] = cell
+    return [_pivot(metric, keys, fixed, found) for fixed, found in tables.items()]
+
+
+def _pivot(
+    metric: str, keys: tuple[str, str], fixed: str, found: Mapping[tuple[str, str], Cell]
+) -> Pivot:
+    rows, columns = (ordered(place[side] for place in found) for side in (0, 1))
+    return Pivot(
+        metric=metric,
+        row_key=keys[0],
+        column_key=keys[1],
+        fixed=fixed,
+        rows=rows,
+        columns=columns,
+        cells=[[found.get((row, column)) for column in columns] for row in rows],
+    )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table, its first column to the left and the others to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    cells = [[line(cell) for cell in row] for row in (header, *rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], rule, *cells[1:]))
+
+
+def printed_epsilon(runs: Sequence[RunRecord]) -> str:
+    """Returns the largest epsilon of the runs, rounded up."""
+    if any("epsilon" not in run.privacy for run in runs):
+        return NOT_PRIVATE
+    largest = up(max(run.privacy["epsilon"] for run in runs))
+    seeded = any(not run.privacy["private"] for run in runs)
+    return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
+
+
+def parameters(run: RunRecord) -> tuple[str, str]:
+    """Returns the number of trained parameters, and their share of all."""
+    trainable, total = run.privacy["trainable_parameters"], run.privacy["total_parameters"]
+    return f"{trainable:,}", f"{trainable / total:.2%}"
+
+
+def _split(settings: Sequence[Setting], task: str, name: str) -> Split:
+    entries: dict[int, list[Mapping[str, Any]]] = {}
+    for number, setting in enumerate(settings):
+        for run in setting.runs:
+            found = [e for e in run.after() if (e["task"], e["split"]) == (task, name)]
+            entries.setdefault(number, []).extend(found)
+    all_entries = [entry for found in entries.values() for entry in found if entry["metrics"]]
+    metrics = list(dict.fromkeys(metric for entry in all_entries for metric in entry["metrics"]))
+    return Split(
+        task=task,
+        name=name,
+        public=all(entry["split_is_public"] for entry in all_entries),
+        metrics=metrics,
+        cells={metric: _cells(settings, entries, metric) for metric in metrics},
+    )
+
+
+def _cells(
+    settings: Sequence[Setting], entries: Mapping[int, Sequence[Mapping[str, Any]]], metric: str
+) -> dict[int, Cell]:
+    scores = {
+        number: tuple(entry["metrics"][metric] for entry in found if metric in entry["metrics"])
+        for number, found in entries.items()
+    }
+    scores = {number: values for number, values in scores.items() if values}
+    bold: set[int] = set()
+    for level in dict.fromkeys(settings[number].level for number in scores):
+        rivals = {n: values for n, values in scores.items() if settings[n].level == level}
+        bold |= best(rivals, metric)
+    return {number: Cell(values=values, bold=number in bold) for number, values in scores.items()}

@@ -1,0 +1,121 @@
+"""The model's card: README.md beside its weights, in the form that the Hugging Face hub reads.
+
+It travels with the model, so it says what the model guarantees and for whom, and scores of public
+splits only (docs/design.md, rule 8). It names no folder of the machine, and no license: whether the
+base and the records allow one, dpft cannot know.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpft.files import write_text
+from dpft.reports.pages import render_markdown
+from dpft.reports.run.run_record import RunRecord
+from dpft.reports.run.scores import score_tables
+from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
+from dpft.tasks.base import LabelTask
+from dpft.tasks.registry import task_classes
+
+CARD = "README.md"
+ADAPTER = "adapter_config.json"
+WHOLE = ("model.safetensors", "model.safetensors.index.json")
+
+
+def write_card(record: RunRecord, folder: Path) -> None:
+    """Writes README.md into a folder with the run's model, over one that another library wrote."""
+    write_text(folder / CARD, render_card(record, folder))
+
+
+def render_card(record: RunRecord, folder: Path) -> str:
+    """Returns the card.
+
+    Args:
+        record: Of the run.
+        folder: With its model, an adapter or a whole one.
+    """
+    config, privacy = record.config, record.privacy
+    public = [entry for entry in record.after() if entry["split_is_public"] and entry["metrics"]]
+    name = model_name(config)
+    private = "epsilon" in privacy and privacy["private"]
+    return render_markdown(
+        "card.md.j2",
+        front_matter=_front_matter(config, public, folder, private=private),
+        title=f"{name} on {config['task']['name']}, method {config['method']['name']}",
+        headline=headline(privacy),
+        warnings=warnings(config, privacy),
+        mechanism=mechanism_rows(config, privacy),
+        coverage=coverage(config, privacy, public),
+        ledger_note=LEDGER_NOTE,
+        tables=score_tables(public),
+    )
+
+
+def model_name(config: Mapping[str, Any]) -> str:
+    """Returns what the base is called, of a folder its last part alone."""
+    path = config["model"].get("path")
+    return Path(path).name if path else str(config["model"]["name"])
+
+
+def _front_matter(
+    config: Mapping[str, Any], public: list[dict[str, Any]], folder: Path, *, private: bool
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    base, data = _base(config["model"]), _dataset(config["task"])
+    method, task = str(config["method"]["name"]), str(config["task"]["name"])
+    results = [
+        EvalResult(
+            task_type=_kind(task),
+            dataset_type=data,
+            dataset_name=entry["task"],
+            dataset_split=entry["split"],
+            metric_type=name,
+            metric_value=value,
+        )
+        for entry in public
+        for name, value in entry["metrics"].items()
+        if data is not None
+    ]
+    library = _library(folder)
+    relation = "adapter" if library == "peft" else "finetune"
+    card = ModelCardData(
+        base_model=base,
+        base_model_relation=None if base is None else relation,
+        datasets=None if data is None else [data],
+        library_name=library,
+        tags=["dpft", *(["differential-privacy"] if private else []), method, task],
+        model_name=f"{model_name(config)}-{task}-{method}" if results else None,
+        eval_results=results or None,
+    )
+    return str(card.to_yaml()).strip()
+
+
+def _base(model: Mapping[str, Any]) -> str | None:
+    """Returns the base's name on the hub; None where its weights are not from there."""
+    elsewhere = model.get("path") or model.get("embedded") or model.get("init") == "random"
+    return None if elsewhere else model.get("hub_name")
+
+
+def _dataset(task: Mapping[str, Any]) -> str | None:
+    """Returns the name on the hub of published data; None for any other."""
+    known = task_classes().get(str(task["name"]))
+    if known is None or known.published_hub_name is None or task.get("data_dir") is not None:
+        return None
+    source, train = task.get("source"), (task.get("urls") or {}).get("train")
+    from_hub = source == "hub" and task.get("hub_name") == known.published_hub_name
+    from_url = source == "url" and train is not None and train == known.published_urls.get("train")
+    return known.published_hub_name if from_hub or from_url else None
+
+
+def _kind(task: str) -> str:
+    known = task_classes().get(task)
+    labels = known is not None and issubclass(known, LabelTask)
+    return "text-classification" if labels else "text-generation"
+
+
+def _library(folder: Path) -> str | None:
+    """Returns what loads the folder; None where only dpft does."""
+    if (folder / ADAPTER).exists():
+        return "peft"
+    return "transformers" if any((folder / name).exists() for name in WHOLE) else None

@@ -1,0 +1,127 @@
+"""A run's public files: privacy.json, metrics.json, report.md, report.html and the model's card.
+
+Reports hold public quantities only; what training saw of the records stays in private/.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpft import __version__
+from dpft.files import write_json, write_text
+from dpft.privacy.accounting.rounding import up
+from dpft.reports.pages import render_html, render_markdown
+from dpft.reports.plots import epsilon_plot
+from dpft.reports.run.card import write_card
+from dpft.reports.run.recipe import command, configuration
+from dpft.reports.run.reference import PUBLISHED_NOTE, published_table
+from dpft.reports.run.run_record import (
+    CONFIGURATION,
+    METRICS,
+    PRIVACY,
+    RunRecord,
+    read_evaluations,
+    read_record,
+)
+from dpft.reports.run.scores import PRIVATE_SPLIT, mark, metric_rows, score_tables
+from dpft.reports.run.sections import (
+    LEDGER_NOTE,
+    accountant_rows,
+    coverage,
+    headline,
+    mechanism_rows,
+    title,
+    training_rows,
+    warnings,
+)
+
+__all__ = [
+    "CONFIGURATION",
+    "METRICS",
+    "PAGE",
+    "PRIVACY",
+    "PRIVATE_SPLIT",
+    "REPORT",
+    "mark",
+    "metric_rows",
+    "render",
+    "render_page",
+    "write_metrics",
+    "write_report",
+]
+
+REPORT, PAGE, MODEL = "report.md", "report.html", "model"
+
+
+def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:
+    """Writes metrics.json; scores of a private split say that epsilon does not cover them.
+
+    An entry of the file for the same task, split and stage is replaced, others stay.
+    """
+    fresh = [mark(entry, public) for entry in evaluations]
+    kept = [old for old in read_evaluations(path) if _place(old) not in map(_place, fresh)]
+    write_json(path, {"evaluations": [*kept, *fresh]})
+
+
+def write_report(folder: Path) -> None:
+    """Writes report.md, report.html and the model's card from the other public files of a run."""
+    record = read_record(folder)
+    if (folder / MODEL).is_dir():
+        write_card(record, folder / MODEL)
+    write_text(folder / PAGE, render_page(record))
+    write_text(folder / REPORT, render(record.config, record.privacy, record.evaluations))
+
+
+def render(
+    config: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+) -> str:
+    """Returns report.md.
+
+    Args:
+        config: Content of config.yaml.
+        privacy: Content of privacy.json.
+        evaluations: Entries of metrics.json.
+    """
+    return render_markdown("report.md.j2", **_parts(config, privacy, evaluations))
+
+
+def render_page(record: RunRecord) -> str:
+    """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
+    return render_html(
+        "report.html.j2",
+        **_parts(record.config, record.privacy, record.evaluations),
+        private=record.privacy.get("private", False),
+        plot=epsilon_plot(record.privacy),
+        command=command(record),
+        configuration=configuration(record),
+        version=__version__,
+    )
+
+
+def _parts(
+    config: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Returns what both forms of the report are made of."""
+    epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
+    return {
+        "title": title(config),
+        "headline": headline(privacy),
+        "warnings": warnings(config, privacy),
+        "tables": score_tables(evaluations),
+        "private_split": PRIVATE_SPLIT,
+        "published": published_table(config, evaluations, epsilon),
+        "published_note": PUBLISHED_NOTE,
+        "training": training_rows(config, privacy),
+        "mechanism": mechanism_rows(config, privacy),
+        "accountants": accountant_rows(privacy),
+        "ledger_note": LEDGER_NOTE,
+        "coverage": coverage(config, privacy, evaluations),
+    }
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    return entry["task"], entry["split"], entry["stage"]

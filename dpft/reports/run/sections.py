@@ -1,0 +1,220 @@
+"""What a run's report says, part by part, for its Markdown and its HTML alike.
+
+Every part is public: it follows from config.yaml and privacy.json. Where a sentence marks code or
+stress it does so as Markdown; ``pages.words`` turns that into HTML.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.plan import EXAMPLE
+from dpft.reports.run.scores import PRIVATE_SPLIT
+from dpft.reports.run.witness import witness_rows
+
+LEDGER_NOTE = (
+    "The ledger has one line per noisy step, written before the step moved a weight, and a closing"
+    " line. Whoever owns the files could rewrite them all, so lodge the head above with someone"
+    " else."
+)
+Config = Mapping[str, Any]
+Row = tuple[str, str]
+
+
+def title(config: Config) -> str:
+    """Returns what was trained on what, and how."""
+    model = config["model"].get("path") or config["model"]["name"]
+    return f"{model} on {config['task']['name']}, method {config['method']['name']}"
+
+
+def headline(privacy: Config) -> str:
+    """Returns epsilon with all that it means nothing without (docs/design.md, rule 6)."""
+    if "epsilon" not in privacy:
+        return (
+            "**NOT PRIVATE: this model was trained without differential privacy (`privacy=none`).**"
+        )
+    if not privacy["private"]:
+        return (
+            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+        )
+    relation = privacy["neighboring_relation"].replace("_", " ")
+    return (
+        f"**(ε = {up(privacy['epsilon'])}, δ = {delta_up(privacy['delta'])})-differentially"
+        " private**,"
+        f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
+        f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
+        f" {privacy['steps']} planned, noise {privacy['noise_source']}."
+    )
+
+
+def warnings(config: Config, privacy: Config) -> list[str]:
+    """Returns what stands right under the headline, a sentence each."""
+    shown = "epsilon" in privacy and config["privacy"]["show_diagnostics"]
+    losses = (
+        "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
+        " them the time of each step; ε does not cover them.**"
+    )
+    found = [f"Warning: {warning}" for warning in privacy["warnings"]]
+    return [losses, *found] if shown else found
+
+
+def training_rows(config: Config, privacy: Config) -> list[Row]:
+    """Returns how the model was trained, quantity and value."""
+    phases = privacy.get("phases", ())
+    units = privacy.get("unit", "example") != "example"
+    rate = f"{config['train']['learning_rate']:g}, schedule {config['scheduler']['name']}"
+    held_out = config.get("eval", {}).get("held_out")
+    kept = (
+        f"each {'unit' if units else 'record'} with probability {held_out or 0:g}, by a secret key:"
+        " scored, not trained on"
+    )
+    trainable, total = privacy["trainable_parameters"], privacy["total_parameters"]
+    return [
+        ("trainable parameters", f"{trainable:,} of {total:,}"),
+        ("new parameters among them", f"{privacy['new_parameters']:,}"),
+        ("steps", f"{privacy['steps']}"),
+        ("expected batch size", f"{privacy['expected_batch_size']}{' units' if units else ''}"),
+        *([] if held_out is None else [("held out", kept)]),
+        ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
+        ("weight decay", f"{config['train']['weight_decay']:g}"),
+        ("optimizer", config["optimizer"]["name"]),
+        ("longest example", f"{config['task']['max_length']} tokens"),
+        ("precision", precision_note(config["train"].get("precision", "fp32"))),
+    ]
+
+
+def precision_note(precision: str) -> str:
+    """Returns what a model computed in, and what that does to how far a record moves a sum."""
+    if precision == "fp32":
+        return precision
+    return (
+        f"{precision}, norms and sums float32. A longer record pads the others of its"
+        " micro-batch, which rounds their gradients anew: bf16 was measured to move the others' sum"
+        " by up to 2.6e-3 of max_grad_norm and the whole sum by up to 1.0001 of it, where the"
+        " sensitivity says 1; ε does not count that excess, and no bound on it is proved"
+    )
+
+
+def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
+    """Returns the mechanism, quantity and value; none for a run without privacy."""
+    if "epsilon" not in privacy:
+        return []
+    examples = "examples" if privacy["unit"] == EXAMPLE else "units"
+    ledger = privacy["ledger"]
+    seeded = "seeded for a test: predictable"
+    return [
+        ("ε (upper bound)", up(privacy["epsilon"])),
+        ("δ", delta_up(privacy["delta"])),
+        ("accountant", privacy["accountant"]),
+        ("neighboring relation", privacy["neighboring_relation"]),
+        ("unit", f"{privacy['unit']}: {privacy['unit_definition']}"),
+        ("sampler", privacy["sampler"]),
+        ("sample rate", f"{privacy['sample_rate']:.8g}"),
+        (
+            f"number of {examples}",
+            f"{privacy['num_examples']}, taken as public ({privacy['num_examples_source']})",
+        ),
+        ("steps taken of planned", f"{privacy['steps_taken']} of {privacy['steps']}"),
+        ("noise multiplier", f"{privacy['noise_multiplier']:.6g}, {_chosen_by(config, privacy)}"),
+        *_clipping_rows(privacy),
+        ("noise source", privacy["noise_source"] if privacy["private"] else seeded),
+        *_dropout_rows(privacy),
+        ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
+        *witness_rows(privacy),
+    ]
+
+
+def _dropout_rows(privacy: Config) -> list[Row]:
+    """Returns where dropout masks came from; nothing where the run was predictable or is old."""
+    if not privacy["private"] or "dropout_source" not in privacy:
+        return []
+    return [("dropout", privacy["dropout_source"])]
+
+
+def accountant_rows(privacy: Config) -> list[tuple[str, str, str]]:
+    """Returns each accountant's name, epsilon and kind of answer."""
+    return [(name, *_answer(name, value)) for name, value in privacy.get("epsilons", {}).items()]
+
+
+def coverage(
+    config: Config, privacy: Config, evaluations: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Returns what epsilon covers and what it does not, a sentence each."""
+    if "epsilon" not in privacy:
+        return []
+    covered = [
+        "Covered: the released model, as a function of the training records, against anyone who"
+        " sees the model and this report.",
+        "Not covered: other runs on the same records, and any choice among runs by their scores on"
+        " private records; their costs add up.",
+    ]
+    seeded = [
+        "Nothing is covered: whoever knows or guesses `privacy.noise_seed` can subtract the noise."
+        " ε above is what the same run would have with secret randomness."
+    ]
+    public = all(entry["split_is_public"] for entry in evaluations if entry["metrics"])
+    shown = config["privacy"]["show_diagnostics"]
+    counted = "examples" if privacy["unit"] == EXAMPLE else "units"
+    searched = _search(privacy["selection"]) if "selection" in privacy else []
+    return [
+        *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
+        "Not covered: everything under `private/`, which must not be released.",
+        "Not covered: how long steps took, which follows the sizes of their batches. What the run"
+        " showed is ten or more steps apart, which mitigates.",
+        *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
+        *([_LOSSES_NOT_COVERED] if shown else []),
+        f"Not private at all: the configuration, the number of {counted} above among it.",
+    ]
+
+
+_LOSSES_NOT_COVERED = (
+    "Not covered: the training losses that were shown while training"
+    " (`privacy.show_diagnostics=true`), and with them the time of each step."
+)
+
+
+def _search(selection: Mapping[str, Any]) -> list[str]:
+    """Returns what a search's epsilon covers beyond a run's, and what it does not."""
+    return [
+        "Covered: that it is the best of a secret random number of runs, of"
+        f" {selection['expected_trials']:.4g} in expectation (eta {selection['eta']:g}, gamma"
+        f" {selection['gamma']:g}), chosen by a score on a public split ({selection['theorem']}).",
+        "Not covered: how many runs there were, the others' models, scores and ledgers, and how"
+        " long the search took, which tells how many there were: public files have the time of its"
+        " beginning, so publish nothing that shows its end.",
+    ]
+
+
+def _chosen_by(config: Config, privacy: Config) -> str:
+    if "calibration" not in privacy:
+        return "given"
+    accountant, eps = privacy["calibration"]["accountant"], config["privacy"]["eps"]
+    return f"the least that {accountant} allows for privacy.eps={eps:g}"
+
+
+def _clipping_rows(privacy: Config) -> list[Row]:
+    phases = privacy["phases"]
+    several = "clipping in phase {}, {method}, {steps} steps"
+    return [
+        (
+            "clipping" if len(phases) == 1 else several.format(number, **phase),
+            f"{privacy['clipping']}, max_grad_norm {phase['max_grad_norm']:g},"
+            f" sensitivity {phase['sensitivity']:g}{_headroom(privacy)}",
+        )
+        for number, phase in enumerate(phases, start=1)
+    ]
+
+
+def _headroom(privacy: Config) -> str:
+    """Returns what of the sensitivity is left for rounding; nothing where the run is old."""
+    share = privacy.get("rounding_headroom")
+    return "" if share is None else f", of which {share:.2%} is left for the rounding of the sum"
+
+
+def _answer(name: str, value: Any) -> tuple[str, str]:
+    if not isinstance(value, Mapping):
+        return up(value), "estimate, no guarantee" if name == "gdp" else "upper bound"
+    if "error" in value:
+        return "–", f"not computed: {value['error']}"
+    estimate = f"; estimate {value['estimate']:.4f}" if "estimate" in value else ""
+    return up(value["upper"]), f"upper bound{estimate}"

@@ -1,0 +1,225 @@
+"""The accounting of runs from their ledgers: one run, or several on the same data."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.accounting import Accountants, account, account_composition
+from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
+from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
+from dpft.privacy.completeness import JOURNAL
+from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.spending import Noise, as_mechanisms
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.runs.spending.spent_run import SpentRun
+
+END_UNPROVEN = (
+    "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
+    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH or"
+    " witness=FILE, as they were lodged elsewhere."
+)
+AGREE = 1e-3
+"""Most by which a calibrated epsilon may differ from the same accountant's answer here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """An upper bound of what noisy steps cost.
+
+    Attributes:
+        epsilon: The bound, in full precision; 0 where no step was taken.
+        delta: At which it holds.
+        accountant: Whose it is.
+        epsilons: The answers of the accountants that were asked, as in ``AccountingReport``.
+        warnings: What a reader must know, a sentence each.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str
+    epsilons: Mapping[str, Answer]
+    warnings: tuple[str, ...] = ()
+
+
+def account_for_spent(
+    run: SpentRun,
+    *,
+    delta: float | None = None,
+    accountant: str | None = None,
+    accountants: Accountants,
+) -> Spending:
+    """Returns what a run's ledger cost.
+
+    A run of exactly the steps its noise was calibrated for reports the epsilon of the calibration,
+    as the run did, once the accountant finds the same here.
+
+    Args:
+        run: What its folder says.
+        delta: In place of the run's own.
+        accountant: In place of the one that led the run's own accounting.
+        accountants: Running accountants.
+
+    Raises:
+        InputError: ``delta`` is out of range, or no accountant can bound the steps.
+    """
+    at = run.delta if delta is None else delta
+    calibration = run.calibration if at == run.delta else None
+    if calibration is not None and accountant not in (None, calibration.accountant):
+        calibration = None
+    leader = accountant or (calibration.accountant if calibration else run.accountant)
+    spending = _account(run.taken, at, leader, accountants)
+    if calibration is not None:
+        spending = _as_calibrated(spending, calibration.accountant, calibration.epsilon)
+    return _with_warnings(spending, _notes(run) + delta_warnings(at, run.num_examples))
+
+
+def account_together(
+    runs: Sequence[SpentRun],
+    *,
+    delta: float | None = None,
+    accountant: str | None = None,
+    accountants: Accountants,
+) -> Spending:
+    """Returns what several runs on the same data cost together, by PLD, else RDP.
+
+    Args:
+        runs: What their folders say.
+        delta: At which the bound shall hold; None: the smallest of the runs'.
+        accountant: "rdp" leads in place of "pld".
+        accountants: Running accountants.
+
+    Raises:
+        InputError: The runs do not protect the same unit, or no accountant can bound them.
+    """
+    check_same_unit(runs)
+    taken: Counter[Noise] = Counter()
+    for run in runs:
+        taken.update(run.taken)
+    at = min(run.delta for run in runs) if delta is None else delta
+    return _compose(dict(sorted(taken.items())), at, accountant or "pld", accountants)
+
+
+def check_same_unit(runs: Sequence[SpentRun]) -> None:
+    """Refuses runs whose epsilons protect different things.
+
+    Raises:
+        InputError: Their unit or neighboring relation differs.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        for name in ("unit", "neighboring_relation"):
+            _same(name, first, run)
+        # A named unit is the same one whatever number of its records is trained on.
+        definitions = (first.unit_definition, run.unit_definition)
+        if first.unit == EXAMPLE and None not in definitions:
+            _same("unit_definition", first, run)
+
+
+def check_head(run: SpentRun, head: str) -> None:
+    """Refuses a ledger whose head is not the one that was lodged elsewhere.
+
+    Raises:
+        StateError: It is another one.
+    """
+    ledger = run.ledger
+    if ledger.head == head:
+        return
+    went_on = (
+        f"; the one given was its head after line {ledger.heads.index(head)}"
+        if head in ledger.heads
+        else "; it was replaced or written anew, or the head is of another run"
+    )
+    raise StateError(
+        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}{went_on}."
+    )
+
+
+def _same(name: str, first: SpentRun, other: SpentRun) -> None:
+    expected, got = getattr(first, name), getattr(other, name)
+    if expected != got:
+        raise InputError(
+            f"runs must all have the same {name}, got {expected!r} in {first.folder} and {got!r} in"
+            f" {other.folder}; their epsilons protect different things, so compose them apart."
+        )
+
+
+def _account(
+    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
+) -> Spending:
+    if len(taken) != 1:
+        return _compose(taken, delta, leader, accountants)
+    (mechanism,) = as_mechanisms(taken, delta)
+    return _spending(account(mechanism, accountant=leader, accountants=accountants), delta)
+
+
+def _compose(
+    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
+) -> Spending:
+    parts = as_mechanisms(taken, delta)
+    if not parts:
+        SampledGaussian(noise_multiplier=1, sample_rate=1, steps=1, delta=delta)  # checks delta
+        none = "no noisy step is in the ledger, so nothing was spent."
+        return Spending(epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,))
+    report = account_composition(
+        Composition(parts=parts), accountant=leader, accountants=accountants
+    )
+    return _spending(report, delta)
+
+
+def _spending(report: AccountingReport | CompositionReport, delta: float) -> Spending:
+    return Spending(
+        epsilon=report.epsilon,
+        delta=delta,
+        accountant=report.accountant,
+        epsilons=report.epsilons,
+        warnings=report.warnings,
+    )
+
+
+def _as_calibrated(spending: Spending, accountant: str, epsilon: float) -> Spending:
+    """Returns the calibrated epsilon in place of this machine's, unless it is found to be another.
+
+    Where the accountant gives no answer here, what another one says cannot be compared with it.
+    """
+    same = spending.accountant == accountant
+    if not same:
+        other = f"{spending.accountant} finds at most {up(spending.epsilon)}"
+        unseen = f"{accountant}, whose epsilon the calibration gives, has no answer here; {other}."
+        spending = _with_warnings(spending, [unseen])
+    if same and abs(spending.epsilon - epsilon) > AGREE * max(1.0, epsilon):
+        differs = f"the calibration says epsilon = {up(epsilon)}, which {accountant} does not find"
+        return _with_warnings(spending, [f"{differs} here."])
+    return replace(spending, epsilon=epsilon, accountant=accountant)
+
+
+def _with_warnings(spending: Spending, more: Sequence[str]) -> Spending:
+    return replace(spending, warnings=(*spending.warnings, *more))
+
+
+def _notes(run: SpentRun) -> list[str]:
+    """Returns what the ledger's end and the configuration say beside the number."""
+    notes = [NOT_PRIVATE_SEED] if run.reproducible else []
+    if run.ledger.torn_step:
+        notes.append(
+            "the last line of the ledger is torn: the run broke off while it was written, and its"
+            " step is counted."
+        )
+    elif run.ledger.journaled_step:
+        notes.append(
+            f"private/{JOURNAL} has one step more than the ledger: the run broke off before its"
+            " line was written, or the line was cut, and it is counted."
+        )
+    if run.end is None:
+        notes.append(END_UNPROVEN)
+    if not run.ledger.closed:
+        notes.append(
+            f"the run has not ended: {run.steps} steps are counted, of {run.planned_steps} planned."
+        )
+    elif run.steps > run.planned_steps:
+        notes.append(
+            f"{run.steps} steps are counted, of {run.planned_steps} planned: the run broke off, and"
+            " some were taken again with new noise."
+        )
+    return notes

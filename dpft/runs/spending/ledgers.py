@@ -1,0 +1,101 @@
+"""``dpft account run=`` and ``runs=``: epsilon rebuilt from what runs wrote down as they went."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from dpft.config.account import AccountConfig
+from dpft.errors import InputError
+from dpft.privacy.accounting import Accountants
+from dpft.privacy.witness import check_witnessed
+from dpft.runs.spending.bounds import (
+    account_for_spent,
+    account_together,
+    check_head,
+    check_same_unit,
+)
+from dpft.runs.spending.spent_run import SpentRun, read_spent, run_folders
+from dpft.runs.spending.tables import run_record, run_table, together_record, together_table
+
+
+def one_run(config: AccountConfig) -> str:
+    """Returns what ``run=`` prints.
+
+    Raises:
+        InputError: It is no private run's folder.
+        StateError: Its ledger is damaged, or has another head than the one given.
+    """
+    assert config.run is not None
+    run = read_spent(config.run)
+    run, witnessed = _with_its_end(config, run)
+    with Accountants() as accountants:
+        spending = account_for_spent(
+            run, delta=config.delta, accountant=config.accountant, accountants=accountants
+        )
+    if config.output == "json":
+        record = run_record(run, spending)
+        if config.head is not None:
+            record["ledger"]["head_checked"] = True
+        if witnessed is not None:
+            record["ledger"]["witnessed_lines"] = witnessed
+        return json.dumps(record, indent=2, sort_keys=True)
+    return run_table(run, spending, head_checked=config.head is not None, witnessed_lines=witnessed)
+
+
+def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
+    """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
+
+    A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
+
+    Raises:
+        InputError: The witness is not of this run.
+        StateError: The ledger is not the one that was lodged.
+    """
+    witnessed = None
+    if config.witness is not None:
+        witnessed = check_witnessed(run.ledger, Path(run.folder), Path(config.witness))
+        if run.ledger.closed and witnessed == run.ledger.lines:
+            run = replace(run, end="witness")
+    if config.head is not None:
+        check_head(run, config.head)
+        if run.ledger.closed:
+            run = replace(run, end="head")
+    return run, witnessed
+
+
+def several_runs(config: AccountConfig) -> str:
+    """Returns what ``runs=`` prints.
+
+    Raises:
+        InputError: They are no private runs, one is named twice, or they differ in their unit.
+        StateError: A ledger is damaged.
+    """
+    runs = read_runs(config.run_folders)
+    with Accountants() as accountants:
+        own = [account_for_spent(run, accountants=accountants) for run in runs]
+        together = account_together(
+            runs, delta=config.delta, accountant=config.accountant, accountants=accountants
+        )
+    pairs = list(zip(runs, own, strict=True))
+    if config.output == "json":
+        return json.dumps(together_record(pairs, together), indent=2, sort_keys=True)
+    return together_table(pairs, together)
+
+
+def read_runs(given: tuple[str, ...]) -> list[SpentRun]:
+    """Returns the runs of these folders, those of a sweep's folder among them.
+
+    Raises:
+        InputError: They are no private runs, one is named twice, or they differ in their unit.
+        StateError: A ledger is damaged.
+    """
+    folders = [folder for name in given for folder in run_folders(name)]
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise InputError(
+            f"runs must name different folders, got one twice in {', '.join(folders)}."
+        )
+    runs = [read_spent(folder) for folder in folders]
+    if not runs:
+        raise InputError(f"runs must hold a noisy step, got none in {', '.join(given)}.")
+    check_same_unit(runs)
+    return runs

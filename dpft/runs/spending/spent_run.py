@@ -1,0 +1,246 @@
+"""What a run spent, read from its folder: the ledger's steps and the public numbers beside them.
+
+The steps and their noise come from ledger.jsonl alone, which a run that broke off has too. Delta
+and the number of units come from privacy.json, or, where the run did not get that far, from its
+last checkpoint or from config.yaml; the number of units is also batch size over sample rate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpft.errors import InputError, StateError
+from dpft.files import read_json, read_yaml
+from dpft.privacy.completeness import (
+    CHECKPOINT_STATES,
+    NO_STEPS,
+    check_lodged,
+    knows_the_end,
+    read_run_ledger,
+)
+from dpft.privacy.ledger import LEDGER, LedgerRecord
+from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
+from dpft.privacy.spending import Noise, steps_taken
+from dpft.reports.run.run_record import CONFIGURATION, PRIVACY, read_privacy
+
+CLOSING_LINE = "closing line"
+"""What shows the end of a finished run's ledger where private/ is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentRun:
+    """A run's noisy steps and what their epsilon means."""
+
+    folder: str
+    ledger: LedgerRecord
+    taken: Mapping[Noise, int]
+    """How many steps were taken under each noise."""
+    delta: float
+    num_examples: int
+    expected_batch_size: float
+    planned_steps: int
+    unit: str
+    unit_definition: str | None
+    """None where only the configuration is there to say it."""
+    neighboring_relation: str
+    accountant: str
+    """The one that was to lead."""
+    calibration: Calibration | None
+    """Of exactly the planned steps under one noise."""
+    reproducible: bool
+    end: str | None
+    """What shows that no line is missing at the ledger's end; None where nothing does."""
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps to account for."""
+        return sum(self.taken.values())
+
+
+def read_spent(folder: str) -> SpentRun:
+    """Returns what a run has spent, finished or not.
+
+    Raises:
+        InputError: The folder holds no private run, a search's, or too little to know delta.
+        StateError: The ledger, privacy.json or what ``private/`` knows of the steps is damaged, or
+            they do not agree.
+    """
+    path = Path(folder)
+    config = _configuration(path)
+    known = _known(path)
+    if "selection" in known or (path / "private" / "tuning").exists():
+        raise InputError(
+            f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
+            f" epsilon follows from it; the whole search's stands in {PRIVACY}."
+        )
+    ledger = read_ended_ledger(path) or NO_STEPS
+    taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
+    try:
+        run = _spent(folder, config, known, ledger, taken)
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"run must be the folder of a dpft run, got {folder!r}, whose {CONFIGURATION} or"
+            f" {PRIVACY} lacks what is needed or holds another type ({error}); put it back."
+        ) from error
+    if ledger.closed and run.steps < run.planned_steps:
+        raise StateError(
+            f"{path / LEDGER} is closed and must hold the {run.planned_steps} planned steps at"
+            f" least, got {run.steps}: lines were cut, and a closing line was written after them."
+            " Put it back as it was."
+        )
+    return run
+
+
+def read_ended_ledger(folder: Path) -> LedgerRecord | None:
+    """Returns a run's ledger, held against ``private/`` and privacy.json where they are there.
+
+    Returns:
+        What it says; None where there is none and nothing knows of one.
+
+    Raises:
+        InputError: A file is of another schema version.
+        StateError: The ledger is damaged, or was cut, added to or replaced.
+    """
+    path = folder / PRIVACY
+    lodged = read_privacy(path).get("ledger") if path.exists() else None
+    ledger = read_run_ledger(folder)
+    if lodged is not None:
+        check_lodged(folder / LEDGER, ledger, lodged, by=str(path), whole=True)
+    return ledger
+
+
+def run_folders(given: str) -> tuple[str, ...]:
+    """Returns the folder itself where it is a run's, else those of the runs of a sweep in it.
+
+    Runs of a sweep that took no noisy step, as one that failed early, spent nothing and are left
+    out.
+
+    Raises:
+        InputError: It is neither, or a run of the sweep was not private.
+    """
+    path = Path(given)
+    if (path / CONFIGURATION).is_file():
+        return (given,)
+    found = [config.parent for config in path.glob(f"[!.]*/{CONFIGURATION}") if config.is_file()]
+    if not found:
+        raise InputError(
+            f"runs must be folders of dpft runs, or of a sweep of them, got {given!r}, which has no"
+            f" {CONFIGURATION} and no run in it; give the folders that `dpft train` named."
+        )
+    return tuple(str(child) for child in sorted(found, key=_natural) if _has_steps(child))
+
+
+def _has_steps(folder: Path) -> bool:
+    _configuration(folder)  # One without privacy has no ledger, and must not be left out.
+    return (folder / LEDGER).exists()
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    return (int(path.name) if path.name.isdecimal() else -1, path.name)
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIGURATION
+    if not path.is_file():
+        missing = f"has no {CONFIGURATION}" if folder.is_dir() else "does not exist"
+        raise InputError(
+            f"run must be the folder of a dpft run, got {str(folder)!r}, which {missing}; give the "
+            "folder that `dpft train` named, such as outputs/DATE/TIME."
+        )
+    config = read_yaml(path)
+    try:
+        name = config["privacy"]["name"]
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} must be a dpft run's configuration, got something else; put it back as it was."
+        ) from error
+    if name == "none":
+        raise InputError(
+            f"run must be a private one, got {str(folder)!r}, which was trained with privacy=none:"
+            " it protects nobody, alone or with others, and no epsilon bounds it."
+        )
+    return dict(config)
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    """Returns what the run was bound to; empty where only its configuration says it."""
+    states = sorted(folder.glob(CHECKPOINT_STATES))
+    if (folder / PRIVACY).exists():
+        return read_privacy(folder / PRIVACY)
+    if states:
+        run = read_json(states[-1]).get("run") or {}
+        return {**(run.get("plan") or {}), **(run.get("promises") or {})}
+    return {}
+
+
+def _end(folder: Path, ledger: LedgerRecord) -> str | None:
+    if knows_the_end(folder):
+        return "private/"
+    return CLOSING_LINE if ledger.closed else None
+
+
+def _planned_noise(known: Mapping[str, Any]) -> Noise | None:
+    if "noise_multiplier" not in known:
+        return None
+    return Noise(
+        noise_multiplier=float(known["noise_multiplier"]), sample_rate=float(known["sample_rate"])
+    )
+
+
+def _spent(
+    folder: str,
+    config: Mapping[str, Any],
+    known: Mapping[str, Any],
+    ledger: LedgerRecord,
+    taken: Mapping[Noise, int],
+) -> SpentRun:
+    privacy, train = config["privacy"], config["train"]
+    batch = train["expected_batch_size"]
+    size = int(known.get("num_examples") or _num_examples(config, batch, taken, folder))
+    steps = train["steps"] or planned_steps(
+        epochs=train["epochs"], num_examples=size, expected_batch_size=batch
+    )
+    steps = int(known.get("steps", steps))
+    delta = known.get("delta", privacy["delta"])
+    return SpentRun(
+        folder=folder,
+        ledger=ledger,
+        taken=taken,
+        delta=default_delta(size) if delta is None else float(delta),
+        num_examples=size,
+        expected_batch_size=float(batch),
+        planned_steps=steps,
+        unit=str(privacy["unit"]),
+        unit_definition=known.get("unit_definition"),
+        neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
+        accountant=str(privacy["accountant"]),
+        calibration=_calibration(known, taken, steps),
+        reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
+        end=_end(Path(folder), ledger),
+    )
+
+
+def _num_examples(
+    config: Mapping[str, Any], batch: float, taken: Mapping[Noise, int], folder: str
+) -> int:
+    """Returns the public number of units: given, or what batch size over sample rate makes it."""
+    if config["privacy"]["num_examples"] is not None:
+        return int(config["privacy"]["num_examples"])
+    rates = {noise.sample_rate for noise in taken}
+    if len(rates) != 1:
+        raise InputError(
+            f"the number of units of {folder} must be known, got no noisy step, no {PRIVACY} and no"
+            " privacy.num_examples to tell it; go on with the run by resume=RUN."
+        )
+    return round(batch / rates.pop())
+
+
+def _calibration(
+    known: Mapping[str, Any], taken: Mapping[Noise, int], steps: int
+) -> Calibration | None:
+    """Returns what calibrated the noise, if the steps taken are exactly those it was for."""
+    calibration, planned = known.get("calibration"), _planned_noise(known)
+    if calibration is None or planned is None or dict(taken) != {planned: steps}:
+        return None
+    return Calibration(**calibration)

@@ -1,0 +1,167 @@
+"""What ``dpft account run=`` and ``runs=`` print: tables, and records ready for JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpft.files import SCHEMA_VERSION
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.plan import SAMPLER
+from dpft.privacy.spending import Noise
+from dpft.reports.accounting.epsilon import (
+    accountant_lines,
+    headline_of,
+    plain_answers,
+    warning_lines,
+)
+from dpft.runs.spending.bounds import Spending
+from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun
+
+YOUR_WORD = "that these runs share data, and that no other run does, is your word"
+
+
+def run_table(
+    run: SpentRun, spending: Spending, *, head_checked: bool, witnessed_lines: int | None = None
+) -> str:
+    """Returns a run's ledger, its steps, every accountant's answer and the headline.
+
+    Args:
+        run: What its folder says.
+        spending: What its steps cost.
+        head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
+        witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
+    """
+    rows = [("run", run.folder), ("ledger", _ledger(run)), ("head", run.ledger.head)]
+    if head_checked:
+        rows.append(("", "is the head that was given"))
+    if witnessed_lines is not None:
+        rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
+    rows.append(("end", _end_in_words(run.end)))
+    rows += [row for noise, steps in run.taken.items() for row in _noise_rows(noise, steps)]
+    rows += [
+        ("batch", f"{run.expected_batch_size:g} expected"),
+        ("units", f"{run.num_examples} (taken as public)"),
+        ("delta", delta_up(spending.delta)),
+    ]
+    lines = [f"{label:<10}{value}" for label, value in rows]
+    if spending.epsilons:
+        lines += ["", *accountant_lines(spending.epsilons)]
+    steps = f"{run.steps} steps taken of {run.planned_steps} planned"
+    lines += ["", _headline(spending, steps, run.unit), *warning_lines(spending.warnings)]
+    return "\n".join(lines)
+
+
+def _end_in_words(end: str | None) -> str:
+    if end == CLOSING_LINE:
+        return f"shown by the {end} alone, which whoever owns the folder can write"
+    return f"shown by {end}" if end else "unproven"
+
+
+def run_record(run: SpentRun, spending: Spending) -> dict[str, Any]:
+    """Returns the same under the keys of privacy.json; keys whose value is unknown are absent."""
+    noises = list(run.taken)
+    record = {
+        "run": run.folder,
+        **_record(spending, private=not run.reproducible),
+        "reproducible": run.reproducible or None,
+        "noise_multiplier": noises[0].noise_multiplier if len(noises) == 1 else None,
+        "sample_rate": noises[0].sample_rate if len(noises) == 1 else None,
+        "mechanisms": [{**vars(noise), "steps": steps} for noise, steps in run.taken.items()],
+        "num_examples": run.num_examples,
+        "expected_batch_size": run.expected_batch_size,
+        "steps": run.planned_steps,
+        "steps_taken": run.steps,
+        "unit": run.unit,
+        "unit_definition": run.unit_definition,
+        "neighboring_relation": run.neighboring_relation,
+        "calibration": run.calibration and vars(run.calibration).copy(),
+        "ledger": {
+            "lines": run.ledger.lines,
+            "head": run.ledger.head,
+            "closed": run.ledger.closed,
+            "torn": run.ledger.torn_at is not None,
+            "end": run.end or "unproven",
+        },
+    }
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def together_table(runs: Sequence[tuple[SpentRun, Spending]], together: Spending) -> str:
+    """Returns each run's own epsilon and that of all of them on the same data."""
+    lines = [f"{'steps':>12}{'noise':>12}{'sample rate':>14}{'delta':>12}{'own epsilon':>14}  run"]
+    for run, own in runs:
+        lines += _run_lines(run, own)
+    if together.epsilons:
+        lines += ["", *accountant_lines(together.epsilons)]
+    steps = f"{sum(run.steps for run, _ in runs)} steps of {len(runs)} runs"
+    lines += ["", _headline(together, steps, runs[0][0].unit)]
+    lines += warning_lines([YOUR_WORD], label="note")
+    for run, own in runs:
+        lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
+    return "\n".join([*lines, *warning_lines(together.warnings)])
+
+
+def together_record(
+    runs: Sequence[tuple[SpentRun, Spending]], together: Spending
+) -> dict[str, Any]:
+    """Returns the same ready for JSON, each run's record under ``runs``."""
+    first, _ = runs[0]
+    return {
+        **_record(together, private=not any(run.reproducible for run, _ in runs)),
+        "runs": [run_record(run, own) for run, own in runs],
+        "same_data": YOUR_WORD,
+        "steps_taken": sum(run.steps for run, _ in runs),
+        "unit": first.unit,
+        "neighboring_relation": first.neighboring_relation,
+    }
+
+
+def _record(spending: Spending, *, private: bool) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "private": private,
+        "epsilon": spending.epsilon,
+        "delta": spending.delta,
+        "accountant": spending.accountant,
+        "epsilons": plain_answers(spending.epsilons),
+        "sampler": SAMPLER,
+        "warnings": list(spending.warnings),
+    }
+
+
+def _headline(spending: Spending, steps: str, unit: str) -> str:
+    return headline_of(
+        spending.epsilon,
+        delta=spending.delta,
+        accountant=spending.accountant,
+        steps=steps,
+        unit=unit,
+    )
+
+
+def _ledger(run: SpentRun) -> str:
+    ledger = run.ledger
+    if ledger.closed:
+        return f"{ledger.lines} lines, closed"
+    torn = "" if ledger.torn_at is None else " and a torn one"
+    return f"{ledger.lines} lines{torn}, not closed: the run has not ended"
+
+
+def _noise_rows(noise: Noise, steps: int) -> list[tuple[str, str]]:
+    return [
+        (
+            "steps",
+            f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
+            f" at sample rate {noise.sample_rate:.6g}",
+        )
+    ]
+
+
+def _run_lines(run: SpentRun, own: Spending) -> list[str]:
+    """Returns a line for each noise of a run; the first has its epsilon and its folder."""
+    lines = []
+    end = f"{delta_up(own.delta):>12}{up(own.epsilon):>14}  {run.folder}"
+    for noise, steps in run.taken.items():
+        values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>14.6g}"
+        lines.append(f"{steps:>12}{values}{end}")
+        end = ""
+    return lines or [f"{0:>12}{'':>26}{end}"]

@@ -1,0 +1,40 @@
+from dpft.reports.accounting.plan_table import plan_table
+from dpft.reports.run.privacy_record import plan_record
+from tests.reports.run.test_privacy_record import TWO_PHASES, accounting, plan
+
+COUNTS = {"trainable_parameters": 1234567, "new_parameters": 0, "total_parameters": 1234568}
+MEASURED = {"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29}
+
+
+def test_the_table_has_parameters_mechanism_and_headline() -> None:
+    record = plan_record(plan(), accounting()) | COUNTS
+    table = plan_table(record, plan(), accounting())
+    assert "trainable parameters  1,234,567" in table
+    assert "noise multiplier    1" in table
+    assert "pld         It did not finish." in table
+    assert "(upper bound by prv)" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_phases_are_listed_where_there_are_several() -> None:
+    table = plan_table(plan_record(plan(), accounting()) | COUNTS, plan(), accounting())
+    assert "phase 1" not in table
+    two = plan(phases=TWO_PHASES)
+    table = plan_table(plan_record(two, accounting()) | COUNTS, two, accounting())
+    assert "phase 1             full, 1 steps, max_grad_norm 0.1, sensitivity 0.1" in table
+    assert "phase 2             bitfit, 3 steps, max_grad_norm 0.5, sensitivity 0.5" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_measurement_is_added_where_there_is_one() -> None:
+    record = plan_record(plan(), accounting()) | COUNTS | {"measured": MEASURED}
+    table = plan_table(record, plan(), accounting())
+    assert "seconds per step      2.50" in table
+    assert "training time         2 h 3 min" in table
+    assert "peak memory           1.50 GiB" in table
+
+
+def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
+    table = plan_table({"steps": 4, **COUNTS}, None, None)
+    assert table.startswith("NOT PRIVATE")
+    assert "steps               4" in table and "epsilon" not in table

@@ -1,0 +1,149 @@
+"""report.html and the model's card: what they say, and what they let nobody smuggle in."""
+
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from dpft.reports.plots import epsilon_points
+from dpft.reports.run.report import render_page, write_report
+from dpft.reports.run.run_record import read_record
+from tests.reports.run.folders import EVIL, write_run
+from tests.reports.run.test_privacy_record import LEDGER
+from tests.reports.run.test_report import non_private, private
+
+PUBLISHED = {"source": "Paper", "what": "full", "model": None, "eps": 3.0}
+REFERENCE = [{**PUBLISHED, "metrics": {"bleu": 61.519}}]
+
+
+def page(folder: Path, **changes: object) -> str:
+    return render_page(read_record(write_run(folder / "run", **changes)))
+
+
+def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
+    """docs/design.md, rule 6."""
+    text = page(tmp_path, reference=REFERENCE)
+    headline = text.partition('<p class="headline">')[2].partition("</p>")[0]
+    for part in (
+        *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
+        *("poisson sampling", "4 steps taken of 4 planned", "ChaCha20 (RFC 8439)"),
+    ):
+        assert part in headline
+    for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):
+        assert part in text
+    row = text.partition('<th scope="row">Paper: full</th>')[2].partition("</tr>")[0]
+    assert row == '<td class="n">3</td><td class="n">61.5190</td>'
+
+
+def test_the_page_fetches_nothing_and_needs_no_script(tmp_path: Path) -> None:
+    text = page(tmp_path)
+    assert "<script" not in text and "<link" not in text and "@import" not in text
+    assert "default-src 'none'" in text
+    addresses = set(re.findall(r'(\S+)="(https?://[^"]*)"', text))
+    assert {name for name, _ in addresses} <= {"xmlns", "xmlns:xlink"}  # names, never fetched
+    assert all(value.startswith("#") for value in re.findall(r'href="([^"]*)"', text))
+
+
+def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
+    marked = {"metrics": {EVIL: 1.0}, "not_computed": {"bleu": EVIL}}
+    folder = write_run(
+        tmp_path / "run",
+        scores=marked,
+        overrides=(f"task.data_dir={EVIL}",),
+        task={"data_dir": EVIL},
+        model={"name": EVIL},
+        privacy={"warnings": [EVIL]},
+    )
+    (folder / "model").mkdir()
+    write_report(folder)
+    for name in ("report.md", "report.html", "model/README.md"):
+        body = (folder / name).read_text().partition("\n# ")[2] if "md" in name.lower() else ""
+        assert "<script" not in (body or (folder / name).read_text()), name
+    assert "alert(1)" in (folder / "report.html").read_text()
+
+
+def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
+    record = read_record(write_run(tmp_path / "run"))
+    assert render_page(record) == render_page(record)
+
+
+def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
+    text = page(tmp_path, public=False, reference=REFERENCE)
+    assert text.count("computed on private held-out records, not covered by epsilon") == 2
+    assert "split test (private)" in text
+
+
+def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        overrides=("task=e2e", "model.path=/given/model", "privacy.noise_seed=8151"),
+        privacy=None,
+        model={"path": "/given/model"},
+        task={"data_dir": "/home/alice/data"},
+        train={"seed": 4242},
+    )
+    assert "dpft train task=e2e model.path=/given/model\n" in text.replace("</code>", "\n")
+    assert "/home/alice" not in text and "4242" not in text and "8151" not in text
+    given = page(tmp_path / "b", overrides=("train.seed=4242",), train={"seed": 4242})
+    assert "seed: 4242" in given
+
+
+def test_a_run_without_privacy_has_no_epsilon_on_its_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    record = read_record(folder)
+    record.privacy.clear()
+    record.privacy.update(non_private())
+    text = render_page(record)
+    assert "NOT PRIVATE" in text and "<svg" not in text and "Accountants" not in text
+
+
+def test_the_curve_ends_at_the_headline_and_is_rdps_before() -> None:
+    """Oracle: RDP's bound of each number of steps by itself."""
+    from dpft.privacy.accounting import rdp
+    from dpft.privacy.accounting.mechanism import SampledGaussian
+
+    record = {**private(), "steps_taken": 4, "epsilon": 1e9}
+    setting = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta")}
+    for steps, bound in epsilon_points(record):
+        alone = rdp.epsilon(SampledGaussian(steps=steps, **setting)).upper
+        assert bound == pytest.approx(alone, rel=1e-9)
+    lower = {**record, "epsilon": 1e-6}
+    assert {bound for _, bound in epsilon_points(lower)} == {1e-6}
+
+
+def card(folder: Path, **changes: object) -> ModelCard:
+    run = write_run(folder / "run", **changes)
+    (run / "model").mkdir()
+    (run / "model" / "adapter_config.json").write_text("{}")
+    write_report(run)
+    return ModelCard((run / "model" / "README.md").read_text())
+
+
+def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> None:
+    hub = {"name": "gpt2", "hub_name": "openai-community/gpt2", "path": None, "init": "pretrained"}
+    data = {"source": "hub", "hub_name": "tuetschek/e2e_nlg", "data_dir": None}
+    read = card(tmp_path, model=hub, task=data)
+    assert read.data.base_model == "openai-community/gpt2"
+    assert (read.data.library_name, read.data.datasets) == ("peft", ["tuetschek/e2e_nlg"])
+    assert "differential-privacy" in read.data.tags and read.data.license is None
+    assert [result.metric_value for result in read.data.eval_results] == [60.0]
+    assert "ε = 2.9900" in read.text and LEDGER.head in read.text and "Not covered" in read.text
+    assert "example: one example" in read.text
+
+
+def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
+    """docs/design.md, rule 8."""
+    local = {"path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
+    data = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
+    read = card(tmp_path, bleu=61.25, public=False, model=local, task=data)
+    assert read.data.base_model is None and read.data.datasets is None
+    assert "/home/alice" not in read.content and "61.25" not in read.content
+    assert "alice/own" not in read.content and "# gpt2 on e2e" in read.text
+
+
+def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) -> None:
+    seeded = private(reproducible=True)
+    read = card(tmp_path, privacy=seeded)
+    assert "differential-privacy" not in read.data.tags
+    assert "NOT PRIVATE" in read.text

@@ -1,0 +1,185 @@
+import json
+
+import pytest
+
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
+from dpft.reports.run.privacy_record import (
+    delta_warnings,
+    non_private_record,
+    parameter_record,
+    plan_record,
+    privacy_record,
+)
+
+COUNTS = ParameterCounts(trainable=5, new=0, total=9)
+CALIBRATION = Calibration(accountant="prv", epsilon=2.99, grid="eps_error 0.01")
+LEDGER = LedgerRecord(steps=4, mechanisms=({},) * 4, closed=True, lines=5, head="ab" * 32)
+
+
+def plan(**changes: object) -> PrivacyPlan:
+    phase = Phase(method="full", steps=4, max_grad_norm=0.1, sensitivity=0.1)
+    values = {
+        "noise_multiplier": 1.0,
+        "sample_rate": 0.1,
+        "steps": 4,
+        "delta": 1e-3,
+        "num_examples": 100,
+        "expected_batch_size": 10,
+        "clipping": "flat",
+        "phases": (phase,),
+        "calibration": CALIBRATION,
+    }
+    return PrivacyPlan(**{**values, **changes})
+
+
+def accounting(steps: int = 4, **changes: object) -> AccountingReport:
+    mechanism = SampledGaussian(noise_multiplier=1.0, sample_rate=0.1, steps=steps, delta=1e-3)
+    epsilons = {
+        "rdp": 3.4,
+        "gdp": 2.5,
+        "pld": {"error": "It did not finish."},
+        "prv": {"lower": 2.97, "estimate": 2.98, "upper": 2.989},
+    }
+    values = {"mechanism": mechanism, "epsilon": 2.989, "accountant": "prv", "epsilons": epsilons}
+    return AccountingReport(**{**values, **changes})
+
+
+def record(*, reproducible: bool = False, **changes: object) -> dict:
+    return privacy_record(
+        plan(**changes),
+        accounting(),
+        LEDGER,
+        COUNTS,
+        reproducible=reproducible,
+        size_source="privacy.num_examples",
+    )
+
+
+def test_a_private_run_has_every_promised_key() -> None:
+    """The keys that docs/design.md, the run's folder, lists."""
+    assert set(json.loads(json.dumps(record()))) == {
+        "schema_version",
+        "private",
+        "epsilon",
+        "delta",
+        "accountant",
+        "epsilons",
+        "noise_multiplier",
+        "max_grad_norm",
+        "sensitivity",
+        "clipping",
+        "sample_rate",
+        "expected_batch_size",
+        "num_examples",
+        "steps",
+        "steps_taken",
+        "unit",
+        "unit_definition",
+        "neighboring_relation",
+        "sampler",
+        "trainable_parameters",
+        "new_parameters",
+        "total_parameters",
+        "phases",
+        "ledger",
+        "warnings",
+        "calibration",
+        "noise_source",
+        "dropout_source",
+        "rounding_headroom",
+        "num_examples_source",
+    }
+
+
+def test_the_values_stand_as_they_were_planned_and_taken() -> None:
+    content = record()
+    assert content["private"] is True
+    assert (content["steps"], content["steps_taken"]) == (4, 4)
+    assert content["ledger"] == {"lines": 5, "head": "ab" * 32}
+    assert content["phases"] == [
+        {"method": "full", "steps": 4, "max_grad_norm": 0.1, "sensitivity": 0.1}
+    ]
+    assert content["epsilons"]["pld"] == {"error": "It did not finish."}
+
+
+TWO_PHASES = (
+    Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1),
+    Phase(method="bitfit", steps=3, max_grad_norm=0.5, sensitivity=0.5),
+)
+
+
+def test_each_phase_stands_with_its_own_sensitivity_and_the_first_in_the_headline() -> None:
+    content = record(phases=TWO_PHASES)
+    assert (content["max_grad_norm"], content["sensitivity"]) == (0.1, 0.1)
+    assert content["phases"] == [
+        {"method": "full", "steps": 1, "max_grad_norm": 0.1, "sensitivity": 0.1},
+        {"method": "bitfit", "steps": 3, "max_grad_norm": 0.5, "sensitivity": 0.5},
+    ]
+
+
+def test_the_headline_is_the_calibrated_bound_on_every_machine() -> None:
+    slow = accounting(epsilon=3.4, accountant="rdp")
+    assert plan_record(plan(), slow)["epsilon"] == 2.99
+    assert plan_record(plan(), slow)["accountant"] == "prv"
+
+
+def test_other_steps_than_planned_are_accounted_anew() -> None:
+    assert plan_record(plan(), accounting(steps=5, epsilon=3.1))["epsilon"] == 3.1
+
+
+def test_what_does_not_apply_is_absent() -> None:
+    assert not {"calibration", "reproducible"} & set(record(calibration=None))
+    assert not {"ledger", "steps_taken", "noise_source"} & set(plan_record(plan(), accounting()))
+
+
+def test_a_seeded_run_is_not_private_and_says_why() -> None:
+    content = record(reproducible=True)
+    assert (content["private"], content["reproducible"]) == (False, True)
+    assert "noise_seed" in content["warnings"][0]
+
+
+def test_a_run_without_privacy_has_no_epsilon() -> None:
+    content = parameter_record(COUNTS) | non_private_record(
+        num_examples=100, expected_batch_size=10, steps=4
+    )
+    assert content == {
+        "schema_version": 1,
+        "private": False,
+        "num_examples": 100,
+        "expected_batch_size": 10,
+        "steps": 4,
+        "warnings": [],
+        "trainable_parameters": 5,
+        "new_parameters": 0,
+        "total_parameters": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("delta", "relation"), [(0.0099, None), (0.01, "equal to"), (0.02, "above")]
+)
+def test_a_delta_from_one_over_the_examples_on_is_warned_of(
+    delta: float, relation: str | None
+) -> None:
+    warnings = delta_warnings(delta, 100)
+    assert len(warnings) == (relation is not None)
+    assert all(f"is {relation} 1/num_examples" in warning for warning in warnings)
+    assert record(delta=delta)["warnings"] == warnings
+
+
+def test_a_run_whose_clipper_was_not_checked_says_so() -> None:
+    unchecked = privacy_record(
+        plan(),
+        accounting(),
+        LEDGER,
+        COUNTS,
+        reproducible=False,
+        size_source="privacy.num_examples",
+        self_check=False,
+    )
+    assert unchecked["warnings"][-1].startswith("privacy.self_check=false: ")
+    assert not any("self_check" in warning for warning in record()["warnings"])

@@ -1,0 +1,251 @@
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpft.privacy.dropout import DROPOUT_SOURCE
+from dpft.privacy.noise import NOISE_SOURCE
+from dpft.reports.run.privacy_record import non_private_record, parameter_record, privacy_record
+from dpft.reports.run.report import mark, render, write_metrics, write_report
+from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES, accounting, plan
+
+ROOM = ", of which 0.01% is left for the rounding of the sum"
+"""Of an expected batch of 10."""
+CONFIG = {
+    "model": {"name": "tiny", "path": None},
+    "task": {"name": "e2e", "max_length": 100},
+    "method": {"name": "full"},
+    "train": {"learning_rate": 0.002, "weight_decay": 0.0},
+    "scheduler": {"name": "constant"},
+    "optimizer": {"name": "adamw"},
+    "eval": {"held_out": None},
+    "privacy": {"eps": 3.0, "show_diagnostics": False},
+}
+
+
+def entry(stage: str, bleu: float, **changes: object) -> dict:
+    values = {
+        "task": "e2e",
+        "split": "test",
+        "examples": 630,
+        "stage": stage,
+        "metrics": {"bleu": bleu},
+        "not_computed": {},
+    }
+    return {**values, **changes}
+
+
+BOTH = [mark(entry("before", 10.0), True), mark(entry("after", 60.5), True)]
+
+
+def private(*, reproducible: bool = False, **changes: object) -> dict:
+    return privacy_record(
+        plan(**changes),
+        accounting(),
+        LEDGER,
+        COUNTS,
+        reproducible=reproducible,
+        size_source="privacy.num_examples",
+    )
+
+
+def non_private() -> dict:
+    public = non_private_record(num_examples=100, expected_batch_size=10, steps=4)
+    return parameter_record(COUNTS) | public
+
+
+def tables(report: str) -> list[list[str]]:
+    """Returns the report's tables, each the lines between two that are not of a table."""
+    groups = itertools.groupby(report.splitlines(), key=lambda line: line.startswith("|"))
+    return [list(lines) for is_table, lines in groups if is_table]
+
+
+def cells(line: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", line)) - 1
+
+
+SHOWN = {**CONFIG, "privacy": {"eps": 3.0, "show_diagnostics": True}}
+KINDS = {
+    "private": (CONFIG, private(), BOTH),
+    "given noise": (CONFIG, private(calibration=None), []),
+    "weak": (SHOWN, private(delta=0.5), BOTH),
+    "seeded": (CONFIG, private(reproducible=True), BOTH),
+    "held out": ({**CONFIG, "eval": {"held_out": 0.2}}, private(unit="customer_id"), BOTH),
+    "two phases": (CONFIG, private(phases=TWO_PHASES), BOTH),
+    "not private": ({**CONFIG, "privacy": {"name": "none"}}, non_private(), BOTH),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_table_is_well_formed(kind: str) -> None:
+    for lines in tables(render(*KINDS[kind])):
+        assert len(lines) >= 3
+        assert set(lines[1]) <= set("|-:")
+        assert {cells(line) for line in lines} == {cells(lines[0])}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paragraphs_and_headings_stand_apart_by_one_blank_line(kind: str) -> None:
+    report = render(*KINDS[kind])
+    assert "\n\n\n" not in report and report.endswith("\n") and not report.startswith("\n")
+    for heading in re.finditer(r"^#.*$", report, re.MULTILINE):
+        assert report[: heading.start()].endswith("\n\n")
+        assert report[heading.end() :].startswith("\n\n")
+
+
+def test_the_first_line_is_the_whole_promise() -> None:
+    first = render(*KINDS["private"]).splitlines()[0]
+    for part in (
+        "ε = 2.9900",
+        "δ = 0.001",
+        "by prv (upper bound)",
+        "add or remove one example",
+        "poisson sampling",
+        "4 steps taken of 4 planned",
+    ):
+        assert part in first
+
+
+@pytest.mark.parametrize("kind", ["seeded", "not private"])
+def test_a_run_that_is_not_private_says_so_in_the_first_line(kind: str) -> None:
+    assert render(*KINDS[kind]).startswith("**NOT PRIVATE")
+
+
+def test_a_seeded_run_claims_no_cover() -> None:
+    report = render(*KINDS["seeded"])
+    assert "reproducible" in report.splitlines()[0]
+    assert "Nothing is covered" in report and "- Covered:" not in report
+    assert "predictable" in report and NOISE_SOURCE not in report and DROPOUT_SOURCE not in report
+
+
+def test_a_run_without_privacy_mentions_no_epsilon() -> None:
+    assert not re.search("ε|epsilon", render(*KINDS["not private"]))
+
+
+def test_the_noise_source_and_the_ledger_are_told() -> None:
+    report = render(*KINDS["private"])
+    assert f"| noise source | {NOISE_SOURCE} |" in report
+    assert f"| dropout | {DROPOUT_SOURCE} |" in report
+    assert f"5 lines, head `{LEDGER.head}`" in report
+    assert "100, taken as public (privacy.num_examples)" in report
+
+
+def test_trust_rule_6_epsilons_are_rounded_up_and_gdp_is_no_bound() -> None:
+    prv = {"lower": 1.0, "estimate": 2.0, "upper": 2.00001}
+    record = {**private(), "epsilon": 2.98991, "epsilons": {"gdp": 1.0, "prv": prv}}
+    report = render(CONFIG, record, [])
+    assert "ε = 2.9900" in report
+    assert "| prv | 2.0001 | upper bound; estimate 2.0000 |" in report
+    assert "| gdp | 1.0000 | estimate, no guarantee |" in report
+
+
+def test_a_failed_accountant_is_a_row_that_says_why() -> None:
+    record = {**private(), "epsilons": {"pld": {"error": "too\nlong | wide"}}}
+    assert "| pld | – | not computed: too long \\| wide |" in render(CONFIG, record, [])
+
+
+def test_warnings_and_shown_losses_stand_before_the_first_heading() -> None:
+    head = render(*KINDS["weak"]).partition("\n# ")[0]
+    assert "Warning: delta = 0.5 is above 1/num_examples" in head
+    assert "privacy.show_diagnostics=true" in head
+
+
+def test_half_precision_is_named_with_what_it_does_to_the_sensitivity() -> None:
+    half = {**CONFIG, "train": {**CONFIG["train"], "precision": "bf16"}}
+    assert "1.0001" in render(half, private(), [])
+    assert "1.0001" not in render(CONFIG, private(), [])
+
+
+def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> None:
+    assert "Not covered: how long steps took" in render(CONFIG, private(), [])
+
+
+def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:
+    report = render(CONFIG, private(), [mark(entry("after", 1.0), False)])
+    mention = "computed on private held-out records, not covered by epsilon"
+    assert report.count(mention) == 2
+    assert mention not in render(*KINDS["private"])
+
+
+def test_the_report_says_that_records_or_units_were_held_out() -> None:
+    config = {**CONFIG, "eval": {"held_out": 0.2}}
+    row = "| held out | each {} with probability 0.2, by a secret key: scored, not trained on |"
+    assert row.format("record") in render(config, private(), BOTH)
+    assert row.format("unit") in render(config, private(unit="customer_id"), BOTH)
+    assert "held out |" not in render(CONFIG, private(), BOTH)
+
+
+def test_splits_have_tables_of_their_own_and_say_how_much_was_scored() -> None:
+    other = mark(entry("after", 5.0, split="validation", examples=9), True)
+    report = render(CONFIG, private(), [BOTH[1], other, BOTH[0]])
+    assert "| bleu | 10.0000 | 60.5000 |" in report
+    assert "| bleu | 5.0000 |" in report
+    assert "| distinct inputs scored | 630 | 630 |" in report
+    assert "## Scores on e2e, split validation" in report
+
+
+def test_a_metric_without_a_value_says_why() -> None:
+    missing = mark(entry("after", 5.0, metrics={}, not_computed={"bleu": "no texts"}), True)
+    report = render(CONFIG, private(), [BOTH[0], missing])
+    assert "| bleu | 10.0000 | – |" in report
+    assert "\nNot computed: bleu after fine-tuning (no texts).\n" in report
+
+
+def test_metrics_without_a_value_for_one_reason_stand_in_one_sentence() -> None:
+    why = {"bleu": "no texts", "meteor": "needs Java", "rouge_l": "no texts"}
+    report = render(
+        CONFIG, private(), [mark(entry("after", 1.0, metrics={}, not_computed=why), True)]
+    )
+    assert "\nNot computed: bleu, rouge_l (no texts).\n" in report
+    assert "\nNot computed: meteor (needs Java).\n" in report
+
+
+def test_where_nothing_was_scored_no_score_is_called_private() -> None:
+    why = {"bleu": "one file"}
+    nothing = mark(entry("after", 0.0, metrics={}, examples=0, not_computed=why), False)
+    report = render(CONFIG, private(), [nothing])
+    assert "not covered by epsilon" not in report and "| metric |" not in report
+    assert "\nNot computed: bleu (one file).\n" in report
+
+
+def test_a_model_from_a_folder_is_called_by_it() -> None:
+    folder = {**CONFIG, "model": {"name": "gpt2", "path": "models/mine"}}
+    assert "# models/mine on e2e, method full\n" in render(folder, private(), BOTH)
+
+
+def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    write_metrics(path, [entry("before", 1.0), entry("after", 2.0)], public=True)
+    write_metrics(path, [entry("after", 3.0)], public=False)
+    before, after = json.loads(path.read_text())["evaluations"]
+    assert (before["metrics"]["bleu"], before["split_is_public"]) == (1.0, True)
+    assert (after["metrics"]["bleu"], after["split_is_public"]) == (3.0, False)
+    assert "note" in after and "note" not in before
+
+
+def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "privacy.json").write_text(json.dumps(private()))
+    write_metrics(tmp_path / "metrics.json", [entry("after", 2.0)], public=True)
+    write_report(tmp_path)
+    first = (tmp_path / "report.md").read_text()
+    write_report(tmp_path)
+    assert (tmp_path / "report.md").read_text() == first
+    assert "| bleu | 2.0000 |" in first
+
+
+def test_the_report_lists_what_each_phase_clips_with() -> None:
+    assert f"| clipping | flat, max_grad_norm 0.1, sensitivity 0.1{ROOM} |" in render(
+        *KINDS["private"]
+    )
+    report = render(*KINDS["two phases"])
+    for line in (
+        "| learning rate | 0.002, schedule constant; that of phase 1 |",
+        f"| clipping in phase 1, full, 1 steps | flat, max_grad_norm 0.1, sensitivity 0.1{ROOM} |",
+        "| clipping in phase 2, bitfit, 3 steps |"
+        f" flat, max_grad_norm 0.5, sensitivity 0.5{ROOM} |",
+    ):
+        assert line in report.splitlines()

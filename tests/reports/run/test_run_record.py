@@ -1,0 +1,24 @@
+import pytest
+
+from dpft.files import write_json
+from dpft.reports.run.report import render
+from dpft.reports.run.run_record import COMPUTABLE, read_privacy
+from tests.reports.run.test_report import CONFIG, private
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("float32 pseudo-random; not proof against attacks on low-order bits", True),
+        ("ChaCha20; normalised sum of four float64 Gaussians, rounded to float32 after", False),
+        (private()["noise_source"], False),
+    ],
+)
+def test_trust_rule_4_a_run_of_an_earlier_versions_linear_noise_is_told_to_hold_no_guarantee(
+    tmp_path, source, told
+):
+    """Such a privacy.json is read with a warning, which every report made of it shows."""
+    write_json(tmp_path / "privacy.json", private() | {"noise_source": source})
+    record = read_privacy(tmp_path / "privacy.json")
+    assert (record["warnings"][:1] == [COMPUTABLE]) == told
+    assert (COMPUTABLE in render(CONFIG, record, [])) == told

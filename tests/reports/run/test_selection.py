@@ -1,0 +1,38 @@
+from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
+from dpft.privacy.plan import Calibration
+from dpft.reports.run.report import render
+from dpft.reports.run.selection import with_selection
+from tests.reports.run.test_report import BOTH, CONFIG, private
+
+SPACE = {"train.learning_rate": (0.1, 0.2)}
+
+
+def selected() -> dict:
+    alone = private()
+    alone["warnings"] = [*alone["warnings"], "prv gave no bound: it is late.", "delta is large"]
+    bound = Calibration(accountant=ACCOUNTANT, epsilon=2.98765, grid="orders")
+    return with_selection(alone, bound, TrialCount(eta=1, gamma=0.1), space=SPACE)
+
+
+def test_nothing_of_the_record_is_what_one_trial_alone_would_have_spent() -> None:
+    record = selected()
+    assert (record["epsilon"], record["accountant"]) == (2.98765, ACCOUNTANT)
+    assert record["epsilons"] == {ACCOUNTANT: 2.98765}
+    assert "delta is large" in record["warnings"]
+    assert not [text for text in record["warnings"] if "prv" in text]
+
+
+def test_the_record_says_how_the_choice_was_made() -> None:
+    selection = selected()["selection"]
+    assert (selection["eta"], selection["gamma"]) == (1, 0.1)
+    assert abs(selection["expected_trials"] - 10) < 1e-9
+    assert selection["search_space"] == {"train.learning_rate": [0.1, 0.2]}
+
+
+def test_the_report_leads_with_the_bound_and_says_what_it_covers() -> None:
+    report = render(CONFIG, selected(), BOTH)
+    assert report.startswith("**(ε = 2.9877, ")
+    assert f"by {ACCOUNTANT} (upper bound)" in report.splitlines()[0]
+    assert "best of a secret random number of runs, of 10 in expectation (eta 1, gamma" in report
+    assert "how long the search took, which tells how many there were" in report
+    assert "secret random number" not in render(CONFIG, private(), BOTH)

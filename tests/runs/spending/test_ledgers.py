@@ -1,0 +1,117 @@
+"""``dpft account run=`` and ``runs=``: what ledgers say was spent."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpft.runs.spending.tables import YOUR_WORD
+from tests.runs.spending.run_folders import make_run, mechanism, tear
+from tests.slowness import slow
+from tests.stories.tiny import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A folder with an ended run ``a`` and a run ``b`` that broke off in its third step."""
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", *[mechanism()] * 2, ended=False)
+    tear(tmp_path / "b")
+    return Workspace(tmp_path)
+
+
+def record(workspace: Workspace, *arguments: str) -> dict:
+    outcome = workspace.run("account", *arguments, "output=json")
+    assert (outcome.code, outcome.err, outcome.new) == (0, "", frozenset())
+    return json.loads(outcome.out)
+
+
+def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None:
+    found = record(workspace, "run=a")
+    assert (found["steps"], found["steps_taken"], found["accountant"]) == (5, 5, "rdp")
+    assert found["epsilon"] == found["epsilons"]["rdp"]
+    assert (found["ledger"]["lines"], found["ledger"]["closed"]) == (6, True)
+
+
+def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Workspace) -> None:
+    outcome = workspace.run("account", "run=b")
+    text = " ".join(outcome.out.split())
+    assert "2 lines and a torn one, not closed" in text
+    assert "3 steps taken of 5 planned" in text
+    assert "its step is counted" in text
+
+
+def test_the_head_is_compared_with_the_one_given(workspace: Workspace) -> None:
+    head = record(workspace, "run=a")["ledger"]["head"]
+    assert record(workspace, "run=a", f"head={head}")["ledger"]["head_checked"] is True
+    assert "is the head that was given" in workspace.run("account", "run=a", f"head={head}").out
+    other = workspace.run("account", "run=a", f"head={'f' * 64}")
+    assert (other.code, other.out) == (3, "")
+    assert f"must have the head {'f' * 64}, got {head}" in other.err
+
+
+@pytest.mark.parametrize("spoil", ["edit", "gap", "reorder"])
+def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace, spoil: str) -> None:
+    path = workspace.root / "a" / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    if spoil == "edit":
+        lines[1] = lines[1].replace("1.5", "9.5")
+    elif spoil == "gap":
+        del lines[2]
+    else:
+        lines[2], lines[3] = lines[3], lines[2]
+    path.write_text("".join(lines))
+    for arguments in (["run=a"], ["runs=[b,a]"]):
+        outcome = workspace.run("account", *arguments)
+        assert (outcome.code, outcome.out) == (3, "")
+        assert "ledger.jsonl, line 3: the ledger is broken here" in outcome.err
+
+
+def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Workspace) -> None:
+    found = record(workspace, "runs=[a,b]")
+    assert [(run["run"], run["steps_taken"]) for run in found["runs"]] == [("a", 5), ("b", 3)]
+    assert found["accountant"] == "pld"
+    assert found["steps_taken"] == 8
+    assert found["epsilon"] > found["runs"][1]["epsilons"]["pld"]
+    assert found["same_data"] == YOUR_WORD
+    text = " ".join(workspace.run("account", "runs=[a,b]", "delta=0.001").out.split())
+    assert YOUR_WORD in text and "at delta = 0.001" in text and "8 steps of 2 runs" in text
+
+
+def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
+    (workspace.root / "sweep").mkdir()
+    for name in ("a", "b"):
+        (workspace.root / name).rename(workspace.root / "sweep" / name)
+    found = record(workspace, "runs=sweep")
+    assert [run["run"] for run in found["runs"]] == ["sweep/a", "sweep/b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run=missing"], "'missing', which does not exist"),
+        (["run=a", "runs=[b]"], "exactly one of run and runs must be given, got both"),
+        (["runs=[a,./a]"], "runs must name different folders"),
+        (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
+        (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
+        *slow(
+            (["runs=[a,missing]"], "'missing', which has no config.yaml and no run in it"),
+            (["runs=[]"], "runs must name a folder at least"),
+            (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
+            (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
+            (["run=a", "delta=2"], "delta must be in (0, 1), got 2"),
+            (["run=a", "accountant=gdp"], "accountant must be one of"),
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], part: str) -> None:
+    assert part in workspace.refusal("account", *arguments)
+
+
+def test_two_runs_of_one_plan_have_equal_ledgers_and_cost_what_both_do(
+    workspace: Workspace,
+) -> None:
+    """A ledger holds no time and no seed, so an equal head does not make one run a copy."""
+    make_run(workspace.root / "c")
+    both = record(workspace, "runs=[a,c]")
+    assert both["epsilon"] > max(run["epsilon"] for run in both["runs"])
