@@ -28,6 +28,7 @@ from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.links import refuse_links
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import new_names
 from dpft.reports.records import read_evaluations, read_record
 from dpft.reports.run import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
@@ -132,12 +133,12 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
     head = subject.head(config.task)
     check_lengths(
         config.task,
-        subject.model,
+        subject.architecture,
         max_new_tokens=written_tokens(config.task, config.decode),
         extra_positions=subject.extra_positions,
     )
     encoding = subject.encoding(config.task, head)
-    if subject.method is None and new_names(subject.model, head):
+    if subject.method is None and new_names(subject.architecture, head):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
     held_out = records_to_score(config)
     device = config.train.prepare()
@@ -193,7 +194,8 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
 def subject_of(config: EvaluateConfig) -> Subject:
     """Returns the model to score."""
     if config.run is None:
-        return Subject(model=config.model, tokens=config.task.special_tokens)
+        architecture = read_architecture(config.model)
+        return Subject(architecture=architecture, tokens=config.task.special_tokens)
     return subject_of_run(Path(config.run), saved_run(config.run))
 
 

@@ -171,7 +171,7 @@ def write_texts(config: GenerateConfig, subject: Subject, prompts: Sequence[Exam
     head = subject.head(config.task)
     check_lengths(
         config.task,
-        subject.model,
+        subject.architecture,
         max_new_tokens=config.decode.max_new_tokens,
         extra_positions=subject.extra_positions,
     )

@@ -162,7 +162,7 @@ def _subject(config: EvaluateConfig, decode: DecodeConfig) -> Subject:
     subject = subject_of_run(Path(str(config.run)), saved_run(str(config.run)))
     check_lengths(
         config.task,
-        subject.model,
+        subject.architecture,
         max_new_tokens=decode.max_new_tokens,
         extra_positions=subject.extra_positions,
     )

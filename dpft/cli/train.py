@@ -55,6 +55,7 @@ from dpft.evaluation.metrics.base import metric_specs
 from dpft.files import check_writable, hold_lock, private_folder
 from dpft.links import refuse_links
 from dpft.methods.base import ParameterCounts, count_parameters
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.privacy.witness import Handover, Witness
@@ -194,10 +195,11 @@ def prepare(
     check_tracking(config)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
-    head = training_head(config)
-    tokenizer = load_tokenizer(config.model, kind=head.kind)
+    architecture = read_architecture(config.model)
+    head = training_head(config, architecture)
+    tokenizer = load_tokenizer(architecture, kind=head.kind)
     add_tokens(tokenizer, config.task.special_tokens)
-    encoding = encoding_of(config.task, config.model, head, tokenizer)
+    encoding = encoding_of(config.task, architecture, head, tokenizer)
     data = load_training_data(config)
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_transferred_batch_size(config, lambda: data.num_units)
@@ -206,7 +208,7 @@ def prepare(
     else:
         plan = planned_again(config, stopped, lambda: data.num_units)
     warn(config, plan)
-    model, new = prepare_model(config, head)
+    model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)

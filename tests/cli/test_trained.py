@@ -13,6 +13,7 @@ from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.generation.inference import evaluation_mode
 from dpft.methods.base import Method, method_class
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import ModelConfig
@@ -71,19 +72,20 @@ def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, s
     task = task_class("mnli")(**part("task", "mnli", max_length=24, **settings))
     chosen = method_of(method, name)
     config = configuration(task, model, chosen)
-    head = head_of(task, model)
-    trained, _ = prepare_model(config, head)
+    architecture = read_architecture(model)
+    head = head_of(task, architecture)
+    trained, _ = prepare_model(config, architecture, head)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for parameter in trained.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     chosen.save(trained, tmp_path / "run" / "model")
-    load_tokenizer(model, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
+    load_tokenizer(architecture, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
     subject = subject_of_run(tmp_path / "run", config)
     expected = logits(subject, task, trained)
     assert torch.allclose(logits(subject, task), expected, atol=1e-6)
-    untrained = logits(Subject(model=model), task)
+    untrained = logits(Subject(architecture=architecture), task)
     assert not torch.allclose(untrained, expected, atol=1e-2)
 
 
