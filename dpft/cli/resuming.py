@@ -33,8 +33,8 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS
-from dpft.training.loop import Records
-from dpft.training.resume import Stopped
+from dpft.training.loop import TrainingSet
+from dpft.training.resume import ResumePoint
 
 FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
@@ -86,7 +86,9 @@ def resumed_configuration(composed: DictConfig) -> TrainCommand:
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
 
-def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[], int]) -> RunPlan:
+def planned_again(
+    config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
+) -> RunPlan:
     """Returns the plan that a run was bound to, once its configuration is known to say the same.
 
     The noise multiplier is the one that was calibrated then, on whatever machine.
@@ -100,7 +102,7 @@ def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[
     privacy = config.privacy
     if not isinstance(privacy, DifferentialPrivacy):
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
-    bound = stopped.plan()
+    bound = resume_point.plan()
     own = make_plan(
         replace(privacy, eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
@@ -130,14 +132,17 @@ def read_secrets(folder: Path) -> Secrets:
     return Secrets(unit_key=unit or b"", held_out_key=held_out)
 
 
-def save_fingerprint(folder: Path, records: Records) -> None:
+def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:
     """Writes, for the owner alone, by what the run will know its records again."""
     key = entropy.token_bytes(32)
-    content = {"key": key.hex(), "hmac": fingerprint(records.examples, records.units, key)}
+    content = {
+        "key": key.hex(),
+        "hmac": fingerprint(training_set.examples, training_set.units, key),
+    }
     write_json(private_folder(folder) / FINGERPRINT, content, mode=0o600)
 
 
-def same_records(folder: Path, records: Records) -> None:
+def same_records(folder: Path, training_set: TrainingSet) -> None:
     """Refuses to go on with other records than the run began with.
 
     Raises:
@@ -153,7 +158,9 @@ def same_records(folder: Path, records: Records) -> None:
             f"{path} cannot be read, so that these records cannot be told from others; put it back"
             " as it was, or begin a new run."
         ) from error
-    if not hmac.compare_digest(fingerprint(records.examples, records.units, key), expected):
+    if not hmac.compare_digest(
+        fingerprint(training_set.examples, training_set.units, key), expected
+    ):
         raise InputError(
             "resume must go on with the training records that the run began with, got others; put"
             " them back as they were, or begin a new run."

@@ -29,7 +29,7 @@ from dpft.reports.privacy import (
 )
 from dpft.reports.run import PRIVACY, write_report
 from dpft.reports.witness import with_witness
-from dpft.training.resume import find_stopped
+from dpft.training.resume import find_resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def report(
             reproducible=config.privacy.noise_seed is not None,
             size_source=plan.size.source,
             self_check=config.privacy.self_check,
-            steps_kept=find_stopped(folder).checkpoint.step,
+            steps_kept=find_resume_point(folder).checkpoint.step,
         )
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     write_json(folder / PRIVACY, privacy)

@@ -22,7 +22,7 @@ from dpft.reports.records import (
     read_overrides,
     read_privacy,
 )
-from dpft.training.resume import find_stopped
+from dpft.training.resume import find_resume_point
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.tracking import Tracking, open_tracking
 
@@ -75,7 +75,7 @@ def conclude(trackings: Trackings, folder: Path) -> None:
     """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
     if not trackings:
         return
-    step = find_stopped(folder).checkpoint.step
+    step = find_resume_point(folder).checkpoint.step
     values = results(read_privacy(folder / PRIVACY), read_evaluations(folder / METRICS))
     for tracking in trackings:
         tracking.conclude(step, values)

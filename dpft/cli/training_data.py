@@ -15,7 +15,7 @@ from dpft.errors import InputError
 from dpft.files import private_folder, write_text
 from dpft.privacy.keys import secret_key
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 
 UNIT_KEY = "unit_key"
 """Private file of the key that decides which records of a large unit are kept."""
@@ -53,14 +53,14 @@ def load_training_data(config: TrainConfig) -> TrainingData:
     return TrainingData(examples=load_examples(config.task, "train"), units=None)
 
 
-def make_records(
+def make_training_set(
     config: TrainConfig,
     data: TrainingData,
     encoding: Encoding,
     device: torch.device,
     *,
     unit_key: bytes,
-) -> Records:
+) -> TrainingSet:
     """Returns what the loop trains on: the records that have anything to learn, by unit.
 
     Whether a record is left out depends on that record alone.
@@ -90,7 +90,7 @@ def make_records(
         )
     else:
         rows = [row for row in rows if row.has_label]
-    return Records(
+    return TrainingSet(
         examples=rows,
         micro_batch_size=config.train.micro_batch_size,
         layout=encoding.layout,
@@ -102,7 +102,7 @@ def make_records(
 
 
 def unit_key(config: TrainConfig) -> bytes:
-    """Returns a fresh secret key for ``make_records``, or the one of a test's seed."""
+    """Returns a fresh secret key for ``make_training_set``, or the one of a test's seed."""
     privacy = config.privacy
     seed = privacy.noise_seed if isinstance(privacy, DifferentialPrivacy) else None
     return secret_key("units", seed)

@@ -20,11 +20,11 @@ from dpft.privacy.witness import Handover
 from dpft.reports.accounting import NOT_PRIVATE_SEED
 from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
 from dpft.training.listeners import StepListener
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
-from dpft.training.resume import Stopped, check_promises
+from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_trained, train_ordinarily
+from dpft.training.session import Session, prepare_training_state, train_ordinarily
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ def train(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    records: Records,
-    stopped: Stopped | None = None,
+    training_set: TrainingSet,
+    resume_point: ResumePoint | None = None,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
 ) -> None:
@@ -93,7 +93,7 @@ def train(
         model=model,
         method=config.method,
         phases=plan.phases,
-        records=records,
+        training_set=training_set,
         settings=config.train,
         optimizer=config.optimizer,
         scheduler=config.scheduler,
@@ -103,30 +103,32 @@ def train(
         listeners=listeners,
         handover=handover,
     )
-    if stopped is not None and stopped.has_ended:
-        _check_end(stopped, plan)
+    if resume_point is not None and resume_point.has_ended:
+        _check_end(resume_point, plan)
         if isinstance(config.privacy, DifferentialPrivacy):
-            check_promises(stopped, config.privacy)
-        prepare_trained(session, plan.steps, stopped)
+            check_promises(resume_point, config.privacy)
+        prepare_training_state(session, plan.steps, resume_point)
         delete_generator_states(private_folder(folder) / "checkpoints")
         return
     if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
-        train_ordinarily(session, plan.steps, stopped)
+        train_ordinarily(session, plan.steps, resume_point)
         return
     calibration = plan.privacy.calibration
     whole = float("inf") if calibration is None else calibration.epsilon
     curve = EpsilonSoFar(plan.privacy, whole)
-    train_privately(session, plan.privacy, config.privacy, epsilon_after=curve, stopped=stopped)
+    train_privately(
+        session, plan.privacy, config.privacy, epsilon_after=curve, resume_point=resume_point
+    )
 
 
-def _check_end(stopped: Stopped, plan: RunPlan) -> None:
+def _check_end(resume_point: ResumePoint, plan: RunPlan) -> None:
     """Refuses to take a run without a ledger for ended before its last step.
 
     Raises:
         StateError: Its generator states are gone all the same.
     """
-    checkpoint = stopped.checkpoint
-    if stopped.ledger is None and checkpoint.step < plan.steps:
+    checkpoint = resume_point.checkpoint
+    if resume_point.ledger is None and checkpoint.step < plan.steps:
         raise StateError(
             f"{checkpoint.path / GENERATORS} is gone, and the run has taken {checkpoint.step} of"
             f" {plan.steps} steps; put it back, or begin a new run."

@@ -16,7 +16,7 @@ from dpft.files import private_folder
 from dpft.methods.base import Method, MethodPhase
 from dpft.privacy.witness import Handover
 from dpft.training.checkpoint import (
-    Trained,
+    TrainingState,
     delete_generator_states,
     restore_checkpoint,
     save_checkpoint,
@@ -24,7 +24,7 @@ from dpft.training.checkpoint import (
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
-from dpft.training.loop import Records, StepEngine, StepStatistics, train
+from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
 from dpft.training.optimizers import (
     OptimizerConfig,
     SchedulerConfig,
@@ -33,7 +33,7 @@ from dpft.training.optimizers import (
 )
 from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.progress import StepProgress
-from dpft.training.resume import Stopped
+from dpft.training.resume import ResumePoint
 from dpft.training.settings import TrainingConfig
 from dpft.training.termination import TERMINATED, termination_requests
 
@@ -51,7 +51,7 @@ class Session:
     method: Method
     phases: tuple[MethodPhase, ...]
     """The method's, of the steps to take."""
-    records: Records
+    training_set: TrainingSet
     settings: TrainingConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
@@ -67,19 +67,19 @@ class Session:
     """To the witness of the ledger's heads; None: there is none."""
 
 
-def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = None) -> None:
+def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | None = None) -> None:
     """Takes ``steps`` ordinary, non-private steps; leaves checkpoint and model.
 
     Args:
         session: Everything the run trains with.
         steps: The step to end at.
-        stopped: Where the run broke off, to go on from there; None: it begins.
+        resume_point: Where the run broke off, to go on from there; None: it begins.
 
     Raises:
         RunError: A weight is no longer finite.
     """
-    trained = prepare_trained(session, steps, stopped)
-    done = 0 if stopped is None else stopped.checkpoint.step
+    training_state = prepare_training_state(session, steps, resume_point)
+    done = 0 if resume_point is None else resume_point.checkpoint.step
     session.method.begin_step(session.model, min(done, steps - 1))
     engine = OrdinaryEngine(
         session.model,
@@ -87,15 +87,15 @@ def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = Non
         batch_size=session.settings.expected_batch_size,
         seed=session.settings.seed,
         loss_scale=session.settings.backward_scale,
-        state=None if stopped is None else stopped.checkpoint.read_keys().content,
+        state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
         steps_taken=done,
     )
     take_steps(
         session,
         engine,
-        trained,
+        training_state,
         state=lambda: {"generators": engine.generator_states()},
-        goes_on=stopped is not None,
+        goes_on=resume_point is not None,
         non_finite=lambda: 0,
         max_grad_norm=None,
         epsilon_after=None,
@@ -104,23 +104,25 @@ def train_ordinarily(session: Session, steps: int, stopped: Stopped | None = Non
     delete_generator_states(private_folder(session.folder) / "checkpoints")
 
 
-def prepare_trained(session: Session, steps: int, stopped: Stopped | None) -> Trained:
+def prepare_training_state(
+    session: Session, steps: int, resume_point: ResumePoint | None
+) -> TrainingState:
     """Returns model, optimizer and schedule as they are before the next step.
 
     Raises:
         StateError: The checkpoint is of another model.
     """
     session.method.begin_step(session.model, 0)
-    trained = _trained(session, steps)
-    if stopped is not None:
-        restore_checkpoint(stopped.checkpoint.path, trained)
-    return trained
+    training_state = _fresh_training_state(session, steps)
+    if resume_point is not None:
+        restore_checkpoint(resume_point.checkpoint.path, training_state)
+    return training_state
 
 
 def take_steps(
     session: Session,
     engine: StepEngine,
-    trained: Trained,
+    training_state: TrainingState,
     *,
     state: Callable[[], Mapping[str, Any]],
     goes_on: bool,
@@ -133,7 +135,7 @@ def take_steps(
     Args:
         session: Everything the run trains with.
         engine: Where gradients come from.
-        trained: What its steps move.
+        training_state: What its steps move.
         state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
         goes_on: Whether the checkpoint to begin with is there already.
         non_finite: How many examples were left out so far; private.
@@ -145,7 +147,7 @@ def take_steps(
     """
     settings, private = session.settings, private_folder(session.folder)
     diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm, goes_on=goes_on)
-    diagnostics.write_size(session.records, num_examples=session.num_examples)
+    diagnostics.write_size(session.training_set, num_examples=session.num_examples)
     progress = StepProgress(
         steps=engine.steps,
         taken=engine.steps_taken,
@@ -154,13 +156,15 @@ def take_steps(
     )
 
     def save(step: int) -> None:
-        save_checkpoint(private / "checkpoints", step, trained, keep=settings.keep, **state())
+        save_checkpoint(
+            private / "checkpoints", step, training_state, keep=settings.keep, **state()
+        )
 
     def tell(step: int) -> None:
         public = PublicStep(
             step=step,
             last_step=engine.steps,
-            learning_rate=learning_rate_of(trained, step),
+            learning_rate=learning_rate_of(training_state, step),
             epsilon=None if epsilon_after is None else epsilon_after(step),
         )
         for listener in session.listeners:
@@ -188,10 +192,10 @@ def take_steps(
                 listener.begin(engine.steps_taken)
             train(
                 session.model,
-                session.records,
+                session.training_set,
                 engine=engine,
-                optimizer=trained.optimizer,
-                scheduler=trained.scheduler,
+                optimizer=training_state.optimizer,
+                scheduler=training_state.scheduler,
                 after_step=after_step,
                 hooks=session.method,
             )
@@ -199,7 +203,7 @@ def take_steps(
         diagnostics.close()
 
 
-def _trained(session: Session, steps: int) -> Trained:
+def _fresh_training_state(session: Session, steps: int) -> TrainingState:
     optimizer = make_optimizer(
         session.method.moved_parameters(session.model),
         session.optimizer,
@@ -208,4 +212,4 @@ def _trained(session: Session, steps: int) -> Trained:
     )
     factor = learning_rate_factor(session.phases, session.settings.learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
-    return Trained(model=session.model, optimizer=optimizer, scheduler=scheduler)
+    return TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
