@@ -8,7 +8,6 @@ they were where that can be proved, else with new noise as steps of their own (t
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +94,8 @@ class PrivateRun:
     def begin(self) -> None:
         """Takes every step, from the first."""
         with Ledger(self.session.folder / LEDGER) as ledger:
-            self._go(ledger, None, self._fresh(0, step=0), journaled=0, last_step=self.plan.steps)
+            randomness = self._fresh_randomness(0, step=0)
+            self._train(ledger, None, randomness, journaled=0, last_step=self.plan.steps)
 
     def replay(self, resume_point: ResumePoint) -> None:
         """Goes on as if nothing had happened: redone steps have the noise they had.
@@ -121,7 +121,7 @@ class PrivateRun:
         stood = int(resume_point.checkpoint.run["ledger"].get("position", done))
         last = self._last_step(done, stood)
         with Ledger.reopen(self.session.folder / LEDGER, broken) as ledger:
-            self._go(ledger, resume_point, randomness, journaled=stood, last_step=last)
+            self._train(ledger, resume_point, randomness, journaled=stood, last_step=last)
 
     def reseed(self, resume_point: ResumePoint) -> None:
         """Goes on with new noise: every redone step is one more step, in ledger and epsilon.
@@ -141,8 +141,8 @@ class PrivateRun:
                 " and the run ends with step %d of %d",
                 done + 1, ledger.steps, last, self.plan.steps,
             )  # fmt: skip
-            randomness = self._fresh(ledger.steps, step=done)
-            self._go(ledger, resume_point, randomness, journaled=ledger.steps, last_step=last)
+            randomness = self._fresh_randomness(ledger.steps, step=done)
+            self._train(ledger, resume_point, randomness, journaled=ledger.steps, last_step=last)
 
     def _last_step(self, done: int, spent: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
@@ -150,12 +150,12 @@ class PrivateRun:
             return self.plan.steps
         return min(self.plan.steps, done + max(0, self.plan.steps - spent))
 
-    def _fresh(self, spent: int, *, step: int) -> Randomness:
+    def _fresh_randomness(self, spent: int, *, step: int) -> Randomness:
         """Returns sources with new keys for step ``step`` on, after ``spent`` noisy steps."""
         device = self.session.training_set.device
         return make_randomness(device, self.privacy.noise_seed, step=step, after=spent)
 
-    def _go(
+    def _train(
         self,
         ledger: Ledger,
         resume_point: ResumePoint | None,
@@ -164,7 +164,7 @@ class PrivateRun:
         journaled: int,
         last_step: int,
     ) -> None:
-        """Takes the steps that are left, saves the model and closes the ledger.
+        """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
         Args:
             ledger: New or reopened.
@@ -173,33 +173,20 @@ class PrivateRun:
             journaled: Steps of the ledger that stand; those beyond it are replayed.
             last_step: The plan's step to end at.
         """
-        session, private = self._witnessed(ledger), private_folder(self.session.folder)
-        training_state = prepare_training_state(session, self.plan.steps, resume_point)
+        session = self._witnessed(ledger)
         done = 0 if resume_point is None else resume_point.checkpoint.step
+        training_state = prepare_training_state(session, self.plan.steps, resume_point)
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
-        with ExitStack() as stack:
-            journal = stack.enter_context(self._journal(ledger, journaled))
+        with self._journal(ledger, journaled) as journal:
             engine = self._engine(journal, randomness, done, last_step)
-
-            def state() -> dict[str, Any]:
-                bound = {
-                    "plan": write_plan(self.plan),
-                    "environment": self.environment,
-                    "promises": promises(self.privacy),
-                    "witness": None if session.handover is None else session.handover.run,
-                    "ledger": {
-                        "lines": ledger.lines,
-                        "head": ledger.head,
-                        "position": journal.position,
-                    },
-                }
-                return {"run": bound, "generators": engine.secret_keys()}
-
             take_steps(
                 session,
                 engine,
                 training_state,
-                state=state,
+                beside_state=lambda: {
+                    "run": self._bound_to(ledger, journal),
+                    "generators": engine.secret_keys(),
+                },
                 goes_on=resume_point is not None,
                 non_finite=lambda: engine.non_finite,
                 max_grad_norm=_one_max_grad_norm(self.plan),
@@ -208,7 +195,22 @@ class PrivateRun:
             )
         session.save_model()
         ledger.close()
-        delete_generator_states(private / "checkpoints")
+        delete_generator_states(private_folder(session.folder) / "checkpoints")
+
+    def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
+        """Returns what a run that goes on from here must have as it was, ready for JSON."""
+        handover = self.session.handover
+        return {
+            "plan": write_plan(self.plan),
+            "environment": self.environment,
+            "promises": promises(self.privacy),
+            "witness": None if handover is None else handover.run,
+            "ledger": {
+                "lines": ledger.lines,
+                "head": ledger.head,
+                "position": journal.position,
+            },
+        }
 
     def _witnessed(self, ledger: Ledger) -> Session:
         """Returns the session, in which the witness hears of the steps, if there is one."""

@@ -5,6 +5,7 @@ What a private run adds, and in which order, is in ``private_run``.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,8 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
         session,
         engine,
         training_state,
-        state=lambda: {"generators": engine.generator_states()},
+        beside_state=lambda: {"generators": engine.generator_states()},
         goes_on=resume_point is not None,
-        non_finite=lambda: 0,
-        max_grad_norm=None,
-        epsilon_after=None,
     )
     session.save_model()
     delete_generator_states(private_folder(session.folder) / "checkpoints")
@@ -124,11 +122,11 @@ def take_steps(
     engine: StepEngine,
     training_state: TrainingState,
     *,
-    state: Callable[[], Mapping[str, Any]],
+    beside_state: Callable[[], Mapping[str, Any]],
     goes_on: bool,
-    non_finite: Callable[[], int],
-    max_grad_norm: float | None,
-    epsilon_after: Callable[[int], float] | None,
+    non_finite: Callable[[], int] = lambda: 0,
+    max_grad_norm: float | None = None,
+    epsilon_after: Callable[[int], float] | None = None,
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
@@ -136,58 +134,45 @@ def take_steps(
         session: Everything the run trains with.
         engine: Where gradients come from.
         training_state: What its steps move.
-        state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
+        beside_state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
         goes_on: Whether the checkpoint to begin with is there already.
         non_finite: How many examples were left out so far; private.
-        max_grad_norm: Norm above which a gradient counts as clipped.
-        epsilon_after: What is spent once the weights have taken a number of steps.
+        max_grad_norm: Norm above which a gradient counts as clipped; None: nothing is counted.
+        epsilon_after: What is spent once the weights have taken a number of steps; None for a
+            non-private run.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
     """
-    settings, private = session.settings, private_folder(session.folder)
+    private = private_folder(session.folder)
     diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm, goes_on=goes_on)
     diagnostics.write_size(session.training_set, num_examples=session.num_examples)
     progress = StepProgress(
         steps=engine.steps,
         taken=engine.steps_taken,
-        expected_batch_size=settings.expected_batch_size,
+        expected_batch_size=session.settings.expected_batch_size,
         epsilon_after=epsilon_after,
     )
 
     def save(step: int) -> None:
-        save_checkpoint(
-            private / "checkpoints", step, training_state, keep=settings.keep, **state()
-        )
+        keep = session.settings.keep
+        save_checkpoint(private / "checkpoints", step, training_state, keep=keep, **beside_state())
 
-    def tell(step: int) -> None:
-        public = PublicStep(
-            step=step,
-            last_step=engine.steps,
-            learning_rate=learning_rate_of(training_state, step),
-            epsilon=None if epsilon_after is None else epsilon_after(step),
-        )
-        for listener in session.listeners:
-            listener.after_step(public)
-
-    def after_step(statistics: StepStatistics) -> None:
-        step = statistics.step
-        diagnostics.write(statistics, non_finite=non_finite())
-        if session.show_diagnostics and statistics.losses:
-            loss = float(torch.cat(statistics.losses).mean())
-            logger.info("step %d: mean training loss %.4f (not private)", step, loss)
-        due = settings.checkpoint_every and step % settings.checkpoint_every == 0
-        if step == engine.steps or due or terminated():
-            save(step)
-        progress.advance(step)
-        tell(step)
-        if terminated() and step < engine.steps:
-            raise SystemExit(TERMINATED)
-
-    if not goes_on:
-        save(0)
-    try:
+    with closing(diagnostics):
+        if not goes_on:
+            save(0)
         with termination_requests() as terminated, progress:
+            after_step = AfterStep(
+                session=session,
+                training_state=training_state,
+                last_step=engine.steps,
+                diagnostics=diagnostics,
+                non_finite=non_finite,
+                save=save,
+                progress=progress,
+                epsilon_after=epsilon_after,
+                terminated=terminated,
+            )
             for listener in session.listeners:
                 listener.begin(engine.steps_taken)
             train(
@@ -199,8 +184,65 @@ def take_steps(
                 after_step=after_step,
                 hooks=session.method,
             )
-    finally:
-        diagnostics.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfterStep:
+    """What a run does when its weights have moved, in this order: write down, save, show, end."""
+
+    session: Session
+    training_state: TrainingState
+    last_step: int
+    """The step that the run ends at."""
+    diagnostics: Diagnostics
+    non_finite: Callable[[], int]
+    """How many examples were left out so far; private."""
+    save: Callable[[int], None]
+    """Writes the checkpoint of a step."""
+    progress: StepProgress
+    epsilon_after: Callable[[int], float] | None
+    """What a number of steps has spent; None for a non-private run."""
+    terminated: Callable[[], bool]
+    """Whether SIGTERM has come."""
+
+    def __call__(self, statistics: StepStatistics) -> None:
+        """Ends a step.
+
+        Args:
+            statistics: What the step says of its records; private.
+
+        Raises:
+            SystemExit: The run was terminated; a checkpoint of the step is complete.
+        """
+        step = statistics.step
+        self._write_diagnostics(statistics)
+        if self._checkpoint_is_due(step):
+            self.save(step)
+        self.progress.advance(step)
+        self._tell_listeners(step)
+        if self.terminated() and step < self.last_step:
+            raise SystemExit(TERMINATED)
+
+    def _write_diagnostics(self, statistics: StepStatistics) -> None:
+        self.diagnostics.write(statistics, non_finite=self.non_finite())
+        if self.session.show_diagnostics and statistics.losses:
+            loss = float(torch.cat(statistics.losses).mean())
+            logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
+
+    def _checkpoint_is_due(self, step: int) -> bool:
+        every = self.session.settings.checkpoint_every
+        is_nth = every is not None and step % every == 0
+        return step == self.last_step or is_nth or self.terminated()
+
+    def _tell_listeners(self, step: int) -> None:
+        public = PublicStep(
+            step=step,
+            last_step=self.last_step,
+            learning_rate=learning_rate_of(self.training_state, step),
+            epsilon=None if self.epsilon_after is None else self.epsilon_after(step),
+        )
+        for listener in self.session.listeners:
+            listener.after_step(public)
 
 
 def _fresh_training_state(session: Session, steps: int) -> TrainingState:
