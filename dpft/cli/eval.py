@@ -18,7 +18,7 @@ from dpft.cli.inherited import given_overrides, inherit, with_task_of_run
 from dpft.cli.parts import check_lengths, written_tokens
 from dpft.cli.progress import batch_progress
 from dpft.cli.scores import write_evaluations
-from dpft.cli.trained import Subject, saved_run, subject_of_run
+from dpft.cli.trained import TrainedModel, saved_run, trained_model_of_run
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
@@ -129,20 +129,20 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
     parts = config.task.parts(config.eval.split)
     if config.predictions is not None:
         return [score_file(config, config.predictions, parts)]
-    subject = subject_of(config)
-    head = subject.head(config.task)
+    trained_model = trained_model_of(config)
+    head = trained_model.head(config.task)
     check_lengths(
         config.task,
-        subject.architecture,
+        trained_model.architecture,
         max_new_tokens=written_tokens(config.task, config.decode),
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
-    encoding = subject.encoding(config.task, head)
-    if subject.method is None and new_names(subject.architecture, head):
+    encoding = trained_model.encoding(config.task, head)
+    if trained_model.method is None and new_names(trained_model.architecture, head):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
     held_out = records_to_score(config)
     device = config.train.prepare()
-    model = subject.load(head)
+    model = trained_model.load(head)
     model.to(device)  # type: ignore[arg-type]
     with batch_progress() as on_progress:
         return evaluate_parts(
@@ -153,7 +153,7 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
             config=config.eval,
             decode=config.decode,
             metrics=config.metrics,
-            extra_positions=subject.extra_positions,
+            extra_positions=trained_model.extra_positions,
             on_progress=on_progress,
         )
 
@@ -191,12 +191,12 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
     )
 
 
-def subject_of(config: EvaluateConfig) -> Subject:
+def trained_model_of(config: EvaluateConfig) -> TrainedModel:
     """Returns the model to score."""
     if config.run is None:
         architecture = read_architecture(config.model)
-        return Subject(architecture=architecture, tokens=config.task.special_tokens)
-    return subject_of_run(Path(config.run), saved_run(config.run))
+        return TrainedModel(architecture=architecture, tokens=config.task.special_tokens)
+    return trained_model_of_run(Path(config.run), saved_run(config.run))
 
 
 def show(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpft.cli.assembly import quiet_transformers
-from dpft.cli.trained import MODEL, saved_run, subject_of_run
+from dpft.cli.trained import MODEL, saved_run, trained_model_of_run
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import hold_lock, private_folder, share
@@ -95,9 +95,9 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
     Raises:
         InputError: The method's weights cannot be merged.
     """
-    subject = subject_of_run(folder, saved)
-    head = subject.head(saved.task)
-    model, tokenizer = saved.method.merge(subject.load(head)), subject.tokenizer(head)
+    trained_model = trained_model_of_run(folder, saved)
+    head = trained_model.head(saved.task)
+    model, tokenizer = saved.method.merge(trained_model.load(head)), trained_model.tokenizer(head)
 
     def write(partial: Path, target: Path) -> None:
         partial.mkdir()

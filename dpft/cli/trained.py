@@ -32,7 +32,7 @@ MODEL = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class TrainedModel:
     """A model to score, to write with or to export, and what a method has to put onto it."""
 
     architecture: Architecture
@@ -82,7 +82,7 @@ class Subject:
         return encoding_of(task, self.architecture, head, self.tokenizer(head))
 
 
-def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
+def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """Returns the trained model of a run.
 
     Args:
@@ -95,12 +95,12 @@ def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
     saved = folder / MODEL
     if config.method.saves_whole_model:
         whole = replace(config.model, path=str(saved), init="pretrained")
-        return Subject(architecture=read_architecture(whole))
+        return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
         # saved with the rows that it had been given
         model, tokens = replace(model, path=str(base), init="pretrained"), ()
-    return Subject(
+    return TrainedModel(
         architecture=read_architecture(model),
         method=config.method,
         folder=saved,

@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from dpft.cli.parts import head_of, prepare_model
-from dpft.cli.trained import Subject, subject_of_run
+from dpft.cli.trained import TrainedModel, trained_model_of_run
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
@@ -44,10 +44,10 @@ def configuration(task: Task, model: ModelConfig, method: Method) -> TrainConfig
     )  # fmt: skip
 
 
-def logits(subject: Subject, task: Task, model=None) -> torch.Tensor:
-    head = subject.head(task)
-    encoding = subject.encoding(task, head)
-    model = subject.load(head) if model is None else model
+def logits(trained_model: TrainedModel, task: Task, model=None) -> torch.Tensor:
+    head = trained_model.head(task)
+    encoding = trained_model.encoding(task, head)
+    model = trained_model.load(head) if model is None else model
     batch = encoding.layout.collate(encoding.rows(RECORDS))
     with torch.no_grad(), evaluation_mode(model):
         return answer_logits(model, batch)
@@ -82,10 +82,10 @@ def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, s
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     chosen.save(trained, tmp_path / "run" / "model")
     load_tokenizer(architecture, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
-    subject = subject_of_run(tmp_path / "run", config)
-    expected = logits(subject, task, trained)
-    assert torch.allclose(logits(subject, task), expected, atol=1e-6)
-    untrained = logits(Subject(architecture=architecture), task)
+    trained_model = trained_model_of_run(tmp_path / "run", config)
+    expected = logits(trained_model, task, trained)
+    assert torch.allclose(logits(trained_model, task), expected, atol=1e-6)
+    untrained = logits(TrainedModel(architecture=architecture), task)
     assert not torch.allclose(untrained, expected, atol=1e-2)
 
 
