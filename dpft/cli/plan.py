@@ -26,7 +26,6 @@ from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.plan import plan_table
 from dpft.reports.privacy import non_private_record, parameter_record, plan_record
 from dpft.tasks.classification import ClassificationTask
@@ -61,17 +60,19 @@ def run(config: PlanConfig) -> None:
 
 def allow_large_delta(config: PlanConfig) -> PlanConfig:
     """Returns the configuration with a large delta allowed: planning only warns of it."""
-    if not isinstance(config.privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if guarantee is None:
         return config
-    privacy = dataclasses.replace(config.privacy, allow_large_delta=True)
+    privacy = dataclasses.replace(guarantee, allow_large_delta=True)
     return dataclasses.replace(config, privacy=privacy)
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
     """Returns what the planned steps cost; None for a non-private run."""
-    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if plan.privacy is None or guarantee is None:
         return None
-    return account(plan.privacy.mechanism(), accountant=config.privacy.accountant)
+    return account(plan.privacy.mechanism(), accountant=guarantee.accountant)
 
 
 def describe(
@@ -108,8 +109,7 @@ def measure(
     labels = config.task.labels if isinstance(config.task, ClassificationTask) else ()
     words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
     model.to(device)  # type: ignore[arg-type]
-    privacy = config.privacy
-    private = privacy if isinstance(privacy, DifferentialPrivacy) else None
+    guarantee = config.privacy.guarantee
     return measure_step(
         model,
         vocab_size=model.config.get_text_config().vocab_size,
@@ -117,7 +117,7 @@ def measure(
         micro_batch_size=config.train.micro_batch_size,
         expected_batch_size=config.train.expected_batch_size,
         steps=plan.steps,
-        options=private.clipping_options(config.train.backward_scale) if private else None,
+        options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
         layout=layout_of(config.task, architecture, head, words=words),
         precision=config.train.precision,
     )

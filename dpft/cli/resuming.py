@@ -30,7 +30,6 @@ from dpft.errors import InputError, StateError
 from dpft.files import private_folder, write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.records import read_evaluations
 from dpft.reports.run import CONFIGURATION, METRICS
 from dpft.training.loop import TrainingSet
@@ -99,12 +98,12 @@ def planned_again(
     size = public_size(config.task, config.privacy, count_units)
     steps = config.train.planned_steps(size.num_examples)
     phases = method_phases(config, steps, size.num_examples)
-    privacy = config.privacy
-    if not isinstance(privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if guarantee is None:
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
     bound = resume_point.plan()
     own = make_plan(
-        replace(privacy, eps=None, noise_multiplier=bound.noise_multiplier),
+        replace(guarantee, eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
         expected_batch_size=config.train.expected_batch_size,
         phases=phases,

@@ -153,8 +153,8 @@ def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: i
 
 
 def _privacy(command: TuneCommand) -> DifferentialPrivacy:
-    assert isinstance(command.privacy, DifferentialPrivacy)
-    return command.privacy
+    assert command.privacy.guarantee is not None
+    return command.privacy.guarantee
 
 
 def _key(setting: Mapping[str, Any]) -> str:

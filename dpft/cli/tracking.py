@@ -13,7 +13,6 @@ from typing import Any
 from dpft.cli.assembly import RunPlan
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.recipe import public_configuration
 from dpft.reports.records import (
     METRICS,
@@ -64,7 +63,7 @@ def told_once(config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]) ->
         overrides: What the user wrote; of seeds, only those among it are shown.
     """
     shown = public_configuration(plain(config), overrides)
-    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+    if plan.privacy is None:
         return shown | {"plan": {"private": False, "steps": plan.steps}}
     reproducible = config.privacy.noise_seed is not None
     mark = {"reproducible": "not private"} if reproducible else {}

@@ -21,7 +21,6 @@ from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run import CONFIGURATION
 from dpft.reports.spent import read_ended_ledger
 from dpft.tasks.base import Task
@@ -139,7 +138,7 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
     ledger = read_ended_ledger(folder)
     if ledger is not None:
         return ledger.closed
-    if isinstance(config.privacy, DifferentialPrivacy):
+    if config.privacy.guarantee is not None:
         raise StateError(
             f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
             " was."
