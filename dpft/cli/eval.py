@@ -20,6 +20,7 @@ from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.links import refuse_links
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import new_names
 from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, mark, metric_rows, write_report
 from dpft.reports.run.run_record import read_evaluations, read_record
@@ -30,7 +31,11 @@ from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import quiet_transformers
 from dpft.runs.scores import write_evaluations
 from dpft.runs.task_model import check_lengths, written_tokens
-from dpft.runs.trained_model import Subject, saved_run, subject_of_run
+from dpft.runs.trained_model import (
+    TrainedModel,
+    saved_run,
+    trained_model_of_run,
+)
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
@@ -128,20 +133,20 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
     parts = config.task.parts(config.eval.split)
     if config.predictions is not None:
         return [score_file(config, config.predictions, parts)]
-    subject = subject_of(config)
-    head = subject.head(config.task)
+    trained_model = trained_model_of(config)
+    head = trained_model.head(config.task)
     check_lengths(
         config.task,
-        subject.model,
+        trained_model.architecture,
         max_new_tokens=written_tokens(config.task, config.decode),
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
-    encoding = subject.encoding(config.task, head)
-    if subject.method is None and new_names(subject.model, head):
+    encoding = trained_model.encoding(config.task, head)
+    if trained_model.method is None and new_names(trained_model.architecture, head):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
     held_out = records_to_score(config)
     device = config.train.prepare()
-    model = subject.load(head)
+    model = trained_model.load(head)
     model.to(device)  # type: ignore[arg-type]
     with batch_progress() as on_progress:
         return evaluate_parts(
@@ -152,7 +157,7 @@ def score(config: EvaluateConfig) -> list[Evaluation]:
             config=config.eval,
             decode=config.decode,
             metrics=config.metrics,
-            extra_positions=subject.extra_positions,
+            extra_positions=trained_model.extra_positions,
             on_progress=on_progress,
         )
 
@@ -190,11 +195,12 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
     )
 
 
-def subject_of(config: EvaluateConfig) -> Subject:
+def trained_model_of(config: EvaluateConfig) -> TrainedModel:
     """Returns the model to score."""
     if config.run is None:
-        return Subject(model=config.model, tokens=config.task.special_tokens)
-    return subject_of_run(Path(config.run), saved_run(config.run))
+        architecture = read_architecture(config.model)
+        return TrainedModel(architecture=architecture, tokens=config.task.special_tokens)
+    return trained_model_of_run(Path(config.run), saved_run(config.run))
 
 
 def show(config: EvaluateConfig, evaluations: Sequence[Evaluation], *, public: bool) -> None:

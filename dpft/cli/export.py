@@ -15,7 +15,7 @@ from dpft.files import hold_lock, private_folder, share
 from dpft.reports.run.card import write_card
 from dpft.reports.run.run_record import PRIVACY, read_record
 from dpft.runs.run_plan import quiet_transformers
-from dpft.runs.trained_model import MODEL, saved_run, subject_of_run
+from dpft.runs.trained_model import MODEL, saved_run, trained_model_of_run
 
 CONFIG = ExportConfig
 READS_RECORDS = False
@@ -95,9 +95,9 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
     Raises:
         InputError: The method's weights cannot be merged.
     """
-    subject = subject_of_run(folder, saved)
-    head = subject.head(saved.task)
-    model, tokenizer = saved.method.merge(subject.load(head)), subject.tokenizer(head)
+    trained_model = trained_model_of_run(folder, saved)
+    head = trained_model.head(saved.task)
+    model, tokenizer = saved.method.merge(trained_model.load(head)), trained_model.tokenizer(head)
 
     def write(partial: Path, target: Path) -> None:
         partial.mkdir()

@@ -25,7 +25,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import quiet_transformers
 from dpft.runs.task_model import check_lengths
-from dpft.runs.trained_model import Subject, saved_run, subject_of_run
+from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.records import Example
 
@@ -70,7 +70,9 @@ def generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> None:
         target = new_files(folder, config.to)
         if not privacy["private"]:
             logger.warning(cost(privacy))
-        texts = write_texts(config, subject_of_run(folder, saved), [shown for _, shown in prompts])
+        texts = write_texts(
+            config, trained_model_of_run(folder, saved), [shown for _, shown in prompts]
+        )
         records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
         write(config, target, privacy, records)
     logger.info("records: %s, what they cost: %s", *target)
@@ -166,24 +168,26 @@ def new_files(folder: Path, to: str | None) -> Target:
     return target
 
 
-def write_texts(config: GenerateConfig, subject: Subject, prompts: Sequence[Example]) -> list[str]:
+def write_texts(
+    config: GenerateConfig, trained_model: TrainedModel, prompts: Sequence[Example]
+) -> list[str]:
     """Returns what the model writes after each prompt, with a bar on a terminal."""
-    head = subject.head(config.task)
+    head = trained_model.head(config.task)
     check_lengths(
         config.task,
-        subject.model,
+        trained_model.architecture,
         max_new_tokens=config.decode.max_new_tokens,
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
-    encoding = subject.encoding(config.task, head)
+    encoding = trained_model.encoding(config.task, head)
     device = config.train.prepare()
-    model = subject.load(head)
+    model = trained_model.load(head)
     model.to(device)  # type: ignore[arg-type]
     outputs = ModelOutputs(
         model=model,
         encoding=encoding,
         batch_size=config.batch_size,
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
     groups = [Group(input=prompt.group, examples=(prompt,)) for prompt in prompts]
     done = 0

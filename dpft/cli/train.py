@@ -24,6 +24,7 @@ from dpft.evaluation.metrics.base import metric_specs
 from dpft.files import check_writable, hold_lock, private_folder
 from dpft.links import refuse_links
 from dpft.methods.base import ParameterCounts, count_parameters
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.privacy.witness import Handover, Witness
@@ -33,7 +34,12 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import refuse_used_folder, start_anew
 from dpft.runs.held_out import Division, divide, keep_key, not_evaluated
 from dpft.runs.outcome import evaluate, report, write_scores
-from dpft.runs.records import load_training_data, make_records, save_unit_key, unit_key
+from dpft.runs.records import (
+    load_training_data,
+    make_training_set,
+    save_unit_key,
+    unit_key,
+)
 from dpft.runs.resuming import (
     Secrets,
     has_scores,
@@ -61,9 +67,9 @@ from dpft.runs.witnessing import (
     witness_of,
 )
 from dpft.training.checkpoint import delete_generator_states
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 from dpft.training.precision import warn_if_slow
-from dpft.training.resume import Stopped, find_stopped
+from dpft.training.resume import ResumePoint, find_resume_point
 
 CONFIG = TrainCommand
 expand = checked_overrides
@@ -87,7 +93,7 @@ class Prepared:
     model: PreTrainedModel
     """On its device, its clipper proved."""
     counts: ParameterCounts
-    records: Records
+    training_set: TrainingSet
     unit_key: bytes | None
     """Secret, where units have several records."""
 
@@ -147,7 +153,7 @@ def begin(
         if prepared.unit_key is not None:
             save_unit_key(folder, prepared.unit_key)
         keep_key(folder, prepared.division)
-        save_fingerprint(folder, prepared.records)
+        save_fingerprint(folder, prepared.training_set)
         finish(prepared, folder, None, begin_handover(witness, folder))
 
 
@@ -160,22 +166,22 @@ def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) 
             that the ledger lacks.
     """
     with hold_lock(private_folder(folder) / "lock"):
-        stopped = find_stopped(folder)
-        if stopped.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
+        resume_point = find_resume_point(folder)
+        if resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
             delete_generator_states(folder / "private" / "checkpoints")
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
         read_evaluations(folder / METRICS)
         check_witness(witness, folder)
-        prepared = prepare(config, read_secrets(folder), stopped)
-        same_records(folder, prepared.records)
-        finish(prepared, folder, stopped, begin_handover(witness, folder))
+        prepared = prepare(config, read_secrets(folder), resume_point)
+        same_records(folder, prepared.training_set)
+        finish(prepared, folder, resume_point, begin_handover(witness, folder))
 
 
 def prepare(
     config: TrainConfig,
     secrets: Secrets | None,
-    stopped: Stopped | None,
+    resume_point: ResumePoint | None,
     planner: Planner = plan_run,
 ) -> Prepared:
     """Returns the parts of a run, nothing of it written yet.
@@ -183,7 +189,7 @@ def prepare(
     Args:
         config: Of the run.
         secrets: Of the run that goes on; None: fresh ones are drawn.
-        stopped: Where that run broke off.
+        resume_point: Where that run broke off.
         planner: Makes the plan of a run that begins.
 
     Raises:
@@ -195,26 +201,29 @@ def prepare(
     check_tracking(config)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
-    head = training_head(config)
-    tokenizer = load_tokenizer(config.model, kind=head.kind)
+    architecture = read_architecture(config.model)
+    head = training_head(config, architecture)
+    tokenizer = load_tokenizer(architecture, kind=head.kind)
     add_tokens(tokenizer, config.task.special_tokens)
-    encoding = encoding_of(config.task, config.model, head, tokenizer)
+    encoding = encoding_of(config.task, architecture, head, tokenizer)
     data = load_training_data(config)
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_transferred_batch_size(config, lambda: data.num_units)
-    if stopped is None:
+    if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
-        plan = planned_again(config, stopped, lambda: data.num_units)
+        plan = planned_again(config, resume_point, lambda: data.num_units)
     warn(config, plan)
-    model, new = prepare_model(config, head)
+    model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
     model.to(device)  # type: ignore[arg-type]
     prove_clipper(config, plan, model, encoding.layout)
     key = unit_key(config) if secrets is None else secrets.unit_key
-    records = make_records(config, data.only(division.kept), encoding, device, unit_key=key)
+    training_set = make_training_set(
+        config, data.only(division.kept), encoding, device, unit_key=key
+    )
     return Prepared(
         config=config,
         plan=plan,
@@ -223,13 +232,16 @@ def prepare(
         division=division,
         model=model,
         counts=counts,
-        records=records,
+        training_set=training_set,
         unit_key=None if data.units is None else key,
     )
 
 
 def finish(
-    prepared: Prepared, folder: Path, stopped: Stopped | None, handover: Handover | None = None
+    prepared: Prepared,
+    folder: Path,
+    resume_point: ResumePoint | None,
+    handover: Handover | None = None,
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config, model, encoding = prepared.config, prepared.model, prepared.encoding
@@ -243,8 +255,8 @@ def finish(
             folder,
             model,
             prepared.tokenizer,
-            prepared.records,
-            stopped,
+            prepared.training_set,
+            resume_point,
             listeners=trackings,
             handover=handover,
         )

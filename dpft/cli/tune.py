@@ -24,7 +24,6 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_lock, private_folder, write_text
 from dpft.links import refuse_links
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.reports.run.report import CONFIGURATION, PRIVACY, REPORT
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, crash_kept
@@ -98,7 +97,7 @@ def begin(command: TuneCommand, folder: Path) -> None:
     """Draws a search and carries it out."""
     refuse_used_folder(folder)
     search = draw_search(command)
-    if isinstance(command.privacy, DifferentialPrivacy) and command.privacy.noise_seed is not None:
+    if command.privacy.noise_seed is not None:
         logger.warning(NOT_PRIVATE_SEED)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(private_folder(folder) / "lock"):
@@ -215,9 +214,9 @@ def train_trial(
     config = with_setting(command.settings(), trial.setting)
 
     def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
-        assert isinstance(config.privacy, DifferentialPrivacy)
+        assert config.privacy.guarantee is not None
         noise = trial.noise_multiplier
-        privacy = replace(config.privacy, eps=None, noise_multiplier=noise)
+        privacy = replace(config.privacy.guarantee, eps=None, noise_multiplier=noise)
         plan = plan_run(replace(config, privacy=privacy), count_units)
         assert plan.privacy is not None
         return replace(plan, privacy=replace(plan.privacy, calibration=search.calibration))

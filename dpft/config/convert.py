@@ -1,7 +1,8 @@
 """Plain values to typed dataclasses, strictly: every refusal names the key, the value and the type.
 
 OmegaConf's own structured configs know no classes chosen by name and turn texts into numbers and
-booleans; a privacy parameter must be what its author wrote.
+booleans; a privacy parameter must be what its author wrote. Pydantic reads dataclasses strictly
+only from JSON, wraps what they refuse and names no whole type: translating that is no shorter.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ ClassChoice = Callable[[Mapping[str, Any]], type]
 
 
 def by_name(choose: Callable[[str], type]) -> ClassChoice:
-    """Returns the choice of a class by the ``name`` among its values alone."""
+    """Returns the function that chooses a dataclass by the ``name`` among its values alone."""
     return lambda values: choose(values["name"])
 
 
@@ -28,7 +29,7 @@ def by_name(choose: Callable[[str], type]) -> ClassChoice:
 class Schema:
     """What is known of the configuration beyond the types of its dataclasses."""
 
-    polymorphic: Mapping[str, "ClassChoice"]
+    polymorphic: Mapping[str, ClassChoice]
     """Dotted key to the function from the values under it to the dataclass they stand for."""
     known_keys: tuple[str, ...]
     """Every dotted key, to suggest the one a misspelt key was meant to be."""
@@ -46,25 +47,30 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     Raises:
         InputError: A key is unknown, a value is missing or of the wrong type, or the class refuses.
     """
-    cls = _chosen_class(values, cls, key, schema)
+    if key in schema.polymorphic:
+        cls = _chosen_class(values, key, schema)
     hints = get_type_hints(cls)
     fields = {key_name(entry): entry for entry in configuration_fields(cls)}
     _refuse_unknown(values, fields, key, schema)
     arguments = {}
     for name, entry in fields.items():
-        inner = join_key(key, name)
-        value = values.get(name, _NOT_GIVEN)
-        if value is _NOT_GIVEN and _has_default(entry):
+        if name not in values and _has_default(entry):
             continue
-        if value is _NOT_GIVEN or value == MISSING:
-            hint = describe(hints[entry.name])
-            raise InputError(f"{inner} has no value; set {inner}=VALUE ({hint}).")
-        arguments[entry.name] = convert(value, hints[entry.name], key=inner, schema=schema)
+        inner, hint = join_key(key, name), hints[entry.name]
+        if values.get(name, MISSING) == MISSING:
+            raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hint)}).")
+        arguments[entry.name] = convert(values[name], hint, key=inner, schema=schema)
     return cls(**arguments)
 
 
 def convert(value: Any, hint: Any, *, key: str, schema: Schema) -> Any:
-    """Returns a plain value as the type hint wants it.
+    """Returns a plain value as the instance of a type hint that it stands for.
+
+    Args:
+        value: A scalar, a list or a mapping.
+        hint: What a field of a dataclass is annotated with.
+        key: Dotted key of ``value``.
+        schema: Which keys hold a class chosen by name, and which keys there are.
 
     Raises:
         InputError: The value is not of that type, or is a number that is not finite.
@@ -73,35 +79,40 @@ def convert(value: Any, hint: Any, *, key: str, schema: Schema) -> Any:
         raise InputError(f"{key} must be a finite number, got {value}.")
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         raise InputError(f"{key} must be a number below 1.8e308, got a larger one.")
-    for member in _members(hint):
+    for member in union_members(hint):
         converted = _convert_member(value, member, key, schema)
-        if converted is not _NOT_THIS:
+        if converted is not _NO_MATCH:
             return converted
     raise InputError(f"{key} must be {describe(hint)}, got {value!r}.")
 
 
 def describe(hint: Any) -> str:
-    """Returns a type hint in words: ``a number or null``."""
-    members = _members(hint)
+    """Returns a type hint in the words of an error message, such as ``a number or null``."""
+    members = union_members(hint)
     if len(members) > 1:
         null_last = sorted(members, key=lambda member: member is type(None))
         return " or ".join(describe(member) for member in null_last)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin in (list, tuple):
-        return "a list, each entry " + describe((*arguments, Any)[0])
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if _is_list(hint):
+        return "a list, each entry " + describe(_entry_hint(hint))
     if hint in _WORDS:
         return _WORDS[hint]
-    return "a group of keys" if _is_mapping(hint) else str(hint)
+    return "a group of keys" if _is_group(hint) else str(hint)
 
 
-class _Marker:
-    """A value no configuration can hold."""
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Returns the types that a type hint allows, of which the first that a value fits is taken.
+
+    Numbers and texts stand last, since a whole number is also a number and a number also a text.
+    """
+    if get_origin(hint) not in (Union, types.UnionType):
+        return (hint,)
+    return tuple(sorted(get_args(hint), key=lambda member: (member is str, member is float)))
 
 
-_NOT_GIVEN = _Marker()
-_NOT_THIS = _Marker()
+_NO_MATCH = object()
+"""Stands for the value that does not fit a type; no configuration can hold it."""
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -113,33 +124,45 @@ _WORDS: dict[Any, str] = {
 
 
 def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
-    """Returns the value as one type, or ``_NOT_THIS``."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value if value in arguments else _NOT_THIS
-    if origin in (list, tuple) and isinstance(value, list | tuple):
-        entries = [
-            convert(entry, (*arguments, Any)[0], key=f"{key}[{index}]", schema=schema)
-            for index, entry in enumerate(value)
-        ]
-        return origin(entries)
-    if isinstance(value, Mapping) and (_is_mapping(hint) or key in schema.polymorphic):
-        return _convert_mapping(value, hint, key, schema)
+    """Returns a value as a type that is no union, or ``_NO_MATCH``."""
+    if get_origin(hint) is Literal:
+        return value if value in get_args(hint) else _NO_MATCH
+    if isinstance(value, list | tuple) and _is_list(hint):
+        return _convert_list(value, hint, key, schema)
+    if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(hint) or key in schema.polymorphic:
+            return build(value, hint, key=key, schema=schema)
+        if _is_group(hint):
+            return _convert_dict(value, hint, key, schema)
     return _convert_scalar(value, hint)
 
 
-def _convert_mapping(value: Mapping[str, Any], hint: Any, key: str, schema: Schema) -> Any:
-    if dataclasses.is_dataclass(hint) or key in schema.polymorphic:
-        return build(value, hint, key=key, schema=schema)
-    entry_hint = (*get_args(hint), Any, Any)[1]
+def _convert_list(
+    values: list[Any] | tuple[Any, ...], hint: Any, key: str, schema: Schema
+) -> list[Any] | tuple[Any, ...]:
+    """Returns a sequence as the list or tuple that a type hint asks for, each entry converted."""
+    of_entry = _entry_hint(hint)
+    entries = [
+        convert(value, of_entry, key=f"{key}[{index}]", schema=schema)
+        for index, value in enumerate(values)
+    ]
+    return tuple(entries) if get_origin(hint) is tuple else entries
+
+
+def _convert_dict(values: Mapping[str, Any], hint: Any, key: str, schema: Schema) -> dict[str, Any]:
+    """Returns a mapping of free names as a dict, each of its values converted."""
+    of_entry = _entry_hint(hint)
     return {
-        str(name): convert(entry, entry_hint, key=join_key(key, name), schema=schema)
-        for name, entry in value.items()
+        str(name): convert(value, of_entry, key=join_key(key, name), schema=schema)
+        for name, value in values.items()
     }
 
 
 def _convert_scalar(value: Any, hint: Any) -> Any:
-    """Returns a scalar as the type; a whole number is also a number, and a number a text."""
+    """Returns a value as a type without parts, or ``_NO_MATCH``.
+
+    A whole number is taken for a number, and a number for a text.
+    """
     if hint is Any or type(value) is hint:
         return value
     if hint is float and type(value) is int:
@@ -147,23 +170,31 @@ def _convert_scalar(value: Any, hint: Any) -> Any:
     # Hydra reads `task.data_dir=2024` as a number; the user meant a name.
     if hint is str and type(value) in (int, float):
         return str(value)
-    return _NOT_THIS
+    return _NO_MATCH
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns a union's members, numbers and texts last, so that the strictest one wins."""
-    if get_origin(hint) not in (Union, types.UnionType):
-        return (hint,)
-    return tuple(sorted(get_args(hint), key=lambda one: (one is str, one is float)))
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) in (list, tuple)
 
 
-def _is_mapping(hint: Any) -> bool:
+def _is_group(hint: Any) -> bool:
     return dataclasses.is_dataclass(hint) or hint is dict or get_origin(hint) in (dict, Mapping)
 
 
-def _chosen_class(values: Mapping[str, Any], cls: type, key: str, schema: Schema) -> type:
-    if key not in schema.polymorphic:
-        return cls
+def _entry_hint(hint: Any) -> Any:
+    """Returns the type hint of what a list, a tuple or a dict holds under each index or name."""
+    arguments = get_args(hint)
+    if _is_list(hint):
+        return arguments[0]
+    return arguments[1] if arguments else Any
+
+
+def _chosen_class(values: Mapping[str, Any], key: str, schema: Schema) -> type:
+    """Returns the dataclass that the values under a polymorphic key choose.
+
+    Raises:
+        InputError: They hold no ``name``, or one that the key's registry refuses.
+    """
     name = values.get("name", MISSING)
     if name == MISSING or not isinstance(name, str):
         raise InputError(f"{key} is not chosen; set {key}=NAME.")
@@ -173,6 +204,11 @@ def _chosen_class(values: Mapping[str, Any], cls: type, key: str, schema: Schema
 def _refuse_unknown(
     values: Mapping[str, Any], fields: Mapping[str, Any], key: str, schema: Schema
 ) -> None:
+    """Refuses values under a key whose names are no fields.
+
+    Raises:
+        InputError: It names the first of them, and the known key nearest to it.
+    """
     for name in values:
         if name not in fields:
             allowed = {join_key(key, field) for field in fields}

@@ -14,7 +14,7 @@ from dpft.evaluation.settings import EvalConfig, check_held_out
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
-from dpft.privacy.settings import DifferentialPrivacy, PrivacyConfig, privacy_class
+from dpft.privacy.settings import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.tasks.base import Task
 from dpft.tasks.registry import chosen_task_class
@@ -72,8 +72,8 @@ class TrainCommand(TrainConfig):
     def settings(self) -> TrainConfig:
         """Returns what the run is, however it was called: without its witness (see there)."""
         parts = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
-        if isinstance(self.privacy, DifferentialPrivacy):
-            parts["privacy"] = replace(self.privacy, witness=None)
+        if self.privacy.guarantee is not None:
+            parts["privacy"] = replace(self.privacy.guarantee, witness=None)
         return TrainConfig(**parts)
 
 
@@ -222,15 +222,16 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         InputError: The loop engine is chosen with larger micro-batches, or units are larger than
             a micro-batch.
     """
-    if not isinstance(privacy, DifferentialPrivacy):
+    guarantee = privacy.guarantee
+    if guarantee is None:
         return
-    if privacy.engine == "loop" and train.micro_batch_size != 1:
+    if guarantee.engine == "loop" and train.micro_batch_size != 1:
         raise InputError(
             f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
         )
-    if privacy.has_units and privacy.records_per_unit > train.micro_batch_size:
+    if guarantee.has_units and guarantee.records_per_unit > train.micro_batch_size:
         raise InputError(
             "privacy.records_per_unit must be at most train.micro_batch_size"
-            f" ({train.micro_batch_size}), got {privacy.records_per_unit}; a unit is clipped as one"
-            " piece: lower the one or raise the other."
+            f" ({train.micro_batch_size}), got {guarantee.records_per_unit}; a unit is clipped as"
+            " one piece: lower the one or raise the other."
         )

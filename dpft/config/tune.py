@@ -16,7 +16,6 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.settings import eval_split_is_public
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.privacy.settings import DifferentialPrivacy
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
@@ -141,14 +140,14 @@ def _leaves(space: Mapping[str, Any], parent: str = "") -> list[tuple[str, Any]]
 
 
 def _check_promise(command: TuneCommand) -> None:
-    privacy = command.privacy
-    if not isinstance(privacy, DifferentialPrivacy) or privacy.eps is None:
+    guarantee = command.privacy.guarantee
+    if guarantee is None or guarantee.eps is None:
         raise InputError(
             "tune needs privacy.eps, which the whole search is calibrated to, got none; tune"
             " without privacy with dpft train --multirun."
         )
     for name in ("resume_overspend", "show_diagnostics"):
-        if getattr(privacy, name):
+        if getattr(guarantee, name):
             raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
 
 
@@ -178,7 +177,7 @@ def _check_tracking(command: TuneCommand) -> None:
 
 
 def _check_witness(command: TuneCommand) -> None:
-    if isinstance(command.privacy, DifferentialPrivacy) and command.privacy.witness is not None:
+    if command.privacy.witness is not None:
         raise InputError(
             "tune needs privacy.witness=null, got one: it would be handed the heads of each trial,"
             " and so learn how many there are; lodge the head of the search's report."

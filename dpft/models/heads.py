@@ -31,21 +31,21 @@ AUTO_CLASSES: dict[str, Any] = {
 }
 
 
-def language_kind(architecture: PretrainedConfig) -> str:
+def language_kind(config: PretrainedConfig) -> str:
     """Returns which kind of language model an architecture is.
 
     Raises:
         InputError: It is none.
     """
-    if architecture.is_encoder_decoder:
+    if config.is_encoder_decoder:
         return SEQ2SEQ
-    if architecture.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+    if config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return MASKED
-    if architecture.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return CAUSAL
     raise InputError(
         f"the model must be a causal, masked or seq2seq language model, got model type"
-        f" {architecture.model_type}; choose another model."
+        f" {config.model_type}; choose another model."
     )
 
 
@@ -54,28 +54,28 @@ def describe(head: Head) -> str:
     return head.kind if head.kind == CLASSIFIER else f"{head.kind} language model"
 
 
-def configure(architecture: PretrainedConfig, head: Head) -> None:
+def configure(config: PretrainedConfig, head: Head) -> None:
     """Writes a classifier's classes into the architecture, where config.json will carry them."""
     if head.kind != CLASSIFIER:
         return
-    architecture.num_labels = head.num_outputs
+    config.num_labels = head.num_outputs
     # A causal classifier answers at a row's last token, which it tells from padding by this id.
-    architecture.pad_token_id = padding_id(architecture)
+    config.pad_token_id = padding_id(config)
     if head.labels:
-        architecture.id2label = dict(enumerate(head.labels))
-        architecture.label2id = {name: number for number, name in enumerate(head.labels)}
+        config.id2label = dict(enumerate(head.labels))
+        config.label2id = {name: number for number, name in enumerate(head.labels)}
 
 
-def padding_id(architecture: PretrainedConfig) -> int:
+def padding_id(config: PretrainedConfig) -> int:
     """Returns the token that fills rows up: padding, end-of-text without it, 0 without both."""
-    pad = architecture.pad_token_id
+    pad = config.pad_token_id
     if pad is not None and pad >= 0:
         return int(pad)
-    end = architecture.eos_token_id
+    end = config.eos_token_id
     return int((end[0] if isinstance(end, list) else end) or 0)
 
 
-def fresh_model(architecture: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
+def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
     """Returns a model of the architecture with that head, in float32, at random weights.
 
     Raises:
@@ -83,17 +83,15 @@ def fresh_model(architecture: PretrainedConfig, head: Head, pooling: str | None)
     """
     model: PreTrainedModel
     if head.kind == CLASSIFIER and pooling is not None:
-        model = PooledClassifier(architecture)
+        model = PooledClassifier(config)
     else:
-        model = AUTO_CLASSES[head.kind].from_config(architecture, dtype=torch.float32)
+        model = AUTO_CLASSES[head.kind].from_config(config, dtype=torch.float32)
     # Its weights have no address, though its configuration has one: an adapter would name it.
     model.name_or_path = model.config._name_or_path = ""
     return model
 
 
-def new_parameters(
-    architecture: PretrainedConfig, head: Head, pooling: str | None
-) -> frozenset[str]:
+def new_parameters(config: PretrainedConfig, head: Head, pooling: str | None) -> frozenset[str]:
     """Returns the names of what the model has and the checkpoint's own architecture lacks.
 
     Read off config.json alone, whatever the weights are: ``architectures`` names the class that
@@ -101,17 +99,17 @@ def new_parameters(
     the language model itself.
     """
     with torch.device("meta"):
-        wanted = fresh_model(architecture, head, pooling)
-        known = _checkpoint_class(architecture, head)
+        wanted = fresh_model(config, head, pooling)
+        known = _checkpoint_class(config, head)
         if known is None or isinstance(wanted, known):
             return frozenset()
-        own = set(_bare_names(known(architecture)).values())
+        own = set(_bare_names(known(config)).values())
     return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
 
 
-def _checkpoint_class(architecture: PretrainedConfig, head: Head) -> Any:
+def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
     """Returns the class a checkpoint was saved from; None where it must be the wanted one."""
-    for name in architecture.architectures or ():
+    for name in config.architectures or ():
         if name == PooledClassifier.__name__:
             return PooledClassifier
         found = getattr(transformers, name, None)
@@ -119,7 +117,7 @@ def _checkpoint_class(architecture: PretrainedConfig, head: Head) -> Any:
             return found
     if head.kind in (CAUSAL, SEQ2SEQ):
         return None
-    return type(AutoModel.from_config(architecture))  # type: ignore[no-untyped-call]
+    return type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def _bare_names(model: PreTrainedModel) -> dict[str, str]:

@@ -9,28 +9,24 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
+from dpft.models.architecture import Architecture
 from dpft.models.heads import (
     AUTO_CLASSES,
-    configure,
     describe,
     fresh_model,
     language_kind,
     new_parameters,
 )
-from dpft.models.pooling import MEAN, PooledClassifier
+from dpft.models.pooling import PooledClassifier
 from dpft.models.source import (
-    ModelConfig,
-    check_folder,
     check_tokenizer_files,
     check_weight_files,
     loading_errors,
@@ -41,139 +37,108 @@ from dpft.models.source import (
 CAUSAL_HEAD = Head(kind=CAUSAL)
 
 
-def load_config(config: ModelConfig) -> PretrainedConfig:
-    """Returns the architecture, from config.json alone.
-
-    Raises:
-        InputError: It cannot be found, reached or understood.
-    """
-    if config.folder is not None:
-        check_folder(config, config.folder)
-    with loading_errors(config):
-        architecture: PretrainedConfig = AutoConfig.from_pretrained(**source(config))
-    return architecture
-
-
-def language_head(config: ModelConfig) -> Head:
+def language_head(architecture: Architecture) -> Head:
     """Returns the model's own language-model head.
 
     Raises:
-        InputError: As ``load_config``, or the architecture is no language model.
+        InputError: The architecture is no language model.
     """
-    return Head(kind=language_kind(load_config(config)))
+    return Head(kind=language_kind(architecture.config()))
 
 
-def meta_model(config: ModelConfig, head: Head = CAUSAL_HEAD) -> PreTrainedModel:
-    """Returns the model without storage, to count parameters; reads config.json alone.
+def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrainedModel:
+    """Returns the model without storage, to count parameters; needs no more than config.json.
 
     Raises:
-        InputError: As ``load_config``, or the architecture has no such head.
+        InputError: The architecture has no such head.
     """
-    architecture = load_config(config)
-    configure(architecture, head)
-    with loading_errors(config, describe(head)), torch.device("meta"):
-        return fresh_model(architecture, head, _pooling(config, architecture))
+    config = architecture.config(head)
+    with loading_errors(architecture.model, describe(head)), torch.device("meta"):
+        return fresh_model(config, head, architecture.pooling)
 
 
-def new_names(config: ModelConfig, head: Head = CAUSAL_HEAD) -> frozenset[str]:
+def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset[str]:
     """Returns the names of the parameters that the checkpoint's own architecture lacks.
 
     Raises:
         InputError: As ``meta_model``, or a pre-trained model lacks the language-model head that
             its task asks.
     """
-    architecture = load_config(config)
-    configure(architecture, head)
-    with loading_errors(config, describe(head)):
-        new = new_parameters(architecture, head, _pooling(config, architecture))
-    if new and head.kind in LANGUAGE_KINDS and config.init == "pretrained":
+    model = architecture.model
+    with loading_errors(model, describe(head)):
+        new = new_parameters(architecture.config(head), head, architecture.pooling)
+    if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
-            f"{origin(config)} has no trained head of a {head.kind} language model"
+            f"{origin(model)} has no trained head of a {head.kind} language model"
             f" (its checkpoint has no {min(new)});"
             " choose a model that has, or a classification head with task.objective=cls."
         )
     return new
 
 
-def load_model(config: ModelConfig, *, seed: int, head: Head = CAUSAL_HEAD) -> PreTrainedModel:
+def load_model(
+    architecture: Architecture, *, seed: int, head: Head = CAUSAL_HEAD
+) -> PreTrainedModel:
     """Returns the model on the CPU in float32; the caller sets train or eval mode.
 
     Args:
-        config: Which model.
+        architecture: Of the model.
         seed: Seeds a random initialisation, of the whole model or of a new head; the global
             generator is left as it was.
         head: What it shall answer with.
 
     Raises:
-        InputError: Configuration or weights cannot be found, reached or understood.
+        InputError: The weights cannot be found, reached or understood.
     """
-    architecture = load_config(config)
-    configure(architecture, head)
-    pooling = _pooling(config, architecture)
-    new = new_names(config, head)
-    with loading_errors(config, describe(head)), seeded(seed):
-        if config.init == "random":
-            model = fresh_model(architecture, head, pooling)
+    new = new_names(architecture, head)
+    with loading_errors(architecture.model, describe(head)), seeded(seed):
+        if architecture.model.init == "random":
+            model = fresh_model(architecture.config(head), head, architecture.pooling)
         else:
-            model = _pretrained(config, architecture, head, pooling, new)
-    if config.gradient_checkpointing:
+            model = _pretrained(architecture, head, new)
+    if architecture.model.gradient_checkpointing:
         model.activation_checkpointing_enable()
     return model
 
 
 def load_tokenizer(
-    config: ModelConfig,
-    *,
-    kind: str = CAUSAL,
-    architecture: PretrainedConfig | None = None,
-    added: Sequence[str] = (),
+    architecture: Architecture, *, kind: str = CAUSAL, added: Sequence[str] = ()
 ) -> PreTrainedTokenizerBase:
     """Returns the model's tokenizer; padding is the end-of-text token where it has none.
 
     Args:
-        config: Which model.
+        architecture: Of the model; its ``model`` says where the tokenizer is.
         kind: Kind of model it is used with; one that writes needs an end-of-text token.
-        architecture: Of the model it belongs to; None reads it where the tokenizer is.
         added: Tokens that it may have beyond the model's vocabulary, which will be given them.
 
     Raises:
         InputError: It cannot be found or reached, lacks an end-of-text token, or is larger than
             the model's vocabulary.
     """
-    architecture = load_config(config) if architecture is None else architecture
-    if config.folder is not None:
-        check_tokenizer_files(config, config.folder)
-    with loading_errors(config):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(config))
-    _check_tokenizer(config, tokenizer, architecture, kind, added)
+    model = architecture.model
+    if model.folder is not None:
+        check_tokenizer_files(model, model.folder)
+    with loading_errors(model):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(model))
+    _check_tokenizer(tokenizer, architecture, kind, added)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _pooling(config: ModelConfig, architecture: PretrainedConfig) -> str | None:
-    """Returns how a head pools: what the configuration says, or what the checkpoint is."""
-    saved = PooledClassifier.__name__ in (architecture.architectures or ())
-    return MEAN if config.pooling is None and saved else config.pooling
-
-
-def _pretrained(
-    config: ModelConfig,
-    architecture: PretrainedConfig,
-    head: Head,
-    pooling: str | None,
-    new: frozenset[str],
-) -> PreTrainedModel:
-    if config.folder is not None:
-        check_weight_files(config, config.folder)
+def _pretrained(architecture: Architecture, head: Head, new: frozenset[str]) -> PreTrainedModel:
+    """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
+    settings = architecture.model
+    if settings.folder is not None:
+        check_weight_files(settings, settings.folder)
+    config = architecture.config(head)
     loaded_class: Any = AUTO_CLASSES[head.kind]
-    pooled = head.kind == CLASSIFIER and pooling is not None
+    pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
-        saved = PooledClassifier.__name__ in (architecture.architectures or ())
-        loaded_class = PooledClassifier if saved else AutoModel
+        loaded_class = PooledClassifier if architecture.is_pooled else AutoModel
     loaded: Any = loaded_class.from_pretrained(
-        **source(config),
-        config=architecture,
+        **source(settings),
+        config=config,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,
@@ -183,15 +148,15 @@ def _pretrained(
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
     if missing:
         raise InputError(
-            f"{origin(config)} lacks {len(missing)} of the model's weights, the first of them"
+            f"{origin(settings)} lacks {len(missing)} of the model's weights, the first of them"
             f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
         )
     model: PreTrainedModel = loaded[0]
-    if config.path is None and config.embedded:
+    if settings.path is None and settings.embedded:
         # a place inside this installation is no address for anybody else
         model.name_or_path = model.config._name_or_path = ""
     if pooled and not isinstance(model, PooledClassifier):
-        return PooledClassifier(architecture, model)
+        return PooledClassifier(config, model)
     return model
 
 
@@ -205,23 +170,22 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _check_tokenizer(
-    config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
-    architecture: PretrainedConfig,
+    architecture: Architecture,
     kind: str,
     added: Sequence[str],
 ) -> None:
+    place, rows = origin(architecture.model), architecture.vocabulary_size
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
-        raise InputError(f"The tokenizer of {origin(config)} has no mask token; give it one.")
+        raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
     if tokenizer.eos_token_id is None and (writes or tokenizer.pad_token_id is None):
         raise InputError(
-            f"The tokenizer of {origin(config)} has no end-of-text token; give it an eos_token."
+            f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
         )
-    rows = architecture.get_text_config().vocab_size
     own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
     if own > rows:
         raise InputError(
-            f"The tokenizer of {origin(config)} has {own} tokens where the model has"
+            f"The tokenizer of {place} has {own} tokens where the model has"
             f" {rows}; give the tokenizer that belongs to the model."
         )

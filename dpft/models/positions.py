@@ -25,17 +25,17 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
     )
 
 
-def takes_token_types(architecture: PretrainedConfig) -> bool:
+def takes_token_types(config: PretrainedConfig) -> bool:
     """Returns whether the model learned to tell two sentences apart by ids of their own (BERT).
 
     Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
     """
-    return (getattr(architecture, "type_vocab_size", None) or 0) > 1
+    return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
-def max_positions(architecture: PretrainedConfig) -> int | None:
+def max_positions(config: PretrainedConfig) -> int | None:
     """Returns the most tokens the model can read; None: no limit (relative positions)."""
-    text = architecture.get_text_config()
+    text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     if positions is None or getattr(text, "position_biased_input", True) is False:
         return None

@@ -16,9 +16,47 @@ ACCOUNTANTS = ("prv", "pld", "rdp")
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
-    """Base of the two choices, ``conf/privacy/<name>.yaml``."""
+    """Base of the two choices, ``conf/privacy/<name>.yaml``: what both answer to.
+
+    The answers here are those of ordinary training; a guarantee has fields of the same names.
+    """
 
     name: str
+
+    @property
+    def guarantee(self) -> "DifferentialPrivacy | None":
+        """The settings of the guarantee that training gives, or None where it gives none."""
+        return None
+
+    @property
+    def num_examples(self) -> int | None:
+        """The public number of training examples, or of units; None takes the task's."""
+        return None
+
+    @property
+    def unit(self) -> str:
+        """Whose contribution counts as one: an example's, or that of a column's value."""
+        return EXAMPLE
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a unit may have several records."""
+        return self.unit != EXAMPLE
+
+    @property
+    def noise_seed(self) -> int | None:
+        """The seed that makes noise reproducible, and the run so not private; None draws a key."""
+        return None
+
+    @property
+    def show_diagnostics(self) -> bool:
+        """Whether training losses are shown, which no epsilon covers."""
+        return True
+
+    @property
+    def witness(self) -> str | tuple[str, ...] | None:
+        """Who is handed the heads of the ledger; None where nobody is, or there is no ledger."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +141,9 @@ class DifferentialPrivacy(PrivacyConfig):
             )
 
     @property
-    def has_units(self) -> bool:
-        """Whether a unit may have several records."""
-        return self.unit != EXAMPLE
+    def guarantee(self) -> "DifferentialPrivacy":
+        """The settings themselves."""
+        return self
 
     def unit_definition(self, record: str) -> str:
         """Returns what the unit is, in words that follow "the unit is".

@@ -29,7 +29,12 @@ from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, wr
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.task_model import check_lengths
-from dpft.runs.trained_model import Subject, saved_configuration, saved_run, subject_of_run
+from dpft.runs.trained_model import (
+    TrainedModel,
+    saved_configuration,
+    saved_run,
+    trained_model_of_run,
+)
 from dpft.tasks.base import TextTask
 
 logger = logging.getLogger(__name__)
@@ -71,12 +76,12 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     place = folder if public else folder / "private"
     _check_runs(runs, systems, place)
     decode = replace(first.decode, strategy=first.human_eval_strategy)
-    subjects = [_subject(config, decode) for config in runs]
+    trained_models = [_trained_model(config, decode) for config in runs]
     groups = _chosen_groups(runs)
     with hold_lock(private_folder(folder) / "lock"):
         answers = [
-            _responses(config, subject, chosen, decode)
-            for config, subject, chosen in zip(runs, subjects, groups, strict=True)
+            _responses(config, trained_model, chosen, decode)
+            for config, trained_model, chosen in zip(runs, trained_models, groups, strict=True)
         ]
         items = _items(groups[0], systems, [*answers, [_reference(group) for group in groups[0]]])
         rows = sheet_rows(items, seed=first.human_eval_seed)
@@ -157,30 +162,33 @@ def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
     return group_examples([example for part in parts for example in part], limit=limit)
 
 
-def _subject(config: EvaluateConfig, decode: DecodeConfig) -> Subject:
+def _trained_model(config: EvaluateConfig, decode: DecodeConfig) -> TrainedModel:
     """Returns a run's model, once it is known to have room for what it shall write."""
-    subject = subject_of_run(Path(str(config.run)), saved_run(str(config.run)))
+    trained_model = trained_model_of_run(Path(str(config.run)), saved_run(str(config.run)))
     check_lengths(
         config.task,
-        subject.model,
+        trained_model.architecture,
         max_new_tokens=decode.max_new_tokens,
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
-    return subject
+    return trained_model
 
 
 def _responses(
-    config: EvaluateConfig, subject: Subject, groups: Sequence[Group], decode: DecodeConfig
+    config: EvaluateConfig,
+    trained_model: TrainedModel,
+    groups: Sequence[Group],
+    decode: DecodeConfig,
 ) -> list[str]:
     """Returns what a run's model answers to each input."""
-    head = subject.head(config.task)
-    model = subject.load(head)
+    head = trained_model.head(config.task)
+    model = trained_model.load(head)
     model.to(config.train.prepare())  # type: ignore[arg-type]
     outputs = ModelOutputs(
         model=model,
-        encoding=subject.encoding(config.task, head),
+        encoding=trained_model.encoding(config.task, head),
         batch_size=config.eval.batch_size,
-        extra_positions=subject.extra_positions,
+        extra_positions=trained_model.extra_positions,
     )
     logger.info("responses of %s", config.run)
     return outputs.texts(groups, decode, lambda _: None)

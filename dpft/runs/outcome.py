@@ -16,7 +16,6 @@ from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.completeness import NO_STEPS, read_run_ledger
 from dpft.privacy.ledger import check_ledger
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import read_handed
 from dpft.reports.run.privacy_record import (
     account_for_run,
@@ -29,7 +28,7 @@ from dpft.reports.run.witness import with_witness
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.scores import write_evaluations
-from dpft.training.resume import find_stopped
+from dpft.training.resume import find_resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,8 @@ def report(
 ) -> None:
     """Writes predictions, metrics, the privacy record and the report."""
     write_scores(config, folder, evaluations)
-    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if plan.privacy is None or guarantee is None:
         privacy = parameter_record(counts) | non_private_record(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.expected_batch_size,
@@ -79,13 +79,13 @@ def report(
         check_ledger(ledger, plan.privacy)
         privacy = privacy_record(
             plan.privacy,
-            account_for_run(plan.privacy, ledger, config.privacy.accountant),
+            account_for_run(plan.privacy, ledger, guarantee.accountant),
             ledger,
             counts,
-            reproducible=config.privacy.noise_seed is not None,
+            reproducible=guarantee.noise_seed is not None,
             size_source=plan.size.source,
-            self_check=config.privacy.self_check,
-            steps_kept=find_stopped(folder).checkpoint.step,
+            self_check=guarantee.self_check,
+            steps_kept=find_resume_point(folder).checkpoint.step,
         )
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     write_json(folder / PRIVACY, privacy)

@@ -14,8 +14,7 @@ from dpft.data.units import bounded_units, group_by_unit
 from dpft.errors import InputError
 from dpft.files import private_folder, write_text
 from dpft.privacy.keys import secret_key
-from dpft.privacy.settings import DifferentialPrivacy
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 
 UNIT_KEY = "unit_key"
 """Private file of the key that decides which records of a large unit are kept."""
@@ -47,20 +46,20 @@ def load_training_data(config: TrainConfig) -> TrainingData:
         InputError: As ``load_examples`` and ``load_with_units``.
     """
     privacy = config.privacy
-    if isinstance(privacy, DifferentialPrivacy) and privacy.has_units:
+    if privacy.has_units:
         examples, units = load_with_units(config.task, "train", privacy.unit)
         return TrainingData(examples=examples, units=units)
     return TrainingData(examples=load_examples(config.task, "train"), units=None)
 
 
-def make_records(
+def make_training_set(
     config: TrainConfig,
     data: TrainingData,
     encoding: Encoding,
     device: torch.device,
     *,
     unit_key: bytes,
-) -> Records:
+) -> TrainingSet:
     """Returns what the loop trains on: the records that have anything to learn, by unit.
 
     Whether a record is left out depends on that record alone.
@@ -83,14 +82,14 @@ def make_records(
             " every one of them is empty; check the task's columns and templates."
         )
     units = None
-    privacy = config.privacy
-    if data.units is not None and isinstance(privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if data.units is not None and guarantee is not None:
         units = bounded_units(
-            data.units, usable=usable, records_per_unit=privacy.records_per_unit, key=unit_key
+            data.units, usable=usable, records_per_unit=guarantee.records_per_unit, key=unit_key
         )
     else:
         rows = [row for row in rows if row.has_label]
-    return Records(
+    return TrainingSet(
         examples=rows,
         micro_batch_size=config.train.micro_batch_size,
         layout=encoding.layout,
@@ -102,10 +101,8 @@ def make_records(
 
 
 def unit_key(config: TrainConfig) -> bytes:
-    """Returns a fresh secret key for ``make_records``, or the one of a test's seed."""
-    privacy = config.privacy
-    seed = privacy.noise_seed if isinstance(privacy, DifferentialPrivacy) else None
-    return secret_key("units", seed)
+    """Returns a fresh secret key for ``make_training_set``, or the one of a test's seed."""
+    return secret_key("units", config.privacy.noise_seed)
 
 
 def save_unit_key(folder: Path, key: bytes) -> None:

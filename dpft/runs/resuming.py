@@ -21,7 +21,6 @@ from dpft.errors import InputError, StateError
 from dpft.files import private_folder, write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run.report import CONFIGURATION, METRICS
 from dpft.reports.run.run_record import read_evaluations
 from dpft.runs.folder import TUNING
@@ -29,8 +28,8 @@ from dpft.runs.held_out import KEY_FILE, held_out_key
 from dpft.runs.records import UNIT_KEY
 from dpft.runs.run_plan import RunPlan, method_phases, public_size
 from dpft.runs.witnessing import refuse_witness_of_file
-from dpft.training.loop import Records
-from dpft.training.resume import Stopped
+from dpft.training.loop import TrainingSet
+from dpft.training.resume import ResumePoint
 
 FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
@@ -87,7 +86,9 @@ def resumed_configuration(
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
 
-def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[], int]) -> RunPlan:
+def planned_again(
+    config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
+) -> RunPlan:
     """Returns the plan that a run was bound to, once its configuration is known to say the same.
 
     The noise multiplier is the one that was calibrated then, on whatever machine.
@@ -98,12 +99,12 @@ def planned_again(config: TrainConfig, stopped: Stopped, count_units: Callable[[
     size = public_size(config.task, config.privacy, count_units)
     steps = config.train.planned_steps(size.num_examples)
     phases = method_phases(config, steps, size.num_examples)
-    privacy = config.privacy
-    if not isinstance(privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if guarantee is None:
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
-    bound = stopped.plan()
+    bound = resume_point.plan()
     own = make_plan(
-        replace(privacy, eps=None, noise_multiplier=bound.noise_multiplier),
+        replace(guarantee, eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
         expected_batch_size=config.train.expected_batch_size,
         phases=phases,
@@ -131,14 +132,17 @@ def read_secrets(folder: Path) -> Secrets:
     return Secrets(unit_key=unit or b"", held_out_key=held_out)
 
 
-def save_fingerprint(folder: Path, records: Records) -> None:
+def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:
     """Writes, for the owner alone, by what the run will know its records again."""
     key = entropy.token_bytes(32)
-    content = {"key": key.hex(), "hmac": fingerprint(records.examples, records.units, key)}
+    content = {
+        "key": key.hex(),
+        "hmac": fingerprint(training_set.examples, training_set.units, key),
+    }
     write_json(private_folder(folder) / FINGERPRINT, content, mode=0o600)
 
 
-def same_records(folder: Path, records: Records) -> None:
+def same_records(folder: Path, training_set: TrainingSet) -> None:
     """Refuses to go on with other records than the run began with.
 
     Raises:
@@ -154,7 +158,9 @@ def same_records(folder: Path, records: Records) -> None:
             f"{path} cannot be read, so that these records cannot be told from others; put it back"
             " as it was, or begin a new run."
         ) from error
-    if not hmac.compare_digest(fingerprint(records.examples, records.units, key), expected):
+    if not hmac.compare_digest(
+        fingerprint(training_set.examples, training_set.units, key), expected
+    ):
         raise InputError(
             "resume must go on with the training records that the run began with, got others; put"
             " them back as they were, or begin a new run."

@@ -14,7 +14,7 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import PrivacyPlan, planned_steps
 from dpft.privacy.planning import make_plan
-from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, PrivacyConfig
+from dpft.privacy.settings import PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
@@ -52,11 +52,9 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
         privacy: May have the user's number, which leads, or units that no published number counts.
         count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
-    has_units = isinstance(privacy, DifferentialPrivacy) and privacy.has_units
-    given = privacy.num_examples if isinstance(privacy, DifferentialPrivacy | NoPrivacy) else None
-    if given is not None:
-        return PublicSize(num_examples=given, source="privacy.num_examples")
-    if has_units:
+    if privacy.num_examples is not None:
+        return PublicSize(num_examples=privacy.num_examples, source="privacy.num_examples")
+    if privacy.has_units:
         return PublicSize(num_examples=count_rows(), source="count of the units read")
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
@@ -73,10 +71,11 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
     size = public_size(config.task, config.privacy, count_rows)
     steps = config.train.planned_steps(size.num_examples)
     phases = method_phases(config, steps, size.num_examples)
-    if not isinstance(config.privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if guarantee is None:
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
     plan = make_plan(
-        config.privacy,
+        guarantee,
         num_examples=size.num_examples,
         expected_batch_size=config.train.expected_batch_size,
         phases=phases,
@@ -107,7 +106,7 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
 
 def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPhase, ...]) -> None:
-    if isinstance(privacy, DifferentialPrivacy):
+    if privacy.guarantee is not None:
         return
     for phase in phases:
         if phase.max_grad_norm is not None:

@@ -14,16 +14,15 @@ from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.models.architecture import Architecture
 from dpft.models.heads import padding_id
 from dpft.models.loading import (
     language_head,
-    load_config,
     meta_model,
     new_names,
     seeded,
 )
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
-from dpft.models.source import ModelConfig
 from dpft.runs.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
@@ -31,78 +30,79 @@ from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.records import LabelledExample
 
 
-def head_of(task: Task, model: ModelConfig) -> Head:
+def head_of(task: Task, architecture: Architecture) -> Head:
     """Returns what the model must answer with to do the task.
 
     Raises:
-        InputError: The model cannot do the task, or cannot be found.
+        InputError: The model cannot do the task.
     """
-    kind = language_head(model).kind
+    kind, name = language_head(architecture).kind, architecture.model.name
     if isinstance(task, ClassificationTask):
         if task.objective != CLS:
             return Head(kind=kind)
         if kind == SEQ2SEQ:
             raise InputError(
-                f"task.objective=cls needs an encoder or a causal model, got {model.name}, which is"
+                f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
                 " seq2seq; it answers with label words, task.objective=infilling."
             )
         return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
     if isinstance(task, CustomChats) and kind != CAUSAL:
         raise InputError(
-            f"task.messages needs a causal model with a chat template, got {model.name}, which is"
-            f" {kind}."
+            f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
         )
     if kind == MASKED:
         raise InputError(
-            f"task={task.name} needs a model that writes, causal or seq2seq, got {model.name},"
+            f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
             " which is a masked language model."
         )
     return Head(kind=kind)
 
 
-def layout_of(task: Task, model: ModelConfig, head: Head, *, words: tuple[int, ...]) -> Layout:
-    """Returns how the task's rows lie in a batch of that model; reads config.json alone.
+def layout_of(
+    task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
+) -> Layout:
+    """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
 
     Args:
         task: The task.
-        model: The model.
+        architecture: Of the model.
         head: What it answers with.
         words: Token ids of the label words; empty for tasks without.
     """
-    architecture = load_config(model)
+    config = architecture.config()
     # T5's own configurations leave it out where it is the padding token.
-    start = getattr(architecture, "decoder_start_token_id", None)
+    start = getattr(config, "decoder_start_token_id", None)
     return Layout(
         kind=head.kind,
         answer=_answer(task, head),
-        pad_token_id=padding_id(architecture),
-        takes_position_ids=takes_position_ids(meta_model(model, head)),
-        takes_token_types=takes_token_types(architecture),
-        decoder_start_token_id=(architecture.pad_token_id or 0) if start is None else start,
+        pad_token_id=padding_id(config),
+        takes_position_ids=takes_position_ids(meta_model(architecture, head)),
+        takes_token_types=takes_token_types(config),
+        decoder_start_token_id=(config.pad_token_id or 0) if start is None else start,
         words=words,
         outputs=head.num_outputs,
     )
 
 
 def encoding_of(
-    task: Task, model: ModelConfig, head: Head, tokenizer: PreTrainedTokenizerBase
+    task: Task, architecture: Architecture, head: Head, tokenizer: PreTrainedTokenizerBase
 ) -> Encoding:
     """Returns how the task's records become what that model reads.
 
     Raises:
         InputError: A label word is not one token of the tokenizer, a token of the task's is not
-            known to it, ``max_length`` leaves no room for a record, or there is no such model.
+            known to it, or ``max_length`` leaves no room for a record.
     """
     causal = head.kind != MASKED
     if head.kind == CLASSIFIER:
         # Padded with the model's own id, by which it finds a row's end.
-        layout = layout_of(task, model, head, words=())
+        layout = layout_of(task, architecture, head, words=())
         return _fitting(
             task,
             SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length),
         )
     if not isinstance(task, ClassificationTask):
-        layout = layout_of(task, model, head, words=())
+        layout = layout_of(task, architecture, head, words=())
         layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
         kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
         return kind(
@@ -112,7 +112,7 @@ def encoding_of(
             special_tokens=known_tokens(task, tokenizer),
         )
     words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
-    layout = layout_of(task, model, head, words=words)
+    layout = layout_of(task, architecture, head, words=words)
     made = LabelWordEncoding(
         tokenizer=tokenizer,
         layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
@@ -124,7 +124,7 @@ def encoding_of(
 
 
 def prepare_model(
-    config: TrainConfig, head: Head, *, planned: bool = False
+    config: TrainConfig, architecture: Architecture, head: Head, *, planned: bool = False
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Returns the model that the method makes of the configured one, and its new parameters.
 
@@ -132,34 +132,35 @@ def prepare_model(
     before the method changed it.
 
     Args:
-        config: Says which model, method and task.
+        config: Says which method and task.
+        architecture: Of the model.
         head: What the model answers with.
         planned: Only the shapes matter, so that no tokenizer is needed.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
     """
-    new = new_names(config.model, head)
+    new = new_names(architecture, head)
     tokens = config.task.special_tokens
     started = () if planned else tokens
-    model = load_with_tokens(config.model, head, started, seed=config.train.seed)
+    model = load_with_tokens(architecture, head, started, seed=config.train.seed)
     if planned:
-        grow_as_planned(model, config.model, head, tokens)
+        grow_as_planned(model, architecture, head, tokens)
     with seeded(config.train.seed):
         return config.method.prepare(model, new), new
 
 
-def training_head(config: TrainConfig) -> Head:
+def training_head(config: TrainConfig, architecture: Architecture) -> Head:
     """Returns what the model of a run answers with, once the run is known to fit it.
 
     Raises:
         InputError: As ``head_of``, ``new_names`` and ``check_lengths``.
     """
-    head = head_of(config.task, config.model)
-    new_names(config.model, head)
+    head = head_of(config.task, architecture)
+    new_names(architecture, head)
     check_lengths(
         config.task,
-        config.model,
+        architecture,
         max_new_tokens=written_tokens(config.task, config.decode) if config.eval.enabled else None,
         extra_positions=config.method.extra_positions,
     )
@@ -172,20 +173,20 @@ def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
 
 
 def check_lengths(
-    task: Task, model: ModelConfig, *, max_new_tokens: int | None, extra_positions: int = 0
+    task: Task, architecture: Architecture, *, max_new_tokens: int | None, extra_positions: int = 0
 ) -> None:
     """Refuses texts longer than the positions that the model has for them.
 
     Args:
         task: Says how long its records may be.
-        model: The model.
+        architecture: Of the model.
         max_new_tokens: Tokens it may write; None where it writes none.
         extra_positions: Positions that the method takes before a text's own.
 
     Raises:
         InputError: Records, or an input with its prediction, may not fit.
     """
-    positions = max_positions(load_config(model))
+    positions = max_positions(architecture.config())
     if positions is None:
         return
     room = _room(positions, extra_positions)

@@ -12,7 +12,6 @@ from typing import Any
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run.recipe import public_configuration
 from dpft.reports.run.run_record import (
     METRICS,
@@ -22,7 +21,7 @@ from dpft.reports.run.run_record import (
     read_privacy,
 )
 from dpft.runs.run_plan import RunPlan
-from dpft.training.resume import find_stopped
+from dpft.training.resume import find_resume_point
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.tracking import Tracking, open_tracking
 
@@ -64,7 +63,7 @@ def told_once(config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]) ->
         overrides: What the user wrote; of seeds, only those among it are shown.
     """
     shown = public_configuration(plain(config), overrides)
-    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
+    if plan.privacy is None:
         return shown | {"plan": {"private": False, "steps": plan.steps}}
     reproducible = config.privacy.noise_seed is not None
     mark = {"reproducible": "not private"} if reproducible else {}
@@ -75,7 +74,7 @@ def conclude(trackings: Trackings, folder: Path) -> None:
     """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
     if not trackings:
         return
-    step = find_stopped(folder).checkpoint.step
+    step = find_resume_point(folder).checkpoint.step
     values = results(read_privacy(folder / PRIVACY), read_evaluations(folder / METRICS))
     for tracking in trackings:
         tracking.conclude(step, values)

@@ -16,10 +16,9 @@ from dpft.kinds import Head
 from dpft.links import refuse_links
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
-from dpft.models.loading import load_config, load_tokenizer
-from dpft.models.source import ModelConfig
+from dpft.models.architecture import Architecture, read_architecture
+from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.reports.run.report import CONFIGURATION
 from dpft.runs.spending.spent_run import read_ended_ledger
 from dpft.runs.task_model import encoding_of, head_of
@@ -32,10 +31,10 @@ MODEL = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class TrainedModel:
     """A model to score, to write with or to export, and what a method has to put onto it."""
 
-    model: ModelConfig
+    architecture: Architecture
     method: Method | None = None
     """Puts what the run trained onto the model; None: the model is whole."""
     folder: Path | None = None
@@ -50,7 +49,7 @@ class Subject:
 
     def head(self, task: Task) -> Head:
         """Returns what the model answers with."""
-        return head_of(task, self.model)
+        return head_of(task, self.architecture)
 
     def load(self, head: Head, *, seed: int = 0) -> PreTrainedModel:
         """Returns the model on the CPU.
@@ -62,7 +61,7 @@ class Subject:
         Raises:
             InputError: It cannot be found or understood, or mixes examples.
         """
-        model = load_with_tokens(self.model, head, self.tokens, seed=seed)
+        model = load_with_tokens(self.architecture, head, self.tokens, seed=seed)
         if self.method is None or self.folder is None:
             return model
         return self.method.restore(model, self.folder)
@@ -70,32 +69,42 @@ class Subject:
     def tokenizer(self, head: Head) -> PreTrainedTokenizerBase:
         """Returns the tokenizer, which a run saves beside its model."""
         if self.folder is None:
-            tokenizer = load_tokenizer(self.model, kind=head.kind)
+            tokenizer = load_tokenizer(self.architecture, kind=head.kind)
             add_tokens(tokenizer, self.tokens)
             return tokenizer
-        beside, base = replace(self.model, path=str(self.folder)), load_config(self.model)
-        return load_tokenizer(beside, kind=head.kind, architecture=base, added=self.tokens)
+        beside = replace(self.architecture.model, path=str(self.folder))
+        there = replace(self.architecture, model=beside)
+        return load_tokenizer(there, kind=head.kind, added=self.tokens)
 
     def encoding(self, task: Task, head: Head) -> Encoding:
         """Returns how the task's records become what the model reads."""
-        return encoding_of(task, self.model, head, self.tokenizer(head))
+        return encoding_of(task, self.architecture, head, self.tokenizer(head))
 
 
-def subject_of_run(folder: Path, config: TrainConfig) -> Subject:
+def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """Returns the trained model of a run.
 
     Args:
         folder: The run's folder.
         config: The run's configuration.
+
+    Raises:
+        InputError: The model, or the base of what trained, cannot be found or understood.
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
-        return Subject(model=replace(config.model, path=str(saved), init="pretrained"))
+        whole = replace(config.model, path=str(saved), init="pretrained")
+        return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
         # saved with the rows that it had been given
         model, tokens = replace(model, path=str(base), init="pretrained"), ()
-    return Subject(model=model, method=config.method, folder=saved, tokens=tokens)
+    return TrainedModel(
+        architecture=read_architecture(model),
+        method=config.method,
+        folder=saved,
+        tokens=tokens,
+    )
 
 
 def saved_run(folder: str) -> TrainConfig:
@@ -129,7 +138,7 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
     ledger = read_ended_ledger(folder)
     if ledger is not None:
         return ledger.closed
-    if isinstance(config.privacy, DifferentialPrivacy):
+    if config.privacy.guarantee is not None:
         raise StateError(
             f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
             " was."

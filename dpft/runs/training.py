@@ -13,18 +13,17 @@ from dpft.data.collation import Layout
 from dpft.errors import StateError
 from dpft.files import private_folder, share, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.exit_codes import say
 from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
 from dpft.training.listeners import StepListener
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
-from dpft.training.resume import Stopped, check_promises
+from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_trained, train_ordinarily
+from dpft.training.session import Session, prepare_training_state, train_ordinarily
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def warn(config: TrainConfig, plan: RunPlan) -> None:
         logger.warning("privacy=none: this run is not private")
         return
     warn_of_delta(plan.privacy)
-    if isinstance(config.privacy, DifferentialPrivacy) and config.privacy.noise_seed is not None:
+    if config.privacy.noise_seed is not None:
         logger.warning(NOT_PRIVATE_SEED)
 
 
@@ -46,14 +45,14 @@ def prove_clipper(
 
     Without the self-check, that each phase's clipper can be made is seen before the first step.
     """
-    privacy = config.privacy
-    if plan.privacy is None or not isinstance(privacy, DifferentialPrivacy):
+    guarantee = config.privacy.guarantee
+    if plan.privacy is None or guarantee is None:
         return
-    options = privacy.clipping_options(config.train.backward_scale)
+    options = guarantee.clipping_options(config.train.backward_scale)
     for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
         config.method.begin_step(model, start)
         own = replace(options, max_grad_norm=phase.max_grad_norm)
-        if not privacy.self_check:
+        if not guarantee.self_check:
             own.resolved(model).make(model)
             continue
         difference = check_clipper(
@@ -63,7 +62,7 @@ def prove_clipper(
             max_length=config.task.max_length,
             layout=layout,
             precision=config.train.precision,
-            has_units=privacy.has_units,
+            has_units=guarantee.has_units,
         )
         logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
     config.method.begin_step(model, 0)
@@ -75,8 +74,8 @@ def train(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    records: Records,
-    stopped: Stopped | None = None,
+    training_set: TrainingSet,
+    resume_point: ResumePoint | None = None,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
 ) -> None:
@@ -93,40 +92,43 @@ def train(
         model=model,
         method=config.method,
         phases=plan.phases,
-        records=records,
+        training_set=training_set,
         settings=config.train,
         optimizer=config.optimizer,
         scheduler=config.scheduler,
         save_model=save_model,
         num_examples=plan.size.num_examples,
-        show_diagnostics=diagnostics_are_shown(config),
+        show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
         handover=handover,
     )
-    if stopped is not None and stopped.has_ended:
-        _check_end(stopped, plan)
-        if isinstance(config.privacy, DifferentialPrivacy):
-            check_promises(stopped, config.privacy)
-        prepare_trained(session, plan.steps, stopped)
+    guarantee = config.privacy.guarantee
+    if resume_point is not None and resume_point.has_ended:
+        _check_end(resume_point, plan)
+        if guarantee is not None:
+            check_promises(resume_point, guarantee)
+        prepare_training_state(session, plan.steps, resume_point)
         delete_generator_states(private_folder(folder) / "checkpoints")
         return
-    if plan.privacy is None or not isinstance(config.privacy, DifferentialPrivacy):
-        train_ordinarily(session, plan.steps, stopped)
+    if plan.privacy is None or guarantee is None:
+        train_ordinarily(session, plan.steps, resume_point)
         return
     calibration = plan.privacy.calibration
     whole = float("inf") if calibration is None else calibration.epsilon
     curve = EpsilonSoFar(plan.privacy, whole)
-    train_privately(session, plan.privacy, config.privacy, epsilon_after=curve, stopped=stopped)
+    train_privately(
+        session, plan.privacy, guarantee, epsilon_after=curve, resume_point=resume_point
+    )
 
 
-def _check_end(stopped: Stopped, plan: RunPlan) -> None:
+def _check_end(resume_point: ResumePoint, plan: RunPlan) -> None:
     """Refuses to take a run without a ledger for ended before its last step.
 
     Raises:
         StateError: Its generator states are gone all the same.
     """
-    checkpoint = stopped.checkpoint
-    if stopped.ledger is None and checkpoint.step < plan.steps:
+    checkpoint = resume_point.checkpoint
+    if resume_point.ledger is None and checkpoint.step < plan.steps:
         raise StateError(
             f"{checkpoint.path / GENERATORS} is gone, and the run has taken {checkpoint.step} of"
             f" {plan.steps} steps; put it back, or begin a new run."
@@ -152,9 +154,3 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
 def _short(folder: Path) -> Path:
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
-
-
-def diagnostics_are_shown(config: TrainConfig) -> bool:
-    """Returns whether training losses are logged; epsilon does not cover them."""
-    privacy = config.privacy
-    return not isinstance(privacy, DifferentialPrivacy) or privacy.show_diagnostics

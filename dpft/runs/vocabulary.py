@@ -6,22 +6,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.errors import InputError
 from dpft.kinds import Head
+from dpft.models.architecture import Architecture
 from dpft.models.checks import check_model
-from dpft.models.loading import load_config, load_model, load_tokenizer
-from dpft.models.source import ModelConfig
+from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.vocabulary import add_tokens, grow, start_rows
 from dpft.tasks.base import Task
 
 
 def load_with_tokens(
-    model: ModelConfig, head: Head, tokens: Sequence[str], *, seed: int
+    architecture: Architecture, head: Head, tokens: Sequence[str], *, seed: int
 ) -> PreTrainedModel:
     """Returns a model on the CPU, with a row for each of the tokens.
 
     A token that the model's own tokenizer knows has its row already, and keeps it.
 
     Args:
-        model: Which model.
+        architecture: Of the model.
         head: What it answers with.
         tokens: ``Task.special_tokens``.
         seed: As in ``load_model``.
@@ -29,15 +29,15 @@ def load_with_tokens(
     Raises:
         InputError: It cannot be found or understood, or mixes examples.
     """
-    loaded = load_model(model, seed=seed, head=head)
+    loaded = load_model(architecture, seed=seed, head=head)
     check_model(loaded)
     if tokens:
-        start_rows(loaded, add_tokens(load_tokenizer(model, kind=head.kind), tokens))
+        start_rows(loaded, add_tokens(load_tokenizer(architecture, kind=head.kind), tokens))
     return loaded
 
 
 def grow_as_planned(
-    loaded: PreTrainedModel, model: ModelConfig, head: Head, tokens: Sequence[str]
+    loaded: PreTrainedModel, architecture: Architecture, head: Head, tokens: Sequence[str]
 ) -> None:
     """Gives a model as many rows as ``load_with_tokens`` would, of no particular values.
 
@@ -46,16 +46,16 @@ def grow_as_planned(
 
     Args:
         loaded: The model, which may be on the meta device.
-        model: As in ``load_with_tokens``.
+        architecture: As in ``load_with_tokens``.
         head: As in ``load_with_tokens``.
         tokens: As in ``load_with_tokens``.
     """
     if not tokens:
         return
     try:
-        tokenizer = load_tokenizer(model, kind=head.kind)
+        tokenizer = load_tokenizer(architecture, kind=head.kind)
     except InputError:
-        grow(loaded, int(load_config(model).get_text_config().vocab_size) + len(tokens))
+        grow(loaded, architecture.vocabulary_size + len(tokens))
         return
     add_tokens(tokenizer, tokens)
     grow(loaded, len(tokenizer))

@@ -12,7 +12,6 @@ from dpft.config.keys import WITNESS
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.privacy.completeness import read_run_ledger
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 
 
@@ -42,7 +41,7 @@ def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
         InputError: It cannot be used, or is in the run's own folder.
     """
     privacy = command.privacy
-    if not isinstance(privacy, DifferentialPrivacy) or privacy.witness is None:
+    if privacy.witness is None:
         return None
     witness = make_witness(privacy.witness)
     witness.check(folder)

@@ -38,8 +38,8 @@ PARTIAL = ".step-*.partial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The three things whose state a step moves."""
+class TrainingState:
+    """Model, optimizer and schedule: what a step moves, and a checkpoint keeps."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -70,7 +70,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path,
     step: int,
-    trained: Trained,
+    training_state: TrainingState,
     *,
     run: Mapping[str, Any] | None = None,
     generators: Mapping[str, Any] | None = None,
@@ -83,7 +83,7 @@ def save_checkpoint(
     Args:
         folder: The run's ``private/checkpoints``; made if need be.
         step: Steps taken; 0 before the first.
-        trained: Model, optimizer and schedule.
+        training_state: Model, optimizer and schedule.
         run: What the run is bound to: plan, environment, lines and head of the ledger.
         generators: Secret keys or generator states, of this step and not of an earlier one.
         keep: Checkpoints to leave.
@@ -97,8 +97,8 @@ def save_checkpoint(
     for stale in folder.glob(PARTIAL):  # of a process that was killed
         shutil.rmtree(stale)
     partial.mkdir(mode=0o700)
-    _save_tensors(partial / MODEL, _model_state(trained.model))
-    _save_tensors(partial / OPTIMIZER, _optimizer_state(trained))
+    _save_tensors(partial / MODEL, _model_state(training_state.model))
+    _save_tensors(partial / OPTIMIZER, _optimizer_state(training_state))
     files, keys_changed = [MODEL, OPTIMIZER], 0
     if generators is not None:
         keys_changed = write_key_file(partial / GENERATORS, generators)
@@ -106,7 +106,7 @@ def save_checkpoint(
     state: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "step": step,
-        "scheduler_step": trained.scheduler.last_epoch,
+        "scheduler_step": training_state.scheduler.last_epoch,
         "run": dict(run or {}),
         "keys_changed": keys_changed,
         "checksums": {name: _checksum(partial / name) for name in files},
@@ -131,7 +131,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path=path, step=int(state["step"]), run=state["run"], keys_changed=changed)
 
 
-def restore_checkpoint(path: Path, trained: Trained) -> int:
+def restore_checkpoint(path: Path, training_state: TrainingState) -> int:
     """Puts model, optimizer and schedule back to a checkpoint; returns its step.
 
     Raises:
@@ -140,7 +140,7 @@ def restore_checkpoint(path: Path, trained: Trained) -> int:
     state = _read_state(path)
     model_state = load_file(path / MODEL)
     optimizer_state = load_file(path / OPTIMIZER)
-    own = _model_state(trained.model)
+    own = _model_state(training_state.model)
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in model_state.items()}:
         raise StateError(
             f"{path} is a checkpoint of another model; put the model that the run began with back."
@@ -148,8 +148,8 @@ def restore_checkpoint(path: Path, trained: Trained) -> int:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(model_state[name])
-    _restore_optimizer(trained, optimizer_state)
-    _restore_scheduler(trained, int(state["scheduler_step"]))
+    _restore_optimizer(training_state, optimizer_state)
+    _restore_scheduler(training_state, int(state["scheduler_step"]))
     return int(state["step"])
 
 
@@ -191,37 +191,37 @@ def _model_state(model: nn.Module) -> dict[str, Tensor]:
     return {**parameters, **buffers}
 
 
-def _optimizer_state(trained: Trained) -> dict[str, Tensor]:
+def _optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
     """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
     names: dict[Tensor, str] = {
-        parameter: name for name, parameter in trained.model.named_parameters()
+        parameter: name for name, parameter in training_state.model.named_parameters()
     }
     return {
         f"{names[parameter]}/{key}": torch.as_tensor(value)
-        for parameter, entries in trained.optimizer.state.items()
+        for parameter, entries in training_state.optimizer.state.items()
         for key, value in entries.items()
     }
 
 
-def _restore_optimizer(trained: Trained, tensors: Mapping[str, Tensor]) -> None:
-    named = dict(trained.model.named_parameters())
-    trained.optimizer.state.clear()
+def _restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
+    named = dict(training_state.model.named_parameters())
+    training_state.optimizer.state.clear()
     for label, tensor in tensors.items():
         name, key = label.rsplit("/", 1)
         parameter = named[name]
         moved = tensor if key == "step" else tensor.to(parameter.device)
-        trained.optimizer.state[parameter][key] = moved
+        training_state.optimizer.state[parameter][key] = moved
 
 
-def _restore_scheduler(trained: Trained, step: int) -> None:
-    trained.scheduler.last_epoch = step
+def _restore_scheduler(training_state: TrainingState, step: int) -> None:
+    training_state.scheduler.last_epoch = step
     rates = [
         base * factor(step)
         for base, factor in zip(
-            trained.scheduler.base_lrs, trained.scheduler.lr_lambdas, strict=True
+            training_state.scheduler.base_lrs, training_state.scheduler.lr_lambdas, strict=True
         )
     ]
-    for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
+    for group, rate in zip(training_state.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 
 

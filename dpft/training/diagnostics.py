@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpft.training.loop import Records, StepStatistics
+from dpft.training.loop import StepStatistics, TrainingSet
 
 
 class Diagnostics:
@@ -32,12 +32,12 @@ class Diagnostics:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._max_grad_norm = max_grad_norm
 
-    def write_size(self, records: Records, *, num_examples: int) -> None:
+    def write_size(self, training_set: TrainingSet, *, num_examples: int) -> None:
         """Writes how many records and units there really are beside the public number."""
         size = {
-            "num_records": records.num_records,
-            "num_units": records.num_units,
-            "excluded_records": records.excluded,
+            "num_records": training_set.num_records,
+            "num_units": training_set.num_units,
+            "excluded_records": training_set.excluded,
             "public_num_examples": num_examples,
         }
         self._file.write(json.dumps(size, sort_keys=True) + "\n")

@@ -6,12 +6,12 @@ from itertools import accumulate
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.checkpoint import Trained
+from dpft.training.checkpoint import TrainingState
 
 
-def learning_rate_of(trained: Trained, step: int) -> float:
+def learning_rate_of(training_state: TrainingState, step: int) -> float:
     """Returns the learning rate that step ``step`` (counted from 1) was taken with."""
-    scheduler = trained.scheduler
+    scheduler = training_state.scheduler
     return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))
 
 

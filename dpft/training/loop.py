@@ -89,7 +89,7 @@ class StepStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class TrainingSet:
     """The training records and how they travel to the model."""
 
     examples: Sequence[TokenizedExample]
@@ -130,7 +130,7 @@ class Records:
 
 def train(
     model: nn.Module,
-    records: Records,
+    training_set: TrainingSet,
     *,
     engine: StepEngine,
     optimizer: Optimizer,
@@ -141,8 +141,8 @@ def train(
     """Takes every planned step that is not taken yet.
 
     Args:
-        model: The model, on ``records.device``; left in evaluation mode.
-        records: What to train on.
+        model: The model, on ``training_set.device``; left in evaluation mode.
+        training_set: What to train on.
         engine: Where gradients come from.
         optimizer: Over what the hooks leave a gradient for.
         scheduler: Its learning rates.
@@ -157,7 +157,7 @@ def train(
     with engine:
         for step in range(engine.steps_taken + 1, engine.steps + 1):
             hooks.begin_step(model, step - 1)
-            statistics = compute_gradient(model, records, engine, step)
+            statistics = compute_gradient(model, training_set, engine, step)
             hooks.finish_gradient(model)
             optimizer.step()
             scheduler.step()
@@ -167,14 +167,14 @@ def train(
 
 
 def compute_gradient(
-    model: nn.Module, records: Records, engine: StepEngine, step: int
+    model: nn.Module, training_set: TrainingSet, engine: StepEngine, step: int
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
-    indices = engine.draw(records.num_units)
+    indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
-    for batch in records.micro_batches(indices):
-        on_device = batch.to(records.device)
-        accumulate(model, on_device, engine, statistics, precision=records.precision)
+    for batch in training_set.micro_batches(indices):
+        on_device = batch.to(training_set.device)
+        accumulate(model, on_device, engine, statistics, precision=training_set.precision)
     engine.finish_step()
     return statistics
 

@@ -9,7 +9,6 @@ rule 9).
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,14 +23,14 @@ from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import (
     JOURNAL,
     LEDGER,
-    Stopped,
+    ResumePoint,
     check_promises,
     environment,
-    find_stopped,
+    find_resume_point,
     promises,
     write_plan,
 )
-from dpft.training.session import Session, prepare_trained, take_steps
+from dpft.training.session import Session, prepare_training_state, take_steps
 from dpft.training.witnessing import HeadWitness
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def train_privately(
     privacy: DifferentialPrivacy,
     *,
     epsilon_after: Callable[[int], float],
-    stopped: Stopped | None = None,
+    resume_point: ResumePoint | None = None,
 ) -> None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
 
@@ -52,7 +51,7 @@ def train_privately(
         plan: The mechanism that was accounted for.
         privacy: How it is carried out.
         epsilon_after: What a number of noisy steps costs, for progress and listeners.
-        stopped: Where the run broke off, to go on from there; None: it begins.
+        resume_point: Where the run broke off, to go on from there; None: it begins.
 
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
@@ -60,15 +59,15 @@ def train_privately(
         StateError: The checkpoint is of another model.
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
-    if stopped is None:
+    if resume_point is None:
         run.begin()
         return
-    check_promises(stopped, privacy)
+    check_promises(resume_point, privacy)
     try:
-        run.replay(stopped)
+        run.replay(resume_point)
     except ReplayError as error:
         logger.warning("%s", error)
-        run.reseed(find_stopped(session.folder))
+        run.reseed(find_resume_point(session.folder))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class PrivateRun:
         settings = session.settings
         rates = (settings.learning_rate, settings.weight_decay, settings.loss_scale)
         return environment(
-            session.records,
+            session.training_set,
             engine=privacy.engine,
             memory_mb=privacy.clipper_memory_mb,
             settings=(session.method, session.optimizer, session.scheduler, *rates),
@@ -96,43 +95,44 @@ class PrivateRun:
     def begin(self) -> None:
         """Takes every step, from the first."""
         with Ledger(self.session.folder / LEDGER) as ledger:
-            self._go(ledger, None, self._fresh(0, step=0), journaled=0, last_step=self.plan.steps)
+            randomness = self._fresh_randomness(0, step=0)
+            self._train(ledger, None, randomness, journaled=0, last_step=self.plan.steps)
 
-    def replay(self, stopped: Stopped) -> None:
+    def replay(self, resume_point: ResumePoint) -> None:
         """Goes on as if nothing had happened: redone steps have the noise they had.
 
         Raises:
             ReplayError: A redone step would have the same noise and another sum.
         """
-        broken = stopped.ledger
-        if stopped.checkpoint.run["environment"] != self.environment:
+        broken = resume_point.ledger
+        if resume_point.checkpoint.run["environment"] != self.environment:
             raise ReplayError("the run goes on in another environment than it broke off in")
-        if broken is None or not stopped.checkpoint.has_keys:
+        if broken is None or not resume_point.checkpoint.has_keys:
             raise ReplayError("the secret keys of the checkpoint are gone")
-        keys = stopped.checkpoint.read_keys()
+        keys = resume_point.checkpoint.read_keys()
         if not keys.original:
             raise ReplayError(
                 "the folder is a copy of the run's, or was restored, and another may have its keys"
             )
-        device = self.session.records.device
+        device = self.session.training_set.device
         randomness = restore_randomness(device, keys.content, self.privacy.noise_seed)
         del keys  # Else a forgotten key would be kept as long as the run goes on.
         # Of the ledger's steps: more than the weights', where some were taken again before.
-        done = stopped.checkpoint.step
-        stood = int(stopped.checkpoint.run["ledger"].get("position", done))
+        done = resume_point.checkpoint.step
+        stood = int(resume_point.checkpoint.run["ledger"].get("position", done))
         last = self._last_step(done, stood)
         with Ledger.reopen(self.session.folder / LEDGER, broken) as ledger:
-            self._go(ledger, stopped, randomness, journaled=stood, last_step=last)
+            self._train(ledger, resume_point, randomness, journaled=stood, last_step=last)
 
-    def reseed(self, stopped: Stopped) -> None:
+    def reseed(self, resume_point: ResumePoint) -> None:
         """Goes on with new noise: every redone step is one more step, in ledger and epsilon.
 
         The run ends at the last step within its budget, unless it may overspend it.
         """
-        assert stopped.ledger is not None
-        path, done = self.session.folder / LEDGER, stopped.checkpoint.step
-        with Ledger.reopen(path, stopped.ledger) as ledger:
-            if stopped.ledger.counted_steps > ledger.steps:
+        assert resume_point.ledger is not None
+        path, done = self.session.folder / LEDGER, resume_point.checkpoint.step
+        with Ledger.reopen(path, resume_point.ledger) as ledger:
+            if resume_point.ledger.counted_steps > ledger.steps:
                 at = min(ledger.steps, self.plan.steps - 1)
                 with self._journal(ledger, ledger.steps) as journal:
                     journal.count_abandoned_step(self.plan.mechanism_at(at))
@@ -142,8 +142,8 @@ class PrivateRun:
                 " and the run ends with step %d of %d",
                 done + 1, ledger.steps, last, self.plan.steps,
             )  # fmt: skip
-            randomness = self._fresh(ledger.steps, step=done)
-            self._go(ledger, stopped, randomness, journaled=ledger.steps, last_step=last)
+            randomness = self._fresh_randomness(ledger.steps, step=done)
+            self._train(ledger, resume_point, randomness, journaled=ledger.steps, last_step=last)
 
     def _last_step(self, done: int, spent: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
@@ -151,57 +151,44 @@ class PrivateRun:
             return self.plan.steps
         return min(self.plan.steps, done + max(0, self.plan.steps - spent))
 
-    def _fresh(self, spent: int, *, step: int) -> Randomness:
+    def _fresh_randomness(self, spent: int, *, step: int) -> Randomness:
         """Returns sources with new keys for step ``step`` on, after ``spent`` noisy steps."""
-        device = self.session.records.device
+        device = self.session.training_set.device
         return make_randomness(device, self.privacy.noise_seed, step=step, after=spent)
 
-    def _go(
+    def _train(
         self,
         ledger: Ledger,
-        stopped: Stopped | None,
+        resume_point: ResumePoint | None,
         randomness: Randomness,
         *,
         journaled: int,
         last_step: int,
     ) -> None:
-        """Takes the steps that are left, saves the model and closes the ledger.
+        """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
         Args:
             ledger: New or reopened.
-            stopped: Where the run broke off; None: it begins.
+            resume_point: Where the run broke off; None: it begins.
             randomness: Where sampling, noise and dropout come from.
             journaled: Steps of the ledger that stand; those beyond it are replayed.
             last_step: The plan's step to end at.
         """
-        session, private = self._witnessed(ledger), private_folder(self.session.folder)
-        trained = prepare_trained(session, self.plan.steps, stopped)
-        done = 0 if stopped is None else stopped.checkpoint.step
+        session = self._witnessed(ledger)
+        done = 0 if resume_point is None else resume_point.checkpoint.step
+        training_state = prepare_training_state(session, self.plan.steps, resume_point)
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
-        with ExitStack() as stack:
-            journal = stack.enter_context(self._journal(ledger, journaled))
+        with self._journal(ledger, journaled) as journal:
             engine = self._engine(journal, randomness, done, last_step)
-
-            def state() -> dict[str, Any]:
-                bound = {
-                    "plan": write_plan(self.plan),
-                    "environment": self.environment,
-                    "promises": promises(self.privacy),
-                    "witness": None if session.handover is None else session.handover.run,
-                    "ledger": {
-                        "lines": ledger.lines,
-                        "head": ledger.head,
-                        "position": journal.position,
-                    },
-                }
-                return {"run": bound, "generators": engine.secret_keys()}
-
             take_steps(
                 session,
                 engine,
-                trained,
-                state=state,
-                goes_on=stopped is not None,
+                training_state,
+                beside_state=lambda: {
+                    "run": self._bound_to(ledger, journal),
+                    "generators": engine.secret_keys(),
+                },
+                goes_on=resume_point is not None,
                 non_finite=lambda: engine.non_finite,
                 max_grad_norm=_one_max_grad_norm(self.plan),
                 # of the ledger's steps: more than the weights', where some were taken again
@@ -209,7 +196,22 @@ class PrivateRun:
             )
         session.save_model()
         ledger.close()
-        delete_generator_states(private / "checkpoints")
+        delete_generator_states(private_folder(session.folder) / "checkpoints")
+
+    def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
+        """Returns what a run that goes on from here must have as it was, ready for JSON."""
+        handover = self.session.handover
+        return {
+            "plan": write_plan(self.plan),
+            "environment": self.environment,
+            "promises": promises(self.privacy),
+            "witness": None if handover is None else handover.run,
+            "ledger": {
+                "lines": ledger.lines,
+                "head": ledger.head,
+                "position": journal.position,
+            },
+        }
 
     def _witnessed(self, ledger: Ledger) -> Session:
         """Returns the session, in which the witness hears of the steps, if there is one."""

@@ -26,7 +26,7 @@ from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopped:
-    """A run that broke off, or one that ended and is looked at again."""
+class ResumePoint:
+    """Where a run that broke off goes on from; also where one that has ended stands."""
 
     checkpoint: Checkpoint
     """The newest one."""
@@ -54,7 +54,7 @@ class Stopped:
         return read_plan(self.checkpoint.run["plan"])
 
 
-def find_stopped(folder: Path) -> Stopped:
+def find_resume_point(folder: Path) -> ResumePoint:
     """Returns where the run in a folder stands.
 
     Raises:
@@ -70,21 +70,21 @@ def find_stopped(folder: Path) -> Stopped:
         )
     checkpoint = read_checkpoint(found[-1])
     _check_noise(checkpoint)
-    return Stopped(checkpoint=checkpoint, ledger=read_run_ledger(folder))
+    return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
 def environment(
-    records: Records, *, engine: str, memory_mb: int, settings: Sequence[Any] = ()
+    training_set: TrainingSet, *, engine: str, memory_mb: int, settings: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
     Args:
-        records: How losses are computed.
+        training_set: How losses are computed.
         engine: Name of the clipping engine.
         memory_mb: What the clipper may spend.
         settings: What moves the weights that later sums are of: method, optimizer, learning rate.
     """
-    device = records.device
+    device = training_set.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "device": f"{device.type} {name}".strip(),
@@ -92,10 +92,10 @@ def environment(
         "dpft": __version__,
         "engine": engine,
         "memory_mb": memory_mb,
-        "micro_batch_size": records.micro_batch_size,
+        "micro_batch_size": training_set.micro_batch_size,
         "noise": NOISE_SOURCE,
         "packages": {name: version(name) for name in PACKAGES},
-        "precision": records.precision,
+        "precision": training_set.precision,
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -119,13 +119,13 @@ def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
     }
 
 
-def check_promises(stopped: Stopped, privacy: DifferentialPrivacy) -> None:
+def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> None:
     """Refuses to report of a run what it did not begin with: its configuration was edited.
 
     Raises:
         InputError: A noise seed, shown losses or a self-check were added or removed.
     """
-    began, now = stopped.checkpoint.run.get("promises", {}), promises(privacy)
+    began, now = resume_point.checkpoint.run.get("promises", {}), promises(privacy)
     changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]
     if changed:
         raise InputError(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dpft.runs.trained_model import saved_run, subject_of_run
+from dpft.runs.trained_model import saved_run, trained_model_of_run
 from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
@@ -67,8 +67,8 @@ def logits(model: PreTrainedModel) -> Tensor:
 def run_model(folder: str) -> PreTrainedModel:
     """Returns a run's model as ``dpft eval`` loads it."""
     config = saved_run(folder)
-    subject = subject_of_run(Path(folder), config)
-    return subject.load(subject.head(config.task))
+    trained_model = trained_model_of_run(Path(folder), config)
+    return trained_model.load(trained_model.head(config.task))
 
 
 def test_a_merged_lora_run_is_a_plain_model_with_the_adapters_logits(workspace: Workspace) -> None:

@@ -4,10 +4,14 @@ import json
 import logging
 import os
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig
 
 from dpft.files import private_folder
 from tests.slowness import slow
@@ -37,7 +41,23 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def outcome(workspace: Workspace) -> Outcome:
+def config_reads() -> Iterator[list[str]]:
+    """The modules of dpft that had a config.json read, of each reading."""
+    read, readers = AutoConfig.from_pretrained, []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.startswith("dpft."):
+            readers.append(caller)
+        return read(*arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoConfig, "from_pretrained", noted)
+        yield readers
+
+
+@pytest.fixture(scope="module")
+def outcome(workspace: Workspace, config_reads: list[str]) -> Outcome:
     return workspace.run("train", *PRIVATE, *EVALUATION, "hydra.run.dir=run")
 
 
@@ -45,6 +65,11 @@ def outcome(workspace: Workspace) -> Outcome:
 def folder(workspace: Workspace, outcome: Outcome) -> Path:
     assert outcome.code == 0, outcome.err
     return workspace.root / "run"
+
+
+def test_a_run_reads_the_models_config_once(outcome: Outcome, config_reads: list[str]) -> None:
+    assert outcome.code == 0, outcome.err
+    assert config_reads == ["dpft.models.architecture"]
 
 
 def public_files(folder: Path) -> list[Path]:

@@ -1,7 +1,6 @@
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,60 +9,12 @@ from dpft.config.convert import by_name
 from dpft.config.keys import known_keys, plain
 from dpft.config.load import dump, from_values, load, load_saved, to_yaml
 from dpft.errors import InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Full(Method):
-    pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named(Method):
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoRA(Method):
-    rank: int = 4
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise InputError(f"method.rank must be at least 1, got {self.rank}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Privacy:
-    eps: float
-    delta: float | None = None
-    accountant: Literal["prv", "rdp"] = "prv"
-    self_check: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Root:
-    method: Method
-    privacy: Privacy
-    steps: int | None = None
-    path: str | None = None
-    labels: tuple[str, ...] = ()
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    urls: dict[str, str] = field(default_factory=dict)
-
-
-def method_class(name: str) -> type:
-    if name not in ("full", "lora"):
-        raise InputError(f"method.name must be one of full, lora, got {name!r}.")
-    return {"full": Full, "lora": LoRA}[name]
+from tests.config.recipe import POLYMORPHIC, Named, Root
 
 
 def loaded(**changes: object) -> Root:
     values = {"method": {"name": "full"}, "privacy": {"eps": 3}} | changes
-    return load(OmegaConf.create(values), Root, polymorphic={"method": by_name(method_class)})
+    return load(OmegaConf.create(values), Root, polymorphic=POLYMORPHIC)
 
 
 def refusal(**changes: object) -> str:
@@ -72,97 +23,11 @@ def refusal(**changes: object) -> str:
     return str(error.value)
 
 
-def test_what_is_not_given_takes_the_dataclass_default() -> None:
-    assert loaded() == Root(method=Full(name="full"), privacy=Privacy(eps=3.0))
-    assert isinstance(loaded().privacy.eps, float)
-
-
-def test_a_class_chosen_by_name_is_built_with_its_own_keys() -> None:
-    assert loaded(method={"name": "lora", "rank": 8}).method == LoRA(name="lora", rank=8)
-
-
-def test_a_class_that_does_not_exist_is_refused_by_its_registry() -> None:
-    assert (
-        refusal(method={"name": "lorra"}) == "method.name must be one of full, lora, got 'lorra'."
-    )
-    assert refusal(method={"rank": 8}) == "method is not chosen; set method=NAME."
-
-
-def test_containers_become_the_annotated_types() -> None:
-    config = loaded(labels=["yes", "no"], betas=[0, 0.5], urls={"train": "a.csv"})
-    assert config.labels == ("yes", "no")
-    assert config.betas == [0.0, 0.5]
-    assert config.urls == {"train": "a.csv"}
-
-
 def test_interpolations_are_resolved() -> None:
     assert (
         loaded(path="${privacy.accountant}", privacy={"eps": 1, "accountant": "rdp"}).path == "rdp"
     )
     assert "nowhere" in refusal(path="${nowhere}")
-
-
-def test_a_number_is_taken_for_a_name_where_a_text_belongs() -> None:
-    assert loaded(path=2024).path == "2024"
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"privacy": {"eps": "abc"}}, "privacy.eps must be a number, got 'abc'."),
-        ({"privacy": {"eps": True}}, "privacy.eps must be a number, got True."),
-        (
-            {"privacy": {"eps": 1, "delta": "small"}},
-            "privacy.delta must be a number or null, got 'small'.",
-        ),
-        ({"steps": 1.5}, "steps must be a whole number or null, got 1.5."),
-        ({"betas": [0.9, "x"]}, "betas[1] must be a number, got 'x'."),
-        ({"labels": [True]}, "labels[0] must be text, got True."),
-        ({"urls": {"train": True}}, "urls.train must be text, got True."),
-        (
-            {"privacy": {"eps": 1, "self_check": "no"}},
-            "privacy.self_check must be true or false, got 'no'.",
-        ),
-        (
-            {"privacy": {"eps": 1, "accountant": "gdp"}},
-            "privacy.accountant must be one of prv, rdp, got 'gdp'.",
-        ),
-        ({"privacy": 3}, "privacy must be a group of keys, got 3."),
-    ],
-)
-def test_a_value_of_another_type_is_refused_with_key_value_and_type(
-    changes: dict[str, object], sentence: str
-) -> None:
-    assert refusal(**changes) == sentence
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
-    assert refusal(privacy={"eps": value}) == f"privacy.eps must be a finite number, got {value}."
-    assert "betas[0] must be a finite number" in refusal(betas=[value])
-
-
-def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
-    assert refusal(privacy={"epz": 3}) == (
-        "unknown configuration key privacy.epz; did you mean privacy.eps?"
-    )
-    assert refusal(eps=3) == "unknown configuration key eps; did you mean privacy.eps?"
-    assert "the known keys here are betas, labels, method" in refusal(foo=1)
-
-
-def test_a_key_of_another_choice_is_refused() -> None:
-    assert "method.rank" in refusal(method={"name": "full", "rank": 8})
-
-
-def test_a_missing_value_is_refused_by_name() -> None:
-    expected = "privacy.eps has no value; set privacy.eps=VALUE (a number)."
-    assert refusal(privacy={"eps": "???"}) == expected
-    assert refusal(privacy={}) == expected
-
-
-def test_what_a_dataclass_refuses_passes_unchanged() -> None:
-    refused = refusal(method={"name": "lora", "rank": 0})
-    assert refused == "method.rank must be at least 1, got 0."
 
 
 def test_a_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
@@ -173,9 +38,7 @@ def test_a_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
     )
     config = dataclasses.replace(config, labels=("yes", "${x", "1e-5"))
     dump(config, tmp_path / "config.yaml")
-    saved = load_saved(
-        tmp_path / "config.yaml", Root, polymorphic={"method": by_name(method_class)}
-    )
+    saved = load_saved(tmp_path / "config.yaml", Root, polymorphic=POLYMORPHIC)
     assert saved == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -230,11 +93,3 @@ def test_a_saved_text_is_never_resolved(tmp_path: Path, monkeypatch: pytest.Monk
     saved = load_saved(tmp_path / "config.yaml", Root, polymorphic=polymorphic)
     assert saved == given
     assert from_values(plain(saved), Root, polymorphic=polymorphic) == given
-
-
-@pytest.mark.parametrize("value", [10**400, -(10**400)])
-def test_a_whole_number_beyond_every_float_is_refused(value: int) -> None:
-    values = plain(loaded())
-    values["privacy"]["eps"] = value
-    with pytest.raises(InputError, match="privacy.eps must be a number below 1.8e308"):
-        from_values(values, Root, polymorphic={"method": by_name(method_class)})

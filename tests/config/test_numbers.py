@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from dpft.cli.hydra_folders import register_resolver
 from dpft.config import schema
-from dpft.config.convert import _members
+from dpft.config.convert import union_members
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError
@@ -87,7 +87,7 @@ def number_keys() -> dict[str, set[Any]]:
     for section in SECTIONS:
         hints = get_type_hints(type(getattr(config, section)))
         for name in defaults()[section]:
-            types = set(_members(hints[name])) if name in hints else set()
+            types = set(union_members(hints[name])) if name in hints else set()
             if types & {int, float}:
                 found[f"{section}.{name}"] = types
     return found

@@ -7,8 +7,9 @@ from dpft.errors import InputError
 from dpft.methods.added_files import SETTINGS, WEIGHTS
 from dpft.methods.base import original_name
 from dpft.methods.bottleneck import AdaptedProjection
-from dpft.models.loading import ModelConfig, load_model
-from dpft.models.source import EMBEDDED_MODEL
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import load_model
+from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from tests.methods.shapes import auto_class, fresh, logits, loss_of, prepared, recipe, train
 
 
@@ -130,7 +131,8 @@ def test_a_random_base_is_saved_beside_under_its_own_names(shape: str, tmp_path:
 def test_the_base_is_saved_where_no_checkpoint_holds_it(
     init: str, held_elsewhere: bool, tmp_path: Path
 ) -> None:
-    model = load_model(ModelConfig(name="tiny", path=str(EMBEDDED_MODEL), init=init), seed=0)
+    tiny = ModelConfig(name="tiny", path=str(EMBEDDED_MODEL), init=init)
+    model = load_model(read_architecture(tiny), seed=0)
     method = recipe("adapter", targets=("mlp.c_proj",))
     method.save(method.prepare(model), tmp_path)
     assert (tmp_path / "base" / "model.safetensors").is_file() is not held_elsewhere

@@ -22,7 +22,7 @@ from dpft.errors import InputError
 from dpft.methods.base import count_parameters
 from dpft.methods.rgp import RGP, ReparametrizedLinear
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.training.checkpoint import Trained, restore_checkpoint, save_checkpoint
+from dpft.training.checkpoint import TrainingState, restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
     SchedulerConfig,
@@ -283,16 +283,16 @@ def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, pr
         assert torch.equal(losses(loaded), losses(model)), "the model itself is still usable"
 
 
-def trained(method: RGP, model: nn.Module) -> Trained:
+def trained(method: RGP, model: nn.Module) -> TrainingState:
     method.begin_step(model, 0)
     optimizer = make_optimizer(
         method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.0
     )
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=9)
-    return Trained(model=model, optimizer=optimizer, scheduler=scheduler)
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-def take_steps(method: RGP, state: Trained, steps: range) -> None:
+def take_steps(method: RGP, state: TrainingState, steps: range) -> None:
     for step in steps:
         method.begin_step(state.model, step)
         state.model.zero_grad()

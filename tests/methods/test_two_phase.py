@@ -20,7 +20,7 @@ from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
-from dpft.training.checkpoint import Trained, restore_checkpoint, save_checkpoint
+from dpft.training.checkpoint import TrainingState, restore_checkpoint, save_checkpoint
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.optimizers import (
     AdamW,
@@ -204,7 +204,7 @@ def test_ordinary_training_has_the_same_phases(tmp_path):
         assert torch.equal(parameter, first[name]) == (name not in biases(model))
 
 
-def trained(method: TwoPhase, model: torch.nn.Module) -> Trained:
+def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     method.begin_step(model, 0)
     optimizer = make_optimizer(
         method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.1
@@ -217,10 +217,10 @@ def trained(method: TwoPhase, model: torch.nn.Module) -> Trained:
         optimizer, SchedulerConfig(name="linear"), steps=STEPS,
         factor=learning_rate_factor(phases, 0.1),
     )  # fmt: skip
-    return Trained(model=model, optimizer=optimizer, scheduler=scheduler)
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-def take_steps(method: TwoPhase, state: Trained, steps: range) -> None:
+def take_steps(method: TwoPhase, state: TrainingState, steps: range) -> None:
     for step in steps:
         method.begin_step(state.model, step)
         generator = torch.Generator().manual_seed(step)
@@ -237,12 +237,12 @@ def test_going_on_in_the_second_phase_is_bit_identical_to_never_having_stopped(
     tmp_path, stopped_after
 ):
     method, model = prepared()
-    first = trained(method, model)
+    first = training_state(method, model)
     take_steps(method, first, range(stopped_after))
     path = save_checkpoint(tmp_path / "checkpoints", stopped_after, first)
     take_steps(method, first, range(stopped_after, STEPS))
     again, model = prepared(toy.tiny_model(seed=9))
-    second = trained(again, model)
+    second = training_state(again, model)
     assert restore_checkpoint(path, second) == stopped_after
     take_steps(again, second, range(stopped_after, STEPS))
     for (name, one), (_, other) in zip(

@@ -1,4 +1,5 @@
 import math
+from dataclasses import fields
 
 import pytest
 
@@ -68,3 +69,20 @@ def test_the_unit_is_an_example_or_a_column_and_says_what_it_is() -> None:
     assert customer.unit_definition("row") == (
         "all records with one value of customer_id, of which at most 3 are trained on"
     )
+
+
+def test_a_guarantee_answers_for_itself_and_ordinary_training_has_none() -> None:
+    seeded = DifferentialPrivacy(
+        name="dp", eps=1.0, noise_seed=3, num_examples=9, unit="customer_id", witness="heads"
+    )
+    assert seeded.guarantee is seeded
+    assert (seeded.noise_seed, seeded.num_examples, seeded.unit) == (3, 9, "customer_id")
+    assert (seeded.has_units, seeded.witness, seeded.show_diagnostics) == (True, "heads", False)
+    none = NoPrivacy(name="none", num_examples=9)
+    assert (none.guarantee, none.noise_seed, none.num_examples) == (None, None, 9)
+    assert (none.has_units, none.witness, none.show_diagnostics) == (False, None, True)
+    assert NoPrivacy(name="none").num_examples is None
+
+
+def test_what_both_answer_to_is_no_key_of_ordinary_training() -> None:
+    assert [field.name for field in fields(NoPrivacy)] == ["name", "num_examples"]

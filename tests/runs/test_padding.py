@@ -8,6 +8,7 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.data.encoding import Encoding
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
@@ -30,7 +31,7 @@ def encoded(folder: Path, pad_token_id: int | None) -> tuple[torch.nn.Module, En
     settings = json.loads((folder / "config.json").read_text())
     settings["pad_token_id"] = pad_token_id
     (folder / "config.json").write_text(json.dumps(settings))
-    model = ModelConfig(name="tiny", path=str(folder))
+    model = read_architecture(ModelConfig(name="tiny", path=str(folder)))
     head = head_of(TASK, model)
     encoding = encoding_of(TASK, model, head, load_tokenizer(model, kind=head.kind))
     return load_model(model, seed=0, head=head).eval(), encoding

@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from dpft.data.label_words import LabelWordEncoding
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
@@ -30,15 +30,15 @@ def task(name: str, **settings: object) -> Task:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> dict[str, ModelConfig]:
+def models(tmp_path_factory) -> dict[str, Architecture]:
     root = tmp_path_factory.mktemp("parts")
     return {
-        name: ModelConfig(name=name, path=str(small.save(name, root / name)))
+        name: read_architecture(ModelConfig(name=name, path=str(small.save(name, root / name))))
         for name in ("bert", "gpt2", "t5")
     }
 
 
-def encoding(chosen: Task, model: ModelConfig):
+def encoding(chosen: Task, model: Architecture):
     head = head_of(chosen, model)
     return encoding_of(chosen, model, head, load_tokenizer(model, kind=head.kind))
 
@@ -131,9 +131,9 @@ def test_a_layout_needs_no_more_than_config_json(models, tmp_path):
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "config.json").write_bytes(
-        (Path(str(models["gpt2"].path)) / "config.json").read_bytes()
+        (Path(str(models["gpt2"].model.path)) / "config.json").read_bytes()
     )
-    bare = dataclasses.replace(models["gpt2"], path=str(folder))
+    bare = read_architecture(ModelConfig(name="bare", path=str(folder)))
     chosen = task("sst2", **CLS)
     layout = layout_of(chosen, bare, head_of(chosen, bare), words=())
     assert (layout.kind, layout.outputs, layout.pad_token_id) == (CLASSIFIER, 2, 1)
@@ -151,6 +151,6 @@ def test_texts_longer_than_the_models_positions_are_refused(models):
 
 def test_a_bare_encoder_has_a_masked_kind_until_its_weights_are_asked(tmp_path):
     BertModel(small.bert_config()).save_pretrained(tmp_path)
-    model = ModelConfig(name="bare", path=str(tmp_path))
+    model = read_architecture(ModelConfig(name="bare", path=str(tmp_path)))
     assert head_of(task("sst2"), model) == Head(kind=MASKED)
     assert head_of(task("sst2", **CLS), model).kind == CLASSIFIER

@@ -11,12 +11,13 @@ from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.generation.inference import evaluation_mode
 from dpft.methods.base import Method, method_class
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import ModelConfig
 from dpft.privacy.settings import NoPrivacy
 from dpft.runs.task_model import head_of, prepare_model
-from dpft.runs.trained_model import Subject, subject_of_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import Task
 from dpft.tasks.records import LabelledExample
 from dpft.tasks.registry import task_class
@@ -43,10 +44,10 @@ def configuration(task: Task, model: ModelConfig, method: Method) -> TrainConfig
     )  # fmt: skip
 
 
-def logits(subject: Subject, task: Task, model=None) -> torch.Tensor:
-    head = subject.head(task)
-    encoding = subject.encoding(task, head)
-    model = subject.load(head) if model is None else model
+def logits(trained_model: TrainedModel, task: Task, model=None) -> torch.Tensor:
+    head = trained_model.head(task)
+    encoding = trained_model.encoding(task, head)
+    model = trained_model.load(head) if model is None else model
     batch = encoding.layout.collate(encoding.rows(RECORDS))
     with torch.no_grad(), evaluation_mode(model):
         return answer_logits(model, batch)
@@ -71,19 +72,20 @@ def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, s
     task = task_class("mnli")(**part("task", "mnli", max_length=24, **settings))
     chosen = method_of(method, name)
     config = configuration(task, model, chosen)
-    head = head_of(task, model)
-    trained, _ = prepare_model(config, head)
+    architecture = read_architecture(model)
+    head = head_of(task, architecture)
+    trained, _ = prepare_model(config, architecture, head)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for parameter in trained.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     chosen.save(trained, tmp_path / "run" / "model")
-    load_tokenizer(model, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
-    subject = subject_of_run(tmp_path / "run", config)
-    expected = logits(subject, task, trained)
-    assert torch.allclose(logits(subject, task), expected, atol=1e-6)
-    untrained = logits(Subject(model=model), task)
+    load_tokenizer(architecture, kind=head.kind).save_pretrained(tmp_path / "run" / "model")
+    trained_model = trained_model_of_run(tmp_path / "run", config)
+    expected = logits(trained_model, task, trained)
+    assert torch.allclose(logits(trained_model, task), expected, atol=1e-6)
+    untrained = logits(TrainedModel(architecture=architecture), task)
     assert not torch.allclose(untrained, expected, atol=1e-2)
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpft.models.vocabulary import add_tokens
-from dpft.runs.trained_model import saved_run, subject_of_run
+from dpft.runs.trained_model import saved_run, trained_model_of_run
 from dpft.tasks.personachat import TOKENS
 from tests.slowness import slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
@@ -65,8 +65,8 @@ def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
     """Returns a run's trained model."""
     monkeypatch.chdir(folder.parent)
     saved = saved_run(str(folder))
-    subject = subject_of_run(folder, saved)
-    return subject.load(subject.head(saved.task))
+    trained_model = trained_model_of_run(folder, saved)
+    return trained_model.load(trained_model.head(saved.task))
 
 
 def embedding(model: torch.nn.Module) -> torch.Tensor:

@@ -102,7 +102,7 @@ def test_held_out_rows_are_never_trained_on(
         raise InputError("enough seen.")
 
     monkeypatch.setattr(train, "divide", divide)
-    monkeypatch.setattr(train, "make_records", records)
+    monkeypatch.setattr(train, "make_training_set", records)
     quick = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.self_check=false")
     given = (
         *QA,

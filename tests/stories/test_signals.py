@@ -13,7 +13,7 @@ from dpft.cli import train
 from dpft.privacy.journal import JournaledLedger
 from dpft.runs import outcome as run_outcome
 from dpft.training import checkpoint, loop
-from dpft.training.resume import find_stopped
+from dpft.training.resume import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
 from tests.stories.test_resume import RUN, files
 from tests.stories.tiny import Outcome, Workspace, make_workspace
@@ -78,9 +78,9 @@ def test_sigterm_once_or_twice_ends_a_run_with_143_and_says_how_to_go_on(
     assert outcome.code == 143, outcome.err
     assert f"dpft: to go on: dpft train resume={folder}\n" in outcome.err
     assert "Traceback" not in outcome.err
-    stopped = find_stopped(workspace.root / folder)
-    assert stopped.ledger is not None
-    assert stopped.checkpoint.step == stopped.ledger.steps == step
+    resume_point = find_resume_point(workspace.root / folder)
+    assert resume_point.ledger is not None
+    assert resume_point.checkpoint.step == resume_point.ledger.steps == step
     check_goes_on(workspace, folder)
 
 
@@ -101,7 +101,7 @@ def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
     outcome = told(workspace, "both", checkpoint, "save_file", 3, TERM, INT)
     assert outcome.code in (130, 143), outcome.err
     assert "dpft: to go on: dpft train resume=both" in outcome.err
-    assert find_stopped(workspace.root / "both").checkpoint.step == 0
+    assert find_resume_point(workspace.root / "both").checkpoint.step == 0
     check_goes_on(workspace, "both")
 
 

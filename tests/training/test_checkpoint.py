@@ -6,7 +6,7 @@ from dpft.training.checkpoint import (
     GENERATORS,
     MODEL,
     STATE,
-    Trained,
+    TrainingState,
     checkpoints,
     delete_generator_states,
     read_checkpoint,
@@ -26,12 +26,14 @@ from dpft.training.optimizers import (
 from tests.training.toy import tiny_model
 
 
-def trained(seed: int = 0, steps: int = 0, config=None, schedule="linear", factor=None) -> Trained:
+def training_state(
+    seed: int = 0, steps: int = 0, config=None, schedule="linear", factor=None
+) -> TrainingState:
     model = tiny_model(seed)
     optimizer = make_optimizer(
         model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
     )
-    state = Trained(
+    state = TrainingState(
         model=model,
         optimizer=optimizer,
         scheduler=make_scheduler(
@@ -43,7 +45,7 @@ def trained(seed: int = 0, steps: int = 0, config=None, schedule="linear", facto
     return state
 
 
-def take_step(state: Trained, step: int) -> None:
+def take_step(state: TrainingState, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in state.model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -51,11 +53,11 @@ def take_step(state: Trained, step: int) -> None:
     state.scheduler.step()
 
 
-def weights(state: Trained) -> torch.Tensor:
+def weights(state: TrainingState) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in state.model.parameters()])
 
 
-def states(state: Trained) -> dict[str, list]:
+def states(state: TrainingState) -> dict[str, list]:
     """The optimizer's state, by parameter and key."""
     names = {parameter: name for name, parameter in state.model.named_parameters()}
     return {
@@ -66,9 +68,9 @@ def states(state: Trained) -> dict[str, list]:
 
 
 def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
-    first = trained(steps=3)
+    first = training_state(steps=3)
     path = save_checkpoint(tmp_path / "checkpoints", 3, first)
-    second = trained(seed=9, steps=1)
+    second = training_state(seed=9, steps=1)
     assert restore_checkpoint(path, second) == 3
     for step in (3, 4):
         take_step(first, step)
@@ -86,9 +88,11 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("config", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("stop", [0, 2])
 def test_every_optimizer_goes_on_to_the_same_bits(tmp_path, config, stop):
-    through = trained(steps=4, config=config)
-    path = save_checkpoint(tmp_path / "checkpoints", stop, trained(steps=stop, config=config))
-    resumed = trained(seed=9, steps=1, config=config)
+    through = training_state(steps=4, config=config)
+    path = save_checkpoint(
+        tmp_path / "checkpoints", stop, training_state(steps=stop, config=config)
+    )
+    resumed = training_state(seed=9, steps=1, config=config)
     restore_checkpoint(path, resumed)
     for step in range(stop, 4):
         take_step(resumed, step)
@@ -101,10 +105,10 @@ def test_every_schedule_goes_on_where_it_was_with_its_factor(tmp_path, schedule)
     def factor(step: int) -> float:
         return 0.25 if step < 3 else 2.0
 
-    through = trained(steps=4, schedule=schedule, factor=factor)
-    first = trained(steps=2, schedule=schedule, factor=factor)
+    through = training_state(steps=4, schedule=schedule, factor=factor)
+    first = training_state(steps=2, schedule=schedule, factor=factor)
     path = save_checkpoint(tmp_path / "checkpoints", 2, first)
-    resumed = trained(seed=9, schedule=schedule, factor=factor)
+    resumed = training_state(seed=9, schedule=schedule, factor=factor)
     restore_checkpoint(path, resumed)
     assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
     for step in (2, 3):
@@ -114,14 +118,14 @@ def test_every_schedule_goes_on_where_it_was_with_its_factor(tmp_path, schedule)
 
 
 def test_a_tied_weight_is_stored_once_and_stays_tied(tmp_path):
-    state = trained(steps=1)
-    restored = trained(seed=5)
+    state = training_state(steps=1)
+    restored = training_state(seed=5)
     restore_checkpoint(save_checkpoint(tmp_path / "checkpoints", 1, state), restored)
     assert restored.model.lm_head.weight is restored.model.transformer.wte.weight
 
 
 def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_path):
-    folder, state = tmp_path / "checkpoints", trained()
+    folder, state = tmp_path / "checkpoints", training_state()
     for step in range(4):
         save_checkpoint(folder, step, state, keep=2)
     assert [path.name for path in checkpoints(folder)] == ["step-00000002", "step-00000003"]
@@ -129,7 +133,7 @@ def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_pat
 
 
 def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
-    folder, state = tmp_path / "checkpoints", trained()
+    folder, state = tmp_path / "checkpoints", training_state()
     generators = {"noise": ["0102"], "dropout_key": "01"}
     path = save_checkpoint(folder, 0, state, generators=generators, run={"plan": 1})
     read = read_checkpoint(path)
@@ -141,7 +145,7 @@ def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
 
 @pytest.mark.parametrize("name", [MODEL, "optimizer.safetensors"])
 def test_one_flipped_byte_is_found(tmp_path, name):
-    state = trained(steps=1)
+    state = training_state(steps=1)
     path = save_checkpoint(tmp_path / "checkpoints", 1, state)
     content = bytearray((path / name).read_bytes())
     content[-1] ^= 1
@@ -152,7 +156,7 @@ def test_one_flipped_byte_is_found(tmp_path, name):
 
 
 def test_an_incomplete_checkpoint_is_refused(tmp_path):
-    state = trained()
+    state = training_state()
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
     (path / STATE).unlink()
     with pytest.raises(StateError, match="not a complete checkpoint"):
@@ -160,15 +164,15 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoints", 0, trained())
-    other = trained()
+    path = save_checkpoint(tmp_path / "checkpoints", 0, training_state())
+    other = training_state()
     other.model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(StateError, match="another model"):
         restore_checkpoint(path, other)
 
 
 def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoints", 0, trained())
+    path = save_checkpoint(tmp_path / "checkpoints", 0, training_state())
     text = (path / STATE).read_text()
     (path / STATE).write_text(text.replace('"schema_version": 1', '"schema_version": 0'))
     with pytest.raises(InputError, match="must be of schema_version 1, got 0") as error:
@@ -178,12 +182,12 @@ def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
 
 def test_what_a_kill_left_of_a_checkpoint_of_another_step_is_removed(tmp_path):
     (tmp_path / "checkpoints/.step-00000009.partial").mkdir(parents=True)
-    path = save_checkpoint(tmp_path / "checkpoints", 1, trained())
+    path = save_checkpoint(tmp_path / "checkpoints", 1, training_state())
     assert list((tmp_path / "checkpoints").iterdir()) == [path]
 
 
 def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
-    folder, state = tmp_path / "checkpoints", trained()
+    folder, state = tmp_path / "checkpoints", training_state()
     folder.mkdir()
     for stray in ("step-zzz", "step-00000001.bak", "step-1"):
         (folder / stray).mkdir()
@@ -196,7 +200,7 @@ def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "", "[]", '{"step": Infinity}'])
 def test_a_refused_checkpoint_says_the_way_out(tmp_path, text):
-    state = trained()
+    state = training_state()
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
     (path / STATE).write_text(text)
     with pytest.raises(

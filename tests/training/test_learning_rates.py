@@ -2,7 +2,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.checkpoint import Trained
+from dpft.training.checkpoint import TrainingState
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
 from tests.training.toy import tiny_model
@@ -28,8 +28,8 @@ def test_each_phase_has_its_learning_rate_times_the_schedules_factor():
         optimizer.step()
         scheduler.step()
     assert rates == pytest.approx([0.1 * 1, 0.1 * 0.75, 1.0 * 0.5, 1.0 * 0.25])
-    trained = Trained(model=model, optimizer=optimizer, scheduler=scheduler)
-    assert [learning_rate_of(trained, step) for step in (1, 2, 3, 4)] == pytest.approx(rates)
+    training_state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    assert [learning_rate_of(training_state, step) for step in (1, 2, 3, 4)] == pytest.approx(rates)
 
 
 def test_without_a_rate_of_its_own_no_phase_changes_the_schedule():

@@ -11,7 +11,7 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
-from tests.training.toy import records, tiny_model
+from tests.training.toy import tiny_model, training_set
 
 
 class ScriptedEngine:
@@ -62,7 +62,7 @@ def run(engine, model=None, hooks=None, units=None):
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
     seen = []
     train(
-        model, replace(records(), units=units), engine=engine, optimizer=optimizer,
+        model, replace(training_set(), units=units), engine=engine, optimizer=optimizer,
         scheduler=scheduler, after_step=seen.append, hooks=hooks,
     )  # fmt: skip
     return seen

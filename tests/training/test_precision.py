@@ -8,7 +8,7 @@ from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
 from dpft.training.settings import TrainingConfig
-from tests.training.toy import plan, privacy, records, session, tiny_model
+from tests.training.toy import plan, privacy, session, tiny_model, training_set
 
 CPU = torch.device("cpu")
 
@@ -17,9 +17,9 @@ def weights_after(folder, precision, private=True, **settings):
     folder.mkdir()
     model = tiny_model()
     own = session(folder, model, precision=precision, **settings)
-    batches = records()
+    batches = training_set()
     object.__setattr__(batches, "precision", precision)
-    object.__setattr__(own, "records", batches)
+    object.__setattr__(own, "training_set", batches)
     if private:
         train_privately(own, plan(steps=2), privacy(), epsilon_after=lambda step: 1.0)
     else:

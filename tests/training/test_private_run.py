@@ -21,7 +21,7 @@ from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import GENERATORS
 from dpft.training.private_run import train_privately
-from dpft.training.resume import check_promises, find_stopped
+from dpft.training.resume import check_promises, find_resume_point
 from dpft.training.session import train_ordinarily
 from tests.training.toy import plan, privacy, session, tiny_model
 
@@ -30,14 +30,14 @@ class Killed(BaseException):
     """Nothing catches it, as nothing catches kill -9."""
 
 
-def go(folder, *, stopped=None, method="full", overspend=False, eps=None, **settings):
+def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, **settings):
     own = session(folder, tiny_model(), checkpoint_every=2, **settings)
     object.__setattr__(own, "method", method_class(method)(name=method))
     object.__setattr__(own, "model", own.method.prepare(own.model))
     config = privacy()
     object.__setattr__(config, "resume_overspend", overspend)
     object.__setattr__(config, "eps", eps)
-    train_privately(own, plan(), config, epsilon_after=lambda step: 1.0, stopped=stopped)
+    train_privately(own, plan(), config, epsilon_after=lambda step: 1.0, resume_point=resume_point)
     return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
 
 
@@ -109,9 +109,9 @@ def same(first, second):
 def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, undisturbed, moment):
     folder, expected = tmp_path / "run", undisturbed[1]
     kill(monkeypatch, folder, moment)
-    stopped = find_stopped(folder)
-    if not stopped.has_ended:
-        assert same(go(folder, stopped=stopped), expected)
+    resume_point = find_resume_point(folder)
+    if not resume_point.has_ended:
+        assert same(go(folder, resume_point=resume_point), expected)
     ledgers = [(each / "ledger.jsonl").read_bytes() for each in (folder, undisturbed[0])]
     assert ledgers[0] == ledgers[1]
     assert not list(folder.rglob("*.partial"))
@@ -122,8 +122,8 @@ def test_a_methods_own_state_survives_too(tmp_path, monkeypatch, method):
     (tmp_path / "whole").mkdir()
     expected = go(tmp_path / "whole", method=method)
     kill(monkeypatch, tmp_path / "run", "after the update", method=method)
-    stopped = find_stopped(tmp_path / "run")
-    assert same(go(tmp_path / "run", stopped=stopped, method=method), expected)
+    resume_point = find_resume_point(tmp_path / "run")
+    assert same(go(tmp_path / "run", resume_point=resume_point, method=method), expected)
 
 
 def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(
@@ -132,7 +132,7 @@ def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(
     """Four steps are in the ledger and two in the checkpoint: five in all leave one to take."""
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
-    weights = go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0)
+    weights = go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
     record = read_ledger(folder / "ledger.jsonl")
     assert (record.steps, record.closed) == (5, True)
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
@@ -146,7 +146,7 @@ def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_sav
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "before a checkpoint has its name")
     assert list(folder.rglob(".step-*.partial/" + GENERATORS))
-    go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0)
+    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
     assert read_ledger(folder / "ledger.jsonl").closed
     assert not list(folder.rglob(GENERATORS)) and not list(folder.rglob("*.partial"))
 
@@ -162,11 +162,11 @@ def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(
         # Three redone steps: the third of them is killed after its update.
         patch.setattr(loop_module, "check_weights", on_call(3, die)(loop_module.check_weights))
         with pytest.raises(Killed):
-            go(folder, stopped=find_stopped(folder), **settings)
-    stopped = find_stopped(folder)
-    assert (stopped.checkpoint.step, stopped.ledger.steps) == (4, 7)
+            go(folder, resume_point=find_resume_point(folder), **settings)
+    resume_point = find_resume_point(folder)
+    assert (resume_point.checkpoint.step, resume_point.ledger.steps) == (4, 7)
     caplog.clear()
-    go(folder, stopped=stopped, **settings)
+    go(folder, resume_point=resume_point, **settings)
     assert "did not come out" not in caplog.text and "new noise" not in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 7
 
@@ -182,18 +182,18 @@ def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_pa
                 loop_module, "check_weights", on_call(broken, die)(loop_module.check_weights)
             )
             with pytest.raises(Killed):
-                go(folder, stopped=find_stopped(folder) if again else None, **again)
-    assert find_stopped(folder).checkpoint.step == 2
-    go(folder, stopped=find_stopped(folder), **settings)
+                go(folder, resume_point=find_resume_point(folder) if again else None, **again)
+    assert find_resume_point(folder).checkpoint.step == 2
+    go(folder, resume_point=find_resume_point(folder), **settings)
     assert read_ledger(folder / "ledger.jsonl").steps == plan().steps
-    assert find_stopped(folder).checkpoint.step == plan().steps - 1
+    assert find_resume_point(folder).checkpoint.step == plan().steps - 1
 
 
 def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
-    stopped = find_stopped(folder)
-    go(folder, stopped=stopped, micro_batch_size=3, eps=1.0, overspend=True)
+    resume_point = find_resume_point(folder)
+    go(folder, resume_point=resume_point, micro_batch_size=3, eps=1.0, overspend=True)
     assert read_ledger(folder / "ledger.jsonl").steps == 7
     assert (folder / "private/checkpoints/step-00000005").is_dir()
 
@@ -205,7 +205,7 @@ def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is
     kill(monkeypatch, folder, "inside the ledger's write")
     torn = read_ledger(folder / "ledger.jsonl")
     assert (torn.steps, torn.counted_steps) == (3, 4)
-    go(folder, stopped=find_stopped(folder), micro_batch_size=3, eps=1.0, overspend=True)
+    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0, overspend=True)
     assert read_ledger(folder / "ledger.jsonl").steps == 4 + 3
 
 
@@ -219,7 +219,7 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
     entry = json.loads(lines[2])
     lines[2] = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join(lines) + "\n")
-    go(folder, stopped=find_stopped(folder), eps=1.0)
+    go(folder, resume_point=find_resume_point(folder), eps=1.0)
     assert "a step did not come out as it was" in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 5
 
@@ -231,7 +231,7 @@ def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_
         patch.setattr("dpft.training.private_run.environment", lambda *_, **__: {"threads": 1})
         kill(patch, tmp_path / "run", "after the update")
     with pytest.raises(InputError, match="noise can be computed from what it releases") as error:
-        find_stopped(tmp_path / "run")
+        find_resume_point(tmp_path / "run")
     assert error.value.exit_code == 2
 
 
@@ -243,10 +243,10 @@ def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
 ):
     """Else a run of predictable noise would be private once its seed was edited out."""
     kill(monkeypatch, tmp_path / "run", "after the update")
-    stopped = find_stopped(tmp_path / "run")
-    check_promises(stopped, privacy())
+    resume_point = find_resume_point(tmp_path / "run")
+    check_promises(resume_point, privacy())
     with pytest.raises(InputError, match=f"got another privacy.{key}; put") as error:
-        check_promises(stopped, replace(privacy(), **{key: value}))
+        check_promises(resume_point, replace(privacy(), **{key: value}))
     assert error.value.exit_code == 2
 
 
@@ -255,10 +255,12 @@ def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, monkeypatch, cap
     """Original and copy both go on: no step of one has noise of the other, nor of its own past."""
     kill(monkeypatch, tmp_path / "run", moment)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    weights = go(tmp_path / "copy", stopped=find_stopped(tmp_path / "copy"), overspend=True)
+    weights = go(
+        tmp_path / "copy", resume_point=find_resume_point(tmp_path / "copy"), overspend=True
+    )
     assert "the folder is a copy" in caplog.text and "taken with new noise" in caplog.text
     assert read_ledger(tmp_path / "copy" / "ledger.jsonl").steps > plan().steps
-    original = go(tmp_path / "run", stopped=find_stopped(tmp_path / "run"))
+    original = go(tmp_path / "run", resume_point=find_resume_point(tmp_path / "run"))
     assert not same(weights, original)
 
 
@@ -270,12 +272,12 @@ def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, monk
         patch.setattr(PrivacyEngine, "draw", on_call(3, die)(PrivacyEngine.draw))
         with pytest.raises(Killed):
             go(folder)
-    stopped = find_stopped(folder)
-    assert stopped.checkpoint.step == stopped.ledger.steps == 2
+    resume_point = find_resume_point(folder)
+    assert resume_point.checkpoint.step == resume_point.ledger.steps == 2
     shutil.copytree(folder, tmp_path / "copy")
     keys = [moved_keys(monkeypatch, tmp_path / name) for name in ("copy", "run")]
     assert "the folder is a copy" in caplog.text
-    assert keys[1] == stopped.checkpoint.read_keys().content["keys"]["noise"] != keys[0]
+    assert keys[1] == resume_point.checkpoint.read_keys().content["keys"]["noise"] != keys[0]
 
 
 def moved_keys(monkeypatch, folder) -> str:
@@ -289,7 +291,7 @@ def moved_keys(monkeypatch, folder) -> str:
     with monkeypatch.context() as patch:
         patch.setattr(PrivacyEngine, "draw", stop)
         with pytest.raises(Killed):
-            go(folder, stopped=find_stopped(folder))
+            go(folder, resume_point=find_resume_point(folder))
     return seen[0]
 
 
@@ -305,7 +307,7 @@ def test_trust_rule_4_another_environment_draws_new_noise_with_nothing_to_redo(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 77)
         key = moved_keys(monkeypatch, folder)
-    assert key != find_stopped(folder).checkpoint.read_keys().content["keys"]["noise"]
+    assert key != find_resume_point(folder).checkpoint.read_keys().content["keys"]["noise"]
 
 
 def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_path, monkeypatch):
@@ -330,7 +332,7 @@ def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(
     assert entry["step"] == 4
     last = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join([*lines, last]) + "\n")
-    go(folder, stopped=find_stopped(folder), overspend=True)
+    go(folder, resume_point=find_resume_point(folder), overspend=True)
     assert "a step did not come out as it was" in caplog.text
     # the three steps before, the abandoned one and, from the checkpoint of step 2, three again
     assert read_run_ledger(folder).steps == 4 + 3
@@ -341,9 +343,9 @@ def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new
 ):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "between journal and ledger")
-    stopped = find_stopped(folder)
-    assert (stopped.ledger.steps, stopped.ledger.counted_steps) == (3, 4)
-    go(folder, stopped=stopped, micro_batch_size=3, eps=1.0)
+    resume_point = find_resume_point(folder)
+    assert (resume_point.ledger.steps, resume_point.ledger.counted_steps) == (3, 4)
+    go(folder, resume_point=resume_point, micro_batch_size=3, eps=1.0)
     # two of five are in the weights and four are spent: one more
     assert read_run_ledger(folder).steps == 5
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
@@ -356,7 +358,7 @@ def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(
     kill(monkeypatch, folder, "after the update")
     with (folder / "ledger.jsonl").open("a") as file:
         file.write('{"mechanism": {"na')
-    go(folder, stopped=find_stopped(folder), micro_batch_size=3, overspend=True)
+    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, overspend=True)
     entries = (folder / "private" / "steps.jsonl").read_text().splitlines()
     assert json.loads(entries[4]) == {"step": 5, "abandoned": True}
     assert read_run_ledger(folder).steps == len(entries) == 5 + 3
@@ -368,7 +370,7 @@ def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(StateError, match="has 4 noisy steps and the ledger 2"):
-        find_stopped(folder)
+        find_resume_point(folder)
 
 
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
@@ -390,7 +392,7 @@ def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, monkeyp
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[cut]))
     with pytest.raises(StateError) as error:
-        find_stopped(folder)
+        find_resume_point(folder)
     assert error.value.exit_code == 3
 
 
@@ -403,16 +405,16 @@ def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path, monkeyp
         for damaged in (whole[:-2], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
             file.write_bytes(damaged)
             with pytest.raises(StateError):
-                find_stopped(folder)
+                find_resume_point(folder)
         file.write_bytes(whole)
-    assert find_stopped(folder).checkpoint.step == 2
+    assert find_resume_point(folder).checkpoint.step == 2
 
 
 def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
-    stopped = find_stopped(undisturbed[0])
-    assert stopped.has_ended and not stopped.checkpoint.has_keys
+    resume_point = find_resume_point(undisturbed[0])
+    assert resume_point.has_ended and not resume_point.checkpoint.has_keys
     assert not list(undisturbed[0].rglob(GENERATORS))
-    assert stopped.plan() == plan()
+    assert resume_point.plan() == plan()
 
 
 def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
@@ -429,11 +431,11 @@ def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
                     train_ordinarily(own, 5)
         if name == "killed":
             own = session(tmp_path / name, tiny_model(seed=8), checkpoint_every=2)
-        stopped = find_stopped(tmp_path / name) if name == "killed" else None
-        train_ordinarily(own, 5, stopped)
+        resume_point = find_resume_point(tmp_path / name) if name == "killed" else None
+        train_ordinarily(own, 5, resume_point)
         weights.append({key: p.detach().clone() for key, p in own.model.named_parameters()})
     assert same(*weights)
-    assert find_stopped(tmp_path / "killed").has_ended
+    assert find_resume_point(tmp_path / "killed").has_ended
 
 
 def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
@@ -447,9 +449,9 @@ def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
         with pytest.raises(SystemExit) as ended:
             go(folder)
     assert ended.value.code == 143
-    stopped = find_stopped(folder)
-    assert stopped.checkpoint.step == stopped.ledger.steps == 3
-    assert same(go(folder, stopped=stopped), undisturbed[1])
+    resume_point = find_resume_point(folder)
+    assert resume_point.checkpoint.step == resume_point.ledger.steps == 3
+    assert same(go(folder, resume_point=resume_point), undisturbed[1])
 
 
 def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undisturbed):

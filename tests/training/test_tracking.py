@@ -218,8 +218,8 @@ def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(
     object.__setattr__(own, "listeners", (tracking(tmp_path, kept),))
     overspends = privacy(None)
     object.__setattr__(overspends, "resume_overspend", True)
-    stopped = private_run_module.find_stopped(tmp_path)
-    train_privately(own, plan(steps=20), overspends, epsilon_after=float, stopped=stopped)
+    resume_point = private_run_module.find_resume_point(tmp_path)
+    train_privately(own, plan(steps=20), overspends, epsilon_after=float, resume_point=resume_point)
     # 8 steps were in the ledger and the checkpoint had 5, so 3 were taken again
     assert [(step, values["privacy/epsilon"]) for step, values, _ in kept.points] == [(20, 23.0)]
 

@@ -10,7 +10,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
-from dpft.training.loop import Records
+from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import AdamW, SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.settings import TrainingConfig
@@ -27,14 +27,14 @@ def tiny_model(seed: int = 0) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
-def records(count: int = 12, micro_batch_size: int = 4) -> Records:
+def training_set(count: int = 12, micro_batch_size: int = 4) -> TrainingSet:
     generator = torch.Generator().manual_seed(3)
     examples = []
     for number in range(count):
         length = 4 + number % 5
         ids = torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()
         examples.append(TokenizedExample(input_ids=ids, labels=[-100, -100, *ids[2:]]))
-    return Records(
+    return TrainingSet(
         examples=examples,
         micro_batch_size=micro_batch_size,
         layout=Layout(pad_token_id=0),
@@ -66,7 +66,7 @@ def session(folder: Path, model=None, **settings) -> Session:
         model=model or tiny_model(),
         method=Full(name="full"),
         phases=(),
-        records=records(micro_batch_size=settings.get("micro_batch_size", 4)),
+        training_set=training_set(micro_batch_size=settings.get("micro_batch_size", 4)),
         settings=TrainingConfig(expected_batch_size=6, learning_rate=1e-2, **settings),
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),

@@ -16,6 +16,7 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, write_json
+from dpft.models.architecture import read_architecture
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import Calibration, PrivacyPlan
@@ -60,7 +61,7 @@ def draw_search(command: TuneCommand) -> Search:
     """
     config = command.settings()
     score_metric(command)
-    training_head(config)
+    training_head(config, read_architecture(config.model))
     data = load_training_data(config)
     divide(config, data)
     settings = command.tuning.settings()
@@ -143,7 +144,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
     config = with_setting(command.settings(), setting)
-    training_head(config)
+    training_head(config, read_architecture(config.model))
     config = with_transferred_batch_size(config, lambda: num_units)
     privacy = replace(_privacy(command), eps=None, noise_multiplier=1.0)
     plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
@@ -152,8 +153,8 @@ def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: i
 
 
 def _privacy(command: TuneCommand) -> DifferentialPrivacy:
-    assert isinstance(command.privacy, DifferentialPrivacy)
-    return command.privacy
+    assert command.privacy.guarantee is not None
+    return command.privacy.guarantee
 
 
 def _key(setting: Mapping[str, Any]) -> str:

@@ -1,0 +1,63 @@
+"""What a model's config.json says, read once and handed on to whatever needs it.
+
+transformers' configuration is mutable, and a head writes its classes into it: nobody is given the
+one that was read, each gets a copy.
+"""
+
+import copy
+from dataclasses import dataclass
+
+from transformers import AutoConfig, PretrainedConfig
+
+from dpft.kinds import Head
+from dpft.models.heads import configure
+from dpft.models.pooling import MEAN, PooledClassifier
+from dpft.models.source import ModelConfig, check_folder, loading_errors, source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model as its config.json describes it, without weights or tokenizer."""
+
+    model: ModelConfig
+    """Where the model is, and how it is to be loaded."""
+    read: PretrainedConfig
+    """What was read; ``config`` hands out copies of it."""
+
+    def config(self, head: Head | None = None) -> PretrainedConfig:
+        """Returns a copy of what config.json says, which the caller may change.
+
+        Args:
+            head: What the model shall answer with, written into the copy; None: as was read.
+        """
+        config = copy.deepcopy(self.read)
+        if head is not None:
+            configure(config, head)
+        return config
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the checkpoint was saved with a classification head that pools."""
+        return PooledClassifier.__name__ in (self.read.architectures or ())
+
+    @property
+    def pooling(self) -> str | None:
+        """How a classification head pools: as configured, else as the checkpoint's own does."""
+        return MEAN if self.model.pooling is None and self.is_pooled else self.model.pooling
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model has a row for."""
+        return int(self.read.get_text_config().vocab_size)
+
+
+def read_architecture(model: ModelConfig) -> Architecture:
+    """Returns the architecture of a model, from config.json alone.
+
+    Raises:
+        InputError: It cannot be found, reached or understood.
+    """
+    if model.folder is not None:
+        check_folder(model, model.folder)
+    with loading_errors(model):
+        return Architecture(model=model, read=AutoConfig.from_pretrained(**source(model)))

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+
+from dpft.config.load import from_values
+from dpft.config.report import ReportConfig
+from dpft.errors import InputError
+
+
+def refusal(**values: object) -> str:
+    with pytest.raises(InputError) as error:
+        ReportConfig(**values)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [({}, "neither"), ({"runs": "a", "ratings": "b"}, "both")]
+)
+def test_exactly_one_of_runs_and_ratings_is_reported(given: dict[str, str], got: str) -> None:
+    said = refusal(**given)
+    assert said.startswith(f"exactly one of runs and ratings must be given, got {got};")
+
+
+def test_one_name_and_a_list_of_names_are_both_taken() -> None:
+    assert from_values({"runs": "a"}, ReportConfig).folders == (Path("a"),)
+    config = from_values({"runs": ["a", "b"], "metric": "bleu"}, ReportConfig)
+    assert (config.folders, config.metrics) == ((Path("a"), Path("b")), ("bleu",))
+    assert (ReportConfig(runs="a").sheets, ReportConfig(runs="a").metrics) == ((), None)
+
+
+def test_one_sheet_under_two_names_is_refused() -> None:
+    assert "different files, got one of them twice" in refusal(ratings=("a.csv", "sheets/../a.csv"))
+
+
+@pytest.mark.parametrize("over", [("method.name",), ("privacy.eps", "privacy.eps")])
+def test_a_table_over_anything_but_two_keys_is_refused(over: tuple[str, ...]) -> None:
+    assert f"two different keys, rows and columns, got {list(over)}" in refusal(runs="a", over=over)
+
+
+@pytest.mark.parametrize(("name", "value"), [("over", ("a", "b")), ("metric", "bleu"), ("to", "x")])
+def test_what_is_for_runs_is_refused_with_ratings(name: str, value: object) -> None:
+    assert refusal(ratings="a.csv", **{name: value}).startswith(f"{name} is for runs, got it with")
+
+
+def test_a_report_is_not_written_where_a_file_lies(tmp_path: Path) -> None:
+    taken = tmp_path / "report.md"
+    taken.write_text("")
+    said = refusal(runs="a", to=str(taken))
+    assert said == f"to must be a folder, got {str(taken)!r}, which is a file."
