@@ -1,4 +1,4 @@
-"""Kinds of models, by how they answer: the words that tasks, data and models share."""
+"""Kinds of models, by how they answer: the words and labels that tasks, data and models share."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,9 @@ LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
 
 TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
 """What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
+
+IGNORED_LABEL = -100
+"""Label of a token that carries no loss, of every kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.accountants import ORDER
+from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 
 OUTPUTS = ("table", "json")
 PLOTS = (".svg", ".png")
@@ -56,7 +56,7 @@ class AccountConfig:
     @property
     def leader(self) -> str:
         """The accountant that leads where no run says which."""
-        return self.accountant or ORDER[0]
+        return self.accountant or LEADING_ACCOUNTANTS[0]
 
     @property
     def run_folders(self) -> tuple[str, ...]:
@@ -187,8 +187,9 @@ def check_accountant(accountant: str) -> None:
     Raises:
         InputError: ``accountant`` is not one of prv, pld and rdp.
     """
-    if accountant not in ORDER:
-        raise InputError(f"accountant must be one of {', '.join(ORDER)}, got {accountant!r}.")
+    if accountant not in LEADING_ACCOUNTANTS:
+        known = ", ".join(LEADING_ACCOUNTANTS)
+        raise InputError(f"accountant must be one of {known}, got {accountant!r}.")
 
 
 def check_output(output: str) -> None:

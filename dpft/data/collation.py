@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
-from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ, TEXT
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.collation import Layout
-from dpft.data.tokenization import (
-    IGNORED_LABEL,
-    TokenizedExample,
-    start_id,
-    tokenize,
-    tokenize_prompts,
-)
-from dpft.kinds import SEQ2SEQ
+from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokenize_prompts
+from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example
 
 

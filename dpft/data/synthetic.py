@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from dpft.data.collation import Layout
-from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
-from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CLASSES, CLASSIFIER, IGNORED_LABEL, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 
 
 def synthetic_rows(

@@ -13,10 +13,8 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from dpft.errors import InputError
+from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example
-
-IGNORED_LABEL = -100
-"""Label of a token that carries no loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SCORE, SEQ2SEQ, TEXT
-
-IGNORED_LABEL = -100
-"""Label of a token that carries no loss."""
+from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, MASKED, SCORE, SEQ2SEQ, TEXT
 
 
 class Batch(Protocol):

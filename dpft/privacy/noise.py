@@ -43,30 +43,18 @@ BLOCK = 2**20
 
 
 class NoiseStream:
-    """Standard normal numbers, float64, of a secret key; any block of them at any time."""
+    """The secret source of a run's noise: a key that ages with the steps, and where to draw."""
 
     def __init__(self, device: torch.device, key: AgingKey) -> None:
         """Draws on ``device`` from ``key``, which ages with the steps."""
         self.device, self.key = device, key
-
-    def draw(self, count: int, *, step: int = 0, parameter: int = 0, block: int = 0) -> Tensor:
-        """Returns a block's numbers, shape (count,).
-
-        Args:
-            count: How many the block has, at most ``BLOCK``; the same at every draw of it.
-            step: The run's step, counted from 0; its key must not be forgotten.
-            parameter: Place among all the model's parameters.
-            block: Which stretch of the flattened parameter.
-        """
-        halves = BlockNoise(self, step).halves(count, parameter=parameter, block=block)
-        return torch.cat(halves)[:count]
 
 
 class BlockNoise:
     """The blocks of one step's noise, one at a time, in memory that is used again."""
 
     def __init__(self, stream: NoiseStream, step: int) -> None:
-        """Draws from the stream's key of ``step``."""
+        """Draws from the stream's key of ``step``, which must not be forgotten."""
         self._step, self._key = step, stream.key.at(step)
         self._device = stream.device
         self._box_muller = BoxMuller(stream.device)
@@ -76,9 +64,10 @@ class BlockNoise:
         """Returns the first and the second half of a block's numbers, valid until the next call.
 
         Args:
-            count: As of ``NoiseStream.draw``; where it is odd the last number is one too many.
-            parameter: As of ``NoiseStream.draw``.
-            block: As of ``NoiseStream.draw``.
+            count: How many the block has, at most ``BLOCK``; the same at every draw of it. Where
+                it is odd the last number is one too many.
+            parameter: Place among all the model's parameters.
+            block: Which stretch of the flattened parameter.
         """
         address = Address(Purpose.NOISE, self._step, parameter, block)
         refinement = Address(Purpose.REFINEMENT, self._step, parameter, block)

@@ -4,14 +4,13 @@ import math
 from dataclasses import dataclass
 
 from dpft.errors import InputError
+from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import check_engine_name
 from dpft.privacy.clipping.engines.base import Tuning
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.plan import EXAMPLE
-
-ACCOUNTANTS = ("prv", "pld", "rdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ class DifferentialPrivacy(PrivacyConfig):
                 f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
             )
         clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
-        _one_of(ACCOUNTANTS, accountant=self.accountant)
+        _one_of(LEADING_ACCOUNTANTS, accountant=self.accountant)
         check_engine_name(self.engine)
         Tuning(memory_mb=self.clipper_memory_mb)
         if self.groups is not None and self.clipping != "per_layer":

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.models.architecture import Architecture
-from dpft.models.checks import check_model
 from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.vocabulary import add_tokens, grow, start_rows
 from dpft.tasks.base import Task

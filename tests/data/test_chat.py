@@ -5,8 +5,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dpft.data.chat import ChatEncoding
 from dpft.data.collation import Layout
-from dpft.data.tokenization import IGNORED_LABEL
 from dpft.errors import InputError
+from dpft.kinds import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.custom_chats import ChatExample, CustomChats
 

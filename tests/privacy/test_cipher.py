@@ -1,14 +1,10 @@
 import itertools
 
 import pytest
-import torch
 
-from dpft.privacy import chacha20
-from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, keystream
 
 KEY = bytes(range(32))
-CPU = torch.device("cpu")
 
 
 def rfc_8439_block(key: bytes, counter: int, nonce: bytes) -> bytes:
@@ -62,35 +58,6 @@ ADDRESSES = [
 def test_keystream_is_chacha20_with_the_address_as_nonce_and_a_counter_from_0(address):
     expected = b"".join(rfc_8439_block(KEY, counter, address.nonce()) for counter in range(5))
     assert keystream(KEY, address, 300) == expected[:300]
-
-
-@pytest.mark.parametrize("address", ADDRESSES, ids=str)
-def test_torchs_integer_operations_give_the_librarys_bits(address):
-    words = keystream_words(KEY, address, 1001, CPU)
-    assert words.dtype == torch.int64
-    assert words.numpy().tobytes() == bytes(keystream(KEY, address, 8 * 1001))
-
-
-@pytest.mark.slow
-def test_operations_compiled_as_for_an_accelerator_give_the_same_bits(monkeypatch):
-    run = chacha20._rounds_on.__wrapped__("cuda")
-    monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
-    for count in (16, 1000, 1001):
-        words = keystream_words(KEY, ADDRESSES[1], count, CPU)
-        assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 8 * count))
-
-
-def test_where_the_compiler_fails_the_bits_are_the_same_and_it_is_said_once(monkeypatch, caplog):
-    def fail(*_):
-        raise RuntimeError("no compiler here")
-
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
-    run = chacha20._rounds_on.__wrapped__("cuda")
-    monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
-    for _ in range(2):
-        words = keystream_words(KEY, ADDRESSES[1], 16, CPU)
-        assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 128))
-    assert caplog.text.count("torch.compile failed") == 1
 
 
 def test_no_keystream_of_neighbouring_addresses_overlaps_another():

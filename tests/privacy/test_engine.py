@@ -9,6 +9,7 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
 from dpft.privacy.randomness import make_randomness
+from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_plan import plan
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def test_the_private_gradient_is_the_clipped_sum_plus_noise_over_the_expected_ba
         take_step(engine, model)
     # Eight records of norm 5, each clipped to 0.1, two along each axis.
     clipped_sum = torch.full((1, 4), 0.2) * (1 - rounding_headroom(40))
-    expected = (clipped_sum + noise.draw(4) * 1.5 * 0.1) / 40
+    expected = (clipped_sum + block_noise(noise, 4) * 1.5 * 0.1) / 40
     assert torch.allclose(model.weight.grad.double(), expected, rtol=1e-5, atol=1e-8)
 
 
@@ -200,7 +201,7 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
     with engine:
         take_step(engine, model)
         first = [
-            (noise.draw(count, parameter=place) * 1.5 * 0.1).float()
+            (block_noise(noise, count, parameter=place) * 1.5 * 0.1).float()
             for place, count in enumerate((4, 1))
         ]
         # Each gradient is 5 along an axis and 1 for the bias, clipped to 0.1 in all.
@@ -212,9 +213,9 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
         for step in (1, 2):
             take_step(engine, model)
             # The bias stands second among all parameters, though it trains alone.
-            drawn = (noise.draw(1, step=step, parameter=1) * 1.5 * 0.01).float()
+            number = (block_noise(noise, 1, step=step, parameter=1) * 1.5 * 0.01).float()
             room = 1 - rounding_headroom(40)
-            assert torch.allclose(model.bias.grad, (8 * 0.01 * room + drawn) / 40, rtol=1e-5)
+            assert torch.allclose(model.bias.grad, (8 * 0.01 * room + number) / 40, rtol=1e-5)
             assert model.weight.grad is None
     mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
     assert [line["sensitivity"] for line in mechanisms] == [0.1, 0.01, 0.01]

@@ -17,9 +17,18 @@ from transformers import (
 )
 
 from dpft.data.collation import Layout
-from dpft.data.tokenization import IGNORED_LABEL, TokenizedExample
+from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ, TEXT
+from dpft.kinds import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    IGNORED_LABEL,
+    LABEL_WORDS,
+    MASKED,
+    SEQ2SEQ,
+    TEXT,
+)
 from dpft.methods.base import Method, method_class, method_names
 from dpft.models.losses import per_example_losses
 from dpft.models.pooling import PooledClassifier

@@ -14,6 +14,7 @@ from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, NoiseStream, add_noise, grid
 from dpft.privacy.randomness import make_randomness
 from tests.privacy.linear_complexity import ORDER_OF_MT19937, linear_complexity
+from tests.privacy.noise_blocks import block_noise
 
 CPU = torch.device("cpu")
 
@@ -105,7 +106,7 @@ def test_blocks_drawn_in_any_order_are_equal():
 
     def draw(noise, address):
         step, parameter, block = address
-        return noise.draw(1001, step=step, parameter=parameter, block=block)
+        return block_noise(noise, 1001, step=step, parameter=parameter, block=block)
 
     noise = source()
     in_order = {address: draw(noise, address) for address in addresses}
@@ -121,7 +122,7 @@ def test_a_gradient_gets_the_blocks_of_its_flattened_parameter():
     parameter = nn.Parameter(torch.zeros(size, dtype=torch.float64))
     add_noise([nn.Parameter(torch.zeros(3)), parameter], 1.0, source(), step=5)
     counts = (BLOCK, BLOCK, 1001)
-    blocks = [source().draw(n, step=5, parameter=1, block=i) for i, n in enumerate(counts)]
+    blocks = [block_noise(source(), n, step=5, parameter=1, block=i) for i, n in enumerate(counts)]
     expected = (torch.cat(blocks) / grid(1.0)).round() * grid(1.0)
     assert torch.equal(parameter.grad, expected)
 
@@ -179,7 +180,7 @@ def test_a_zero_has_no_sign():
 
 
 def noise_in_float64(count: int) -> torch.Tensor:
-    return source().draw(count)
+    return block_noise(source(), count)
 
 
 def test_a_parameter_without_a_gradient_gets_noise():

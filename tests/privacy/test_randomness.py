@@ -3,6 +3,7 @@ import torch
 
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness, restore_randomness
+from tests.privacy.noise_blocks import block_noise
 
 CPU = torch.device("cpu")
 
@@ -13,7 +14,7 @@ def drawn(randomness, step: int = 0) -> list[list[float]]:
     mask = randomness.dropout.dropout(torch.ones(64), 0.5)
     return [
         randomness.sampling.draw(8, step=step).tolist(),
-        randomness.noise.draw(8, step=step).tolist(),
+        block_noise(randomness.noise, 8, step=step).tolist(),
         mask.tolist(),
         torch.rand(8).tolist(),
     ]

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpft.data.sources import load_examples
-from dpft.data.tokenization import IGNORED_LABEL, tokenize, tokenize_prompts
+from dpft.data.tokenization import tokenize, tokenize_prompts
 from dpft.errors import InputError
+from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
 from dpft.tasks.registry import task_class
 from tests.data.conftest import letter_tokenizer

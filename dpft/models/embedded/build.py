@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from dpft.kinds import IGNORED_LABEL
 from dpft.models.embedded import MODEL_DIRECTORY
 from dpft.models.embedded.initialization import start_near_copying
 from dpft.models.embedded.pretraining_grammar import Passage, drill, passage
@@ -140,7 +141,7 @@ def batches(
             rows = pool[start : start + recipe.batch_size]
             length = min(max(map(_length, rows)), recipe.positions)
             ids = torch.full((len(rows), length), tokenizer.pad_token_id)
-            labels = torch.full((len(rows), length), -100)
+            labels = torch.full((len(rows), length), IGNORED_LABEL)
             for row, (prompt, text) in enumerate(rows):
                 tokens = (prompt + text)[:length]
                 ids[row, : len(tokens)] = torch.tensor(tokens)
@@ -185,7 +186,7 @@ def pretrain(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, recipe:
             position_ids=position_ids,
             use_cache=False,
         ).last_hidden_state
-        wanted = labels[:, 1:] != -100
+        wanted = labels[:, 1:] != IGNORED_LABEL
         logits = model.lm_head(hidden[:, :-1][wanted])
         loss = cross_entropy(logits, labels[:, 1:][wanted])
         loss.backward()  # type: ignore[no-untyped-call]

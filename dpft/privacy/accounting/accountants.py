@@ -19,8 +19,8 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 
-ORDER = ("prv", "pld", "rdp")
-"""Accountants whose upper bound may be the headline, the first that answers leading."""
+LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
+"""Accountants whose proven upper bound may be reported, in the order in which they are asked."""
 
 _LIBRARY = {"rdp": "dp_accounting", "pld": "dp_accounting", "prv": "prv_accountant"}
 
@@ -114,16 +114,11 @@ def headline_order(accountant: str) -> tuple[str, ...]:
     Raises:
         InputError: No such accountant may lead (gdp is an estimate).
     """
-    if accountant not in ORDER:
-        raise InputError(
-            f"privacy.accountant must be one of {', '.join(ORDER)}, got {accountant!r}"
-            + (
-                "; gdp is an estimate and is only shown beside them."
-                if accountant == "gdp"
-                else "."
-            )
-        )
-    return (accountant, *(name for name in ORDER if name != accountant))
+    if accountant not in LEADING_ACCOUNTANTS:
+        known = ", ".join(LEADING_ACCOUNTANTS)
+        why = "; gdp is an estimate and is only shown beside them" if accountant == "gdp" else ""
+        raise InputError(f"privacy.accountant must be one of {known}, got {accountant!r}{why}.")
+    return (accountant, *(name for name in LEADING_ACCOUNTANTS if name != accountant))
 
 
 def _key(name: str, mechanism: Mechanism, options: Mapping[str, Any]) -> _Key:

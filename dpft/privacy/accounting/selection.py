@@ -139,8 +139,8 @@ def calibrate_trials(
     try:
         for _ in range(ROUNDS):
             noise = {shape: _noise_of(shape, target, count, noise[shape]) for shape in noise}
-            settled = [replace(shape, noise_multiplier=noise[shape]) for shape in noise]
-            bound = selection_epsilon(settled, count).upper
+            calibrated = [replace(shape, noise_multiplier=noise[shape]) for shape in noise]
+            bound = selection_epsilon(calibrated, count).upper
             assert bound is not None
             if bound <= eps:
                 calibration = Calibration(accountant=ACCOUNTANT, epsilon=bound, grid=rdp.GRID)

@@ -18,8 +18,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
-from dpft.mixing import check_model
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (

@@ -32,7 +32,7 @@ class _Resolution:
     Attributes:
         share: Share of its terms under which a square is taken again, without subtracting large
             numbers from each other.
-        floor: Least norm, over its reach, that a gradient is clipped by. The clipped sum is
+        floor: Least norm, over its norm bound, that a gradient is clipped by. The clipped sum is
             formed in the model's own dtype, so below it a factor would magnify rounding.
     """
 
@@ -60,7 +60,7 @@ def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> Tensor:
 
     Where an example's terms cancel so far that rounding would show in its norm, or products
     leave the dtype's range, the norm is taken again exactly, and not below a small share of its
-    reach, the norm it would have if no two terms cancelled: a norm too small would let the
+    norm bound, the norm it would have if no two terms cancelled: a norm too small would let the
     example in above its bound.
 
     Args:
@@ -86,7 +86,7 @@ def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> Tensor:
 def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the squares of some examples, found in ``dtype``, without its losses, in float64."""
     chosen = [use.double(examples) for use in uses]
-    floor = (_RESOLUTION[dtype].floor * _reach(chosen)).square()
+    floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
     if dtype == torch.float64:
         # No better dtype to subtract in: the gradients themselves, one at a time.
         alone = ([use.double(example) for use in uses] for example in examples[:, None])
@@ -102,8 +102,8 @@ def _longest(uses: Sequence[Use]) -> Tensor:
     return torch.stack([use.extent() for use in uses]).amax(0)
 
 
-def _reach(uses: Sequence[Use]) -> Tensor:
-    return torch.stack([use.reach() for use in uses]).sum(0)
+def _norm_bound(uses: Sequence[Use]) -> Tensor:
+    return torch.stack([use.norm_bound() for use in uses]).sum(0)
 
 
 def _dense_norms(uses: Sequence[Use]) -> Tensor:
@@ -116,7 +116,7 @@ def _squares(uses: Sequence[Use]) -> Squares:
     if len(uses) == 2 and isinstance(uses[0], OuterUse) and isinstance(uses[1], RowsUse):
         cross = _tied_cross_term(uses[0], uses[1])
         return uses[0].squares() + uses[1].squares() + cross + cross
-    return formed_squares(_dense_norms(uses), _reach(uses))
+    return formed_squares(_dense_norms(uses), _norm_bound(uses))
 
 
 def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Squares:

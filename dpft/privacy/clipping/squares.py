@@ -94,18 +94,18 @@ def product_sums(products: Tensor) -> Squares:
     return Squares(flat.sum(1), torch.linalg.vector_norm(flat, ord=1, dim=1))
 
 
-def formed_squares(values: Tensor, reach: Tensor) -> Squares:
+def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
     """Returns squares of gradients that were formed and then squared.
 
     Args:
         values: The squares, shape (b,). Underflow takes nothing from them that counts: an entry
             whose square is lost is below 1e-19 (float32), and 1e9 of them are below 1e-14.
-        reach: Largest norm that the same terms could have, shape (b,): an entry's rounding is a
-            share of it, and the square's is twice the norm times that. The term in its square
-            says that a gradient which rounding took for 0 is not one that is 0.
+        norm_bound: Largest norm that the same terms could have, shape (b,): an entry's rounding
+            is a share of it, and the square's is twice the norm times that. The term in its
+            square says that a gradient which rounding took for 0 is not one that is 0.
     """
     least = torch.finfo(values.dtype).eps ** 0.5
-    return Squares(values, reach * torch.add(2 * values.sqrt(), reach, alpha=least))
+    return Squares(values, norm_bound * torch.add(2 * values.sqrt(), norm_bound, alpha=least))
 
 
 def sums_of_squares(values: Tensor) -> Tensor:

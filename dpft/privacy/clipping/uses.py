@@ -55,7 +55,7 @@ class OuterUse:
         size = examples_per_block(self.shape)
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         values = [sums_of_squares(OuterUse(*pair).instantiate()) for pair in pairs]
-        return formed_squares(torch.cat(values), self.reach())
+        return formed_squares(torch.cat(values), self.norm_bound())
 
     @property
     def shape(self) -> ProductShape:
@@ -63,7 +63,7 @@ class OuterUse:
         count, steps, rows = self.left.shape
         return ProductShape(count, steps, rows, self.right.shape[2])
 
-    def reach(self) -> Tensor:
+    def norm_bound(self) -> Tensor:
         """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,): the largest norm."""
         return (lengths(self.left) * lengths(self.right)).sum(1)
 
@@ -119,9 +119,9 @@ class RowsUse:
     def squares(self) -> Squares:
         """Returns the squared norms: rows of equal ids are summed, then squared."""
         values = in_norm_dtype(self.values)
-        return formed_squares(self._summed_and_squared(values), self.reach())
+        return formed_squares(self._summed_and_squared(values), self.norm_bound())
 
-    def reach(self) -> Tensor:
+    def norm_bound(self) -> Tensor:
         """Returns the largest norm that values of these lengths could have, shape (b,)."""
         return self._summed_and_squared(lengths(self.values).unsqueeze(2)).sqrt()
 
@@ -186,7 +186,7 @@ class GradientUse:
         values = sums_of_squares(self.values)
         return Squares(values, values)
 
-    def reach(self) -> Tensor:
+    def norm_bound(self) -> Tensor:
         """Returns the norms, shape (b,)."""
         return sums_of_squares(self.values).sqrt()
 

@@ -116,7 +116,7 @@ def _squares(left: Tensor, right: Tensor) -> Squares:
     if not ghost_is_cheaper(shape):
         products = (left[:, block].to(right.dtype).t() @ right for block in _blocks(shape.rows))
         square = torch.stack([_norm(product) for product in products]).square().sum()[None]
-        return formed_squares(square, OuterUse(left[None], right[None]).reach())
+        return formed_squares(square, OuterUse(left[None], right[None]).norm_bound())
     if left.dtype == right.dtype:
         return ghost_squares(left[None], right[None])
     gram = right.new_zeros(shape.steps, shape.steps)

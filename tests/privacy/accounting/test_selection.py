@@ -132,12 +132,12 @@ def test_the_noise_keeps_the_whole_search_within_eps():
     )
     count = TrialCount(eta=0, gamma=0.025)
     noise, calibration = calibrate_trials([E2E, longer, E2E], eps=3, count=count)
-    settled = [
+    calibrated = [
         SampledGaussian(**{**vars(shape), "noise_multiplier": value})
         for shape, value in zip([E2E, longer, E2E], noise, strict=True)
     ]
     assert noise[0] == noise[2] != noise[1]
-    assert selection_epsilon(settled, count).upper == calibration.epsilon
+    assert selection_epsilon(calibrated, count).upper == calibration.epsilon
     assert 2.98 < calibration.epsilon <= 3
     assert calibration.accountant == ACCOUNTANT
 

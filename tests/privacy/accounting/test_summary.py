@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
-from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import account
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
@@ -155,13 +154,3 @@ def test_never_negative_and_never_without_a_headline(
     for answer in report.epsilons.values():
         values = [answer] if isinstance(answer, float) else answer.values()
         assert all(isinstance(value, str) or value >= 0 for value in values)
-
-
-@given(st.floats(0, 1e6), st.integers(0, 6))
-def test_rounding_up_never_goes_down_and_less_than_a_digit_up(value, digits):
-    rounded = round_up(value, digits)
-    assert value <= rounded <= value + 10**-digits * (1 + 1e-6)
-
-
-def test_rounding_up_keeps_what_is_round():
-    assert (round_up(2.99, 2), round_up(2.9900001, 2), round_up(0.0, 2)) == (2.99, 3.0, 0.0)

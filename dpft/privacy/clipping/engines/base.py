@@ -31,7 +31,7 @@ class ClippedBatch:
 
 
 @dataclass(frozen=True)
-class Settlement:
+class ClipDecision:
     """What the norms of a batch decide, before anything is summed; all of it is private.
 
     Attributes:
@@ -172,8 +172,8 @@ class Engine(ABC):
         device = next(iter(self.names)).device
         return torch.zeros(self.style.groups, count, dtype=torch.float64, device=device)
 
-    def settle(self, squares: Tensor, finite: Tensor) -> Settlement:
-        """Turns squared norms into factors.
+    def decide_clipping(self, squares: Tensor, finite: Tensor) -> ClipDecision:
+        """Returns which examples take part in the sum, and by what factor each is scaled.
 
         Args:
             squares: Of the gradients of the scaled losses, shape (groups, b or units).
@@ -188,7 +188,7 @@ class Engine(ABC):
         squares = torch.where(finite, squares, 0.0)
         factors = self.style.factors((squares.sqrt() / scale).to(self.norm_dtype)) / scale
         norms = torch.where(finite, norms, 0.0)
-        return Settlement(norms, in_range(factors), finite, bool(finite.all()))
+        return ClipDecision(norms, in_range(factors), finite, bool(finite.all()))
 
 
 def check_is_tensor(losses: object) -> None:

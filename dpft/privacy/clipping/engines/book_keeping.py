@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.costs import keeping_is_cheaper
-from dpft.privacy.clipping.engines.base import ClippedBatch, Settlement
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
+from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch
+from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
 
@@ -31,9 +31,9 @@ class BookKeepingEngine(RecordingEngine):
             for parameter, kept in uses.items():
                 kept[:] = [rows.fold(use) for use in kept]
                 squares[self.groups[parameter]] += rows.squared_norms(kept, self.negligible)
-            settled = self.settle(squares, rows.finite)
-            self._contract(uses, rows, settled)
-        return report(settled)
+            decision = self.decide_clipping(squares, rows.finite)
+            self._contract(uses, rows, decision)
+        return clipped_batch(decision)
 
     def _backward(self, losses: Tensor) -> dict[Tensor, list[Use]]:
         """Returns every trainable parameter's uses, merged by kind."""
@@ -54,17 +54,17 @@ class BookKeepingEngine(RecordingEngine):
                 use = GradientUse(use.instantiate())
         self.recorder.keep(parameter, use)
 
-    def _contract(self, uses: dict[Tensor, list[Use]], rows: Rows, settled: Settlement) -> None:
+    def _contract(self, uses: dict[Tensor, list[Use]], rows: Rows, decision: ClipDecision) -> None:
         """Adds the weighted sums to the gradients; each use is freed once contracted."""
         while uses:
             parameter, kept = uses.popitem()
             group = self.groups[parameter]
-            add = partial(_add_weighted_sums, kept, rows, settled, group)
+            add = partial(_add_weighted_sums, kept, rows, decision, group)
             parameter.grad = self.sums.add(parameter, parameter.grad, add)
 
 
 def _add_weighted_sums(
-    uses: list[Use], rows: Rows, settled: Settlement, group: int, total: Tensor
+    uses: list[Use], rows: Rows, decision: ClipDecision, group: int, total: Tensor
 ) -> None:
     while uses:
-        rows.add_weighted_sum(uses.pop(), settled, group, total)
+        rows.add_weighted_sum(uses.pop(), decision, group, total)

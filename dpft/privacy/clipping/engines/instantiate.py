@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.engines.base import ClippedBatch
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
+from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
 from dpft.privacy.clipping.uses import GradientUse, Use
 
 
@@ -25,11 +25,11 @@ class InstantiateEngine(RecordingEngine):
             squares = self.new_squares(len(rows.finite))
             for parameter, gradient in gradients.items():
                 squares[self.groups[parameter]] += rows.squared_norms([gradient], self.negligible)
-            settled = self.settle(squares, rows.finite)
+            decision = self.decide_clipping(squares, rows.finite)
             for parameter, gradient in gradients.items():
-                add = partial(rows.add_weighted_sum, gradient, settled, self.groups[parameter])
+                add = partial(rows.add_weighted_sum, gradient, decision, self.groups[parameter])
                 parameter.grad = self.sums.add(parameter, parameter.grad, add)
-        return report(settled)
+        return clipped_batch(decision)
 
     def _gradients(self, losses: Tensor, rows: Rows) -> dict[Tensor, GradientUse]:
         """Returns every trainable parameter's gradients, one for each unit."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.engines.base import (
+    ClipDecision,
     ClippedBatch,
     Engine,
-    Settlement,
 )
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
@@ -40,31 +40,31 @@ class LoopEngine(Engine):
             groups = [losses[units == unit].sum() for unit in torch.unique(units)]
         norms, non_finite = [], 0
         for number, loss in enumerate(groups):
-            settled = self._add_clipped(loss, last=number == len(groups) - 1)
-            if not settled.finite and len(groups) > 1:
+            decision = self._add_clipped(loss, last=number == len(groups) - 1)
+            if not decision.finite and len(groups) > 1:
                 raise RunError(
                     "privacy.engine=loop cannot keep a non-finite example from spoiling the others "
                     "of its micro-batch (0 * nan is nan); set train.micro_batch_size=1 or another "
                     "engine."
                 )
-            norms.append(settled.norms)
-            non_finite += not settled.finite
+            norms.append(decision.norms)
+            non_finite += not decision.finite
         return ClippedBatch(norms=torch.cat(norms), non_finite=non_finite)
 
-    def _add_clipped(self, loss: Tensor, *, last: bool) -> Settlement:
+    def _add_clipped(self, loss: Tensor, *, last: bool) -> ClipDecision:
         """Adds one clipped gradient, unless it is not finite; returns what its norm decided."""
         scale = torch.full_like(loss, self.tuning.loss_scale)
         used = ordinary_gradients(loss, self.names, weights=scale, retain_graph=not last)
         squares = self.new_squares(1)
         for parameter, gradient in used.items():
             squares[self.groups[parameter]] += squared_norm(gradient)
-        settled = self.settle(squares, loss.detach().isfinite()[None])
-        if settled.finite:
+        decision = self.decide_clipping(squares, loss.detach().isfinite()[None])
+        if decision.finite:
             for parameter, gradient in used.items():
-                factor = settled.factors[self.groups[parameter]].to(parameter.dtype)
+                factor = decision.factors[self.groups[parameter]].to(parameter.dtype)
                 add = partial(torch.Tensor.add_, other=gradient * factor)
                 parameter.grad = self.sums.add(parameter, parameter.grad, add)
-        return settled
+        return decision
 
 
 def squared_norm(gradient: Tensor) -> Tensor:

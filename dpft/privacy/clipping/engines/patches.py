@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
-from dpft.privacy.clipping.rules.stepping import with_one_mask
+from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.flow import Flow, batch_size_of, learn_flow, mixed_output
 from dpft.privacy.clipping.separation.mapping import MappedForward
-from dpft.privacy.clipping.separation.plans import Plans
+from dpft.privacy.clipping.separation.region_plans import RegionPlans
 from dpft.privacy.clipping.separation.regions import Region
 from dpft.privacy.clipping.separation.signature import signature_of
 
@@ -28,7 +28,7 @@ class Patches:
 
     Layers with a rule record the uses of their weights. What has no rule, and what is used
     without the batch dimension, is run example by example: where, is learned when a kind of call
-    is first met, from two small runs of the model (``flow``, ``plans``).
+    is first met, from two small runs of the model (``flow``, ``region_plans``).
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, names: dict[Tensor, str]) -> None:
@@ -37,7 +37,7 @@ class Patches:
         self._model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
         self._names = names
-        self.plans = Plans(self._model, names)
+        self.plans = RegionPlans(self._model, names)
         self._regions = self.plans.by_kind()
         self._patched: list[nn.Module] = []
         self._root: Callable[..., Any] = self._own_forward

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines.base import (
+    ClipDecision,
     ClippedBatch,
     Engine,
     LossFunction,
-    Settlement,
     Tuning,
 )
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
@@ -106,7 +106,7 @@ class RecordingEngine(Engine):
             else:
                 if not _can_be_proved(losses):
                     return losses
-                if plans.are_settled(describe_graph(losses, self.names)):
+                if plans.are_proved(describe_graph(losses, self.names)):
                     return losses
                 del losses
             self._prove(compute_losses, state)
@@ -129,7 +129,7 @@ class RecordingEngine(Engine):
             random = self._is_random(compute_losses, state)
             while True:
                 try:
-                    plans.settle(self._verdict(compute_losses, state, random=random))
+                    plans.remember_proof(self._verdict(compute_losses, state, random=random))
                     return
                 except (Disproved, *ERRORS_OF_A_PLAN) as error:
                     if plans.widen():
@@ -237,12 +237,12 @@ class Rows:
             uses = [use if isinstance(use, GradientUse) else use.by_unit(units) for use in uses]
         return squared_norms(uses, negligible=negligible)
 
-    def add_weighted_sum(self, use: Use, settled: Settlement, group: int, total: Tensor) -> None:
+    def add_weighted_sum(self, use: Use, decision: ClipDecision, group: int, total: Tensor) -> None:
         """Adds the weighted sum of a folded use to ``total``; what is not finite adds zero."""
-        factors, finite = settled.factors[group], settled.finite
+        factors, finite = decision.factors[group], decision.finite
         if self._units is not None and not isinstance(use, GradientUse):
             factors, finite = factors[self._units.index], finite[self._units.index]
-        kept = use if settled.everyone_is_finite else use.keep(finite)
+        kept = use if decision.everyone_is_finite else use.keep(finite)
         kept.add_weighted_sum(factors.to(total.dtype), total)
 
 
@@ -253,6 +253,6 @@ def _can_be_proved(losses: object) -> bool:
     return len(losses) > 0 and losses.requires_grad
 
 
-def report(settled: Settlement) -> ClippedBatch:
-    """Returns what an accumulation says of its examples."""
-    return ClippedBatch(norms=settled.norms, non_finite=int((~settled.finite).sum()))
+def clipped_batch(decision: ClipDecision) -> ClippedBatch:
+    """Returns what a decision says of its batch: each norm, and how many examples are left out."""
+    return ClippedBatch(norms=decision.norms, non_finite=int((~decision.finite).sum()))

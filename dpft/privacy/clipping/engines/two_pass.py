@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 
-from dpft.privacy.clipping.engines.base import ClippedBatch, LossFunction, Settlement
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, report
+from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, LossFunction
+from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
 
@@ -35,9 +35,9 @@ class TwoPassEngine(RecordingEngine):
         with _rounding_alike(losses.device), _keeping_buffers():
             squares = self._squared_norms(losses, rows)
             with torch.no_grad():
-                settled = self.settle(squares, rows.finite)
-            self._contract(losses, rows, settled)
-        return report(settled)
+                decision = self.decide_clipping(squares, rows.finite)
+            self._contract(losses, rows, decision)
+        return clipped_batch(decision)
 
     def _squared_norms(self, losses: Tensor, rows: Rows) -> Tensor:
         """Returns the squared norms, shape (groups, units); no use outlives the pass."""
@@ -75,12 +75,12 @@ class TwoPassEngine(RecordingEngine):
     def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
         return rows.squared_norms([rows.fold(widen(use)) for use in uses], self.negligible)
 
-    def _contract(self, losses: Tensor, rows: Rows, settled: Settlement) -> None:
+    def _contract(self, losses: Tensor, rows: Rows, decision: ClipDecision) -> None:
         """Adds the weighted sums to the gradients in a second pass, use by use."""
         sums = {parameter: parameter.grad for parameter in self.names}
 
         def add(parameter: Tensor, use: Use) -> None:
-            weigh = partial(rows.add_weighted_sum, rows.fold(use), settled, self.groups[parameter])
+            weigh = partial(rows.add_weighted_sum, rows.fold(use), decision, self.groups[parameter])
             sums[parameter] = self.sums.add(parameter, sums[parameter], weigh)
 
         def receive(parameter: Tensor, use: Use) -> None:

@@ -20,7 +20,7 @@ from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
 from dpft.privacy.clipping.rules.layer_norm import layer_norm_forward
 from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward
 from dpft.privacy.clipping.rules.rms_norm import rms_norm_forward
-from dpft.privacy.clipping.rules.stepping import stepping_out
+from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 
 Rule = Callable[[Any, Recorder], Callable[..., Any]]
 """(layer, recorder) -> a forward with the layer's arithmetic that records its weight's uses."""
@@ -70,4 +70,4 @@ def recording_forward(layer: nn.Module, recorder: Recorder) -> Callable[..., Any
     forward = rule(layer, recorder)
     if intercepted_function(layer) is not None:
         return forward
-    return stepping_out(layer, forward, recorder)
+    return on_the_whole_batch(layer, forward, recorder)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.embedding import check_plain, look_up
-from dpft.privacy.clipping.rules.stepping import stepping_out
+from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 
 
 def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Calla
         sparse: bool = False,
     ) -> Tensor:
         check_plain(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
-        return stepping_out(layer, look_up(weight, padding_idx, recorder), recorder)(ids)
+        return on_the_whole_batch(layer, look_up(weight, padding_idx, recorder), recorder)(ids)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = type(layer).forward

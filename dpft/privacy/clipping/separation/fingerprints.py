@@ -39,7 +39,7 @@ class Pass:
 
     def parameters_with_gradients(self) -> set[Tensor]:
         """Returns the parameters of which some row was not zero."""
-        return {use.parameter for use in self.uses if use.smallest > 0}
+        return {use.parameter for use in self.uses if use.smallest_peak_norm > 0}
 
     def check_scaled(
         self,
@@ -67,7 +67,7 @@ class Pass:
         for before, after in zip(self.uses, other.uses, strict=True):
             if before.at(finite).becomes(after.at(finite), weights, lossy=lossy):
                 continue
-            if lossy and before.smallest < LOST_TO_FLOAT16:
+            if lossy and before.smallest_peak_norm < LOST_TO_FLOAT16:
                 return False
             raise Disproved(
                 f"the gradient of {names[before.parameter]} recorded for one example depends on "
@@ -98,8 +98,11 @@ class Fingerprint:
         return cls(parameter, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
 
     @property
-    def smallest(self) -> float:
-        """The largest finite norm of a row, of the tensor where that is least."""
+    def smallest_peak_norm(self) -> float:
+        """The least peak norm of the use's tensors: that of a tensor is its largest finite row's.
+
+        It is 0 where a whole tensor of the use is 0, so that the use adds nothing to any gradient.
+        """
         return min(float(rows[0].nan_to_num(0.0, 0.0).max()) for rows in self.rows)
 
     def at(self, rows: Tensor) -> Self:

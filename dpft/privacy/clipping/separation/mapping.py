@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.expansion import expanded
-from dpft.privacy.clipping.rules.stepping import AttentionOutside
+from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
 from dpft.privacy.clipping.separation.flow import Status, fresh
 from dpft.privacy.clipping.separation.random_state import random_state_kept_on_failure
 from dpft.privacy.clipping.separation.regions import Region
@@ -89,7 +89,7 @@ class MappedForward:
         rebuild: list[Callable[[Sequence[Tensor]], Any]] = []
 
         def one(token: Tensor, own: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
-            with self._recorder.inside(token), AttentionOutside(token):
+            with self._recorder.inside(token), WholeBatchAttention(token):
                 args, kwargs = arguments.with_rows([row.unsqueeze(0) for row in rows])
                 outputs = functional_call(self._body, own, args, dict(kwargs), tie_weights=False)
             tensors, build = _split_tensors(outputs)

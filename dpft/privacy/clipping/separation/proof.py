@@ -144,16 +144,16 @@ class _Rest:
     def __init__(self, bare: BareRun) -> None:
         self._left = bare.gradients
         self._sizes = {p: g.norm() for p, g in bare.gradients.items()}
-        self._reach = {p: torch.zeros_like(size) for p, size in self._sizes.items()}
+        self._norm_bounds = {p: torch.zeros_like(size) for p, size in self._sizes.items()}
 
     def also_subtract(self, note: Callable[[Tensor, Use], None]) -> Callable[[Tensor, Use], None]:
         """Returns what notes a use and subtracts it."""
 
         def receive(parameter: Tensor, use: Use) -> None:
             note(parameter, use)
-            reach = use.reach()
-            self._reach[parameter] += reach.square().sum().sqrt()
-            use.add_weighted_sum(-torch.ones_like(reach), self._left[parameter])
+            bound = use.norm_bound()
+            self._norm_bounds[parameter] += bound.square().sum().sqrt()
+            use.add_weighted_sum(-torch.ones_like(bound), self._left[parameter])
 
         return receive
 
@@ -169,7 +169,7 @@ class _Rest:
         for parameter, left in self._left.items():
             rounding = torch.finfo(torch.bfloat16 if half else left.dtype).eps * ROUNDINGS
             size = self._sizes[parameter].clamp(min=LEAST_SHARE * float(whole))
-            allowed = tolerance * size + rounding * self._reach[parameter]
+            allowed = tolerance * size + rounding * self._norm_bounds[parameter]
             if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
                 raise Disproved(
                     f"what its layers record does not add up to the gradient of {names[parameter]}"

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dpft.errors import InputError, RunError
@@ -155,17 +154,6 @@ def test_a_convolution_that_changes_its_weight_is_not_taken_for_a_plain_one():
     layer = Standardised(3, 4, 3).double()
     images = torch.randn(3, 3, 5, 5, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(images))
-
-
-@pytest.mark.parametrize("passed", [True, False])
-def test_a_subclass_that_does_or_does_not_pass_its_padding_on(passed):
-    class Own(nn.Embedding):
-        def forward(self, ids):
-            return 2 * F.embedding(ids, self.weight, padding_idx=1 if passed else None)
-
-    layer = Own(6, 3, padding_idx=2).double()
-    ids = torch.tensor([[0, 1, 2], [2, 2, 1]])
-    assert_equals_the_loop(layer, lambda: layer(ids))
 
 
 def test_a_cache_does_not_leak_from_example_to_example():

@@ -202,12 +202,3 @@ def test_a_layer_run_twice_in_a_region_adds_up_before_the_norm():
 
     layer = Again().double()
     assert_equals_the_loop(layer, lambda: layer(INPUTS))
-
-
-def test_generate_still_finds_the_arguments_of_the_model():
-    from inspect import signature
-
-    layer = ClassToken()
-    expected = list(signature(layer.forward).parameters)
-    with PerExampleClipper(layer, 0.5):
-        assert list(signature(layer.forward).parameters) == expected

@@ -34,8 +34,8 @@ class Level(IntEnum):
 
 
 @dataclass(eq=False)
-class Plan:
-    """What was learned of one kind of call.
+class RegionPlan:
+    """Which modules of the model run example by example in one kind of call.
 
     Attributes:
         flow: How the batch passes through; None where the model would not run on fewer rows.
@@ -69,23 +69,23 @@ class _Proof:
         return not again
 
 
-class Plans:
+class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
     def __init__(self, model: nn.Module, names: dict[Tensor, str]) -> None:
         """Starts with nothing learned."""
         self._planner = RegionPlanner(model, names)
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, RegionPlan] = {}
         self._proofs: dict[Hashable, _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None
-        self._calls: list[tuple[Signature, Plan]] = []
-        self._replayed: Iterator[Plan] | None = None
+        self._calls: list[tuple[Signature, RegionPlan]] = []
+        self._replayed: Iterator[RegionPlan] | None = None
 
     def by_kind(self) -> list[Region]:
         """Returns the regions where nothing is known."""
         return self._planner.by_kind()
 
-    def plan_for(self, signature: Signature, learn: Callable[[], Flow | None]) -> Plan:
+    def plan_for(self, signature: Signature, learn: Callable[[], Flow | None]) -> RegionPlan:
         """Returns the plan for a call, learned where its kind is new or was ambiguous."""
         replayed = None if self._replayed is None else next(self._replayed, None)
         if replayed is not None:
@@ -116,7 +116,7 @@ class Plans:
         """Whether any calls were."""
         return bool(self._proofs)
 
-    def are_settled(self, graph: int) -> bool:
+    def are_proved(self, graph: int) -> bool:
         """Whether a batch of these calls may be used: proved, now or before.
 
         Args:
@@ -135,7 +135,7 @@ class Plans:
         self._fresh = None
         return key in self._proofs and self._proofs[key].holds_once_more()
 
-    def settle(self, verdict: Verdict) -> None:
+    def remember_proof(self, verdict: Verdict) -> None:
         """Remembers a proof of the calls since ``start``, for the batch that is to follow."""
         self._fresh = (self._key, verdict)
 
@@ -165,16 +165,16 @@ class Plans:
         """Why the calls since ``start`` needed the whole model as a region, where they did."""
         return next((plan.refusal for _, plan in self._calls if plan.refusal is not None), None)
 
-    def _plan(self, flow: Flow | None, ambiguous: bool) -> Plan:
+    def _plan(self, flow: Flow | None, ambiguous: bool) -> RegionPlan:
         if flow is None:
-            return Plan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
+            return RegionPlan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
         try:
             regions = self._planner.by_flow(flow, widening=True)
         except InputError as error:
-            return Plan(flow, ambiguous, Level.WHOLE, self._planner.whole(flow), error)
-        return Plan(flow, ambiguous, Level.SMALL, regions)
+            return RegionPlan(flow, ambiguous, Level.WHOLE, self._planner.whole(flow), error)
+        return RegionPlan(flow, ambiguous, Level.SMALL, regions)
 
-    def _widen(self, plan: Plan) -> None:
+    def _widen(self, plan: RegionPlan) -> None:
         if plan.level == Level.SMALL and plan.flow is not None:
             plan.level = Level.CARRYING
             try:

@@ -14,8 +14,8 @@ from transformers import (
     SwitchTransformersConfig,
 )
 
+from dpft.batch_mixing import check_model
 from dpft.errors import InputError
-from dpft.models.checks import check_model
 
 SMALL = {
     "vocab_size": 20,

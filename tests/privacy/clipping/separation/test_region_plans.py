@@ -2,8 +2,8 @@ import torch
 from torch import nn
 
 from dpft.privacy.clipping.separation.flow import learn_flow
-from dpft.privacy.clipping.separation.plans import Level, Plans
 from dpft.privacy.clipping.separation.proof import Verdict
+from dpft.privacy.clipping.separation.region_plans import Level, RegionPlans
 from dpft.privacy.clipping.separation.signature import signature_of
 
 
@@ -20,7 +20,7 @@ class Scaled(nn.Module):
 def made():
     model = Scaled()
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return model, names, Plans(model, names)
+    return model, names, RegionPlans(model, names)
 
 
 def call(plans, model, names, x, learned):
@@ -39,18 +39,18 @@ def test_a_plan_is_learned_once_per_kind_and_anew_where_it_was_ambiguous():
     assert learned == [(4, 4, 3), (4, 5, 3)]
 
 
-def test_a_plan_is_settled_for_its_calls_and_its_level_alone():
+def test_a_proof_holds_for_its_calls_and_its_level_alone():
     model, names, plans = made()
     x = torch.ones(4, 5, 3)
     plans.start()
-    assert not plans.saw_a_call and not plans.are_settled(graph=1)
+    assert not plans.saw_a_call and not plans.are_proved(graph=1)
     plan = call(plans, model, names, x, [])
-    assert plans.saw_a_call and not plans.are_settled(graph=1)
-    plans.settle(Verdict.WHOLE)
-    assert plans.are_settled(graph=1) and plans.are_settled(graph=1)
-    assert not plans.are_settled(graph=2)
+    assert plans.saw_a_call and not plans.are_proved(graph=1)
+    plans.remember_proof(Verdict.WHOLE)
+    assert plans.are_proved(graph=1) and plans.are_proved(graph=1)
+    assert not plans.are_proved(graph=2)
     assert plan.level is Level.SMALL and plans.widen()
-    assert not plans.are_settled(graph=1)
+    assert not plans.are_proved(graph=1)
 
 
 def test_widening_ends_with_the_whole_model_one_example_after_another():
@@ -68,8 +68,8 @@ def test_what_was_proved_in_part_holds_for_one_batch_or_until_their_number_doubl
     model, names, plans = made()
     plans.start()
     call(plans, model, names, torch.ones(4, 5, 3), [])
-    plans.settle(Verdict.FOR_NOW)
-    assert [plans.are_settled(graph=1) for _ in range(2)] == [True, False]
-    plans.settle(Verdict.PARTLY)
-    settled = [plans.are_settled(graph=1) for _ in range(9)]
-    assert settled == [True, False, True, False, True, True, True, False, True]
+    plans.remember_proof(Verdict.FOR_NOW)
+    assert [plans.are_proved(graph=1) for _ in range(2)] == [True, False]
+    plans.remember_proof(Verdict.PARTLY)
+    proved = [plans.are_proved(graph=1) for _ in range(9)]
+    assert proved == [True, False, True, False, True, True, True, False, True]

@@ -1,7 +1,8 @@
-"""How a layer with a rule steps out of a region that runs example by example.
+"""Runs a layer on the whole batch, though the region around it runs example by example.
 
 Inside ``torch.vmap`` a layer sees one example; its rule wants the batch. So the layer is called
-once, on the inputs of all examples, and its output goes back into the map.
+once, on the inputs of all examples, and its output goes back into the map. Attention and dropout
+that must draw one mask for all examples are called on the whole batch in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +19,12 @@ from dpft.privacy.clipping.recorder import Recorder
 LayerForward = Callable[[Tensor], Tensor]
 
 
-def stepping_out(layer: nn.Module, forward: LayerForward, recorder: Recorder) -> LayerForward:
-    """Returns a layer's recording forward, for use inside a region and outside of any."""
+def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Recorder) -> LayerForward:
+    """Returns a layer's recording forward, which meets the whole batch inside a region as outside.
+
+    Where a region loops over its examples, its weights are recorded by other means, and the layer
+    runs its own forward.
+    """
 
     def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
         (inputs,) = (*args, *kwargs.values())
@@ -27,12 +32,12 @@ def stepping_out(layer: nn.Module, forward: LayerForward, recorder: Recorder) ->
             return type(layer).forward(layer, inputs)
         if recorder.token is None:
             return forward(inputs)
-        return _StepOut.apply(forward, recorder.token, inputs)
+        return _WholeBatchLayer.apply(forward, recorder.token, inputs)
 
     return run
 
 
-class _StepOut(torch.autograd.Function):
+class _WholeBatchLayer(torch.autograd.Function):
     """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
 
     @staticmethod
@@ -92,8 +97,8 @@ class _OneMask(torch.autograd.Function):
         return rows * dropout(torch.ones_like(rows[0])), 0
 
 
-class AttentionOutside(TorchFunctionMode):
-    """Steps out for attention as well: ``vmap`` would run its kernels example by example."""
+class WholeBatchAttention(TorchFunctionMode):
+    """Runs attention on the whole batch as well: ``vmap`` would run its kernels one by one."""
 
     def __init__(self, token: Tensor) -> None:
         """Prepares for the inside of a region mapped over ``token``."""

@@ -1,0 +1,61 @@
+"""An embedding with a forward of its own: the look-up in it is recorded as it is called there."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
+from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
+
+IDS = torch.tensor([[0, 1, 2], [2, 2, 1]])
+
+
+def recording(layer):
+    recorder = Recorder({layer.weight: "weight"})
+    recorder.start(len(IDS))
+    return embedding_subclass_forward(layer, recorder), recorder
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_subclass_that_does_or_does_not_pass_its_padding_on(passed):
+    class Own(nn.Embedding):
+        def forward(self, ids):
+            return 2 * F.embedding(ids, self.weight, padding_idx=1 if passed else None)
+
+    layer = Own(6, 3, padding_idx=2).double()
+    assert_equals_the_loop(layer, lambda: layer(IDS))
+
+
+def test_another_table_looked_up_meanwhile_is_left_alone():
+    class WithPositions(nn.Embedding):
+        def forward(self, ids):
+            return super().forward(ids) + F.embedding(ids, table)
+
+    layer, table = WithPositions(6, 3), torch.ones(6, 3, requires_grad=True)
+    forward, recorder = recording(layer)
+    outputs = forward(IDS)
+    assert torch.equal(outputs, layer(IDS))
+    outputs.sum().backward()
+    assert table.grad is not None and layer.weight.grad is None
+    assert [len(uses) for uses in recorder.take().values()] == [1]
+
+
+def test_a_look_up_that_mixes_examples_is_refused():
+    class Rescaled(nn.Embedding):
+        def forward(self, ids):
+            return F.embedding(ids, self.weight, max_norm=1.0)
+
+    forward, _ = recording(Rescaled(6, 3))
+    with pytest.raises(InputError, match="must have max_norm=None"):
+        forward(IDS)
+
+
+def test_in_a_loop_over_the_examples_nothing_is_recorded():
+    layer = nn.Embedding(6, 3)
+    forward, recorder = recording(layer)
+    with recorder.inside(None):
+        forward(IDS[:1]).sum().backward()
+    assert recorder.take() == {} and layer.weight.grad is not None

@@ -1,0 +1,175 @@
+"""Which tensors carry the batch: seen in what two runs of a model do, not in one shape."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpft.privacy.clipping.separation.flow import (
+    ModuleFlow,
+    Status,
+    batch_size_of,
+    evaluating,
+    fresh,
+    learn_flow,
+    mixed_output,
+    state_kept,
+)
+
+D = 3
+
+
+class Model(nn.Module):
+    """Calls one layer with what the test makes of the input."""
+
+    def __init__(self, prepare=lambda x: x):
+        super().__init__()
+        self.dense = nn.Linear(D, D)
+        self.prepare = prepare
+
+    def forward(self, x):
+        return self.dense(self.prepare(x))
+
+
+def flow_of(model, *arguments):
+    return learn_flow(model, model.forward, (arguments, {}), set(model.parameters()))
+
+
+PREPARED = {
+    "the batch": (lambda x: x, Status.BATCH),
+    "one row for all": (lambda x: torch.ones(1, 4, D), Status.ONE),
+    "as many rows as examples, by accident": (lambda x: torch.ones(4, D), Status.SHARED),
+    "the batch in two places": (lambda x: torch.ones(len(x), len(x), D), Status.ODD),
+    "twice the batch": (lambda x: torch.cat([x, x]), Status.ODD),
+    "the batch in second place": (lambda x: x.transpose(0, 1), Status.ODD),
+}
+
+
+@pytest.mark.parametrize(("prepare", "expected"), PREPARED.values(), ids=PREPARED)
+def test_a_tensor_carries_the_batch_where_its_leading_size_alone_follows_it(prepare, expected):
+    model = Model(prepare)
+    flow = flow_of(model, torch.ones(4, 4, D))
+    (entering,) = flow.modules[model.dense].inputs.values()
+    (leaving,) = flow.modules[model.dense].outputs.values()
+    assert entering is leaving is expected
+    assert flow.modules[model].carries_the_batch_in
+    assert flow.modules[model.dense].carries_the_batch_in == (expected is Status.BATCH)
+
+
+def test_each_use_of_a_weight_names_its_modules_its_operation_and_what_it_met():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, D)
+            self.inner = Model(lambda x: torch.ones(1, D))
+
+        def forward(self, ids):
+            return F.linear(self.embedding(ids), self.embedding.weight) + self.inner(ids).sum()
+
+    model = Tied()
+    flow = flow_of(model, torch.tensor([[1, 2], [3, 4], [0, 0], [1, 1]]))
+    table, dense = model.embedding.weight, model.inner.dense
+
+    def uses_of(weight):
+        found = [use for use in flow.uses if use.weight is weight]
+        assert all(use.user is use.users[0] for use in found)
+        return [(use.users, use.function, use.status) for use in found]
+
+    assert uses_of(table)[0] == ((model.embedding, model), F.embedding, Status.BATCH)
+    assert uses_of(table)[-1] == ((model,), F.linear, Status.BATCH)
+    assert uses_of(dense.weight) == [((dense, model.inner, model), F.linear, Status.ONE)]
+
+
+def test_a_module_that_more_rows_call_more_often_is_odd():
+    class Counting(Model):
+        def forward(self, x):
+            return torch.stack([self.dense(row) for row in x])
+
+    model = Counting()
+    flow = flow_of(model, torch.ones(4, D))
+    assert not flow.modules[model.dense].can_run_example_by_example(widening=True)
+    assert {use.status for use in flow.uses} == {Status.ODD}
+
+
+@pytest.mark.parametrize(
+    ("entering", "leaving", "strictly", "widening"),
+    [
+        ([Status.BATCH, Status.SHARED], [Status.BATCH], True, True),
+        ([Status.BATCH], [Status.BATCH, Status.ONE], False, True),
+        ([Status.BATCH], [Status.SHARED], False, False),
+        ([Status.BATCH], [], False, False),
+        ([Status.BATCH, Status.ODD], [Status.BATCH], False, False),
+        ([Status.ONE], [Status.BATCH], False, False),
+    ],
+)
+def test_only_a_function_of_one_examples_inputs_runs_example_by_example(
+    entering, leaving, strictly, widening
+):
+    flow = ModuleFlow(*(dict(zip("abc", side, strict=False)) for side in (entering, leaving)))
+    assert flow.can_run_example_by_example(widening=False) == strictly
+    assert flow.can_run_example_by_example(widening=True) == widening
+
+
+def test_learning_leaves_random_state_and_buffers_and_hooks_as_they_were():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Dropout(0.5)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.inner(x)
+
+    model, before = Counting(), torch.get_rng_state()
+    flow_of(model, torch.ones(4, D))
+    assert torch.equal(torch.get_rng_state(), before) and float(model.calls) == 0
+    assert not model.inner._forward_hooks and not model.inner._forward_pre_hooks
+
+
+def test_state_is_put_back_after_an_error_too():
+    model, before = nn.BatchNorm1d(D), torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), state_kept(model):
+        model(torch.randn(4, D))
+        raise ZeroDivisionError
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(model.running_mean, torch.zeros(D))
+
+
+def test_evaluation_mode_ends_with_each_modules_own_mode():
+    model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_a_cache_is_copied_and_nothing_else():
+    class SomeCache(list):
+        pass
+
+    cache, other = SomeCache([1]), [1]
+    assert fresh(cache) == cache and fresh(cache) is not cache and fresh(other) is other
+
+
+def mixed_place(model, x):
+    return mixed_output(model, model.forward, ((x,), {}))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_an_output_that_changes_with_the_rows_beside_it_is_named(rate):
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(rate)
+
+        def forward(self, x):
+            return {"own": self.drop(x), "mixed": self.drop(x - x.detach().mean(0))}
+
+    x = torch.randn(3, D, generator=torch.Generator().manual_seed(0))
+    assert mixed_place(Mean(), x) == "['mixed']"
+    assert mixed_place(nn.Sequential(nn.Linear(D, D), nn.Dropout(rate)), x) is None
+
+
+def test_the_first_tensor_with_rows_says_how_many_examples_there_are():
+    assert batch_size_of(((), {"scale": torch.tensor(2.0), "x": torch.ones(5, 2)})) == 5
+    assert batch_size_of(((None, "text"), {})) == 0

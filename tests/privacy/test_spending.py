@@ -1,0 +1,74 @@
+"""What a ledger's steps cost: those of equal noise together, and none left out."""
+
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import InputError, StateError
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.spending import Noise, as_mechanisms, steps_taken
+
+PATH = Path("run/ledger.jsonl")
+
+
+def mechanism(noise=1.0, rate=0.1, **changes):
+    values = {"noise_multiplier": noise, "sample_rate": rate, "sensitivity": 0.1}
+    return {"name": "poisson_sampled_gaussian", **values, **changes}
+
+
+def record(*mechanisms, **changes):
+    size = len(mechanisms)
+    return LedgerRecord(
+        steps=size, mechanisms=mechanisms, closed=False, lines=size, head="", **changes
+    )
+
+
+def noise(multiplier=1.0, rate=0.1):
+    return Noise(noise_multiplier=multiplier, sample_rate=rate)
+
+
+def test_steps_of_equal_noise_are_counted_together_whatever_their_sensitivity():
+    taken = steps_taken(record(mechanism(), mechanism(2.0), mechanism(sensitivity=5.0)), PATH)
+    assert taken == {noise(): 2, noise(2.0): 1}
+
+
+@pytest.mark.parametrize("unsure", ["torn_step", "journaled_step"])
+def test_a_step_that_is_not_known_costs_as_much_as_any_could(unsure):
+    lines = record(mechanism(1.0, 0.1), mechanism(2.0, 0.3), **{unsure: True})
+    assert steps_taken(lines, PATH) == {noise(): 1, noise(2.0, 0.3): 1, noise(1.0, 0.3): 1}
+
+
+def test_a_first_step_that_is_not_known_is_the_planned_one_or_refused():
+    assert steps_taken(record(torn_step=True), PATH, planned=noise(3.0)) == {noise(3.0): 1}
+    with pytest.raises(InputError, match="must hold one whole line, got none"):
+        steps_taken(record(torn_step=True), PATH)
+    assert steps_taken(record(), PATH) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "laplace"},
+        {"noise_multiplier": 0},
+        {"noise_multiplier": True},
+        {"noise_multiplier": "1"},
+        {"noise_multiplier": 10**400},
+        {"noise_multiplier": float("nan")},
+        {"sample_rate": 0},
+        {"sample_rate": 1.5},
+        {"sample_rate": None},
+    ],
+    ids=str,
+)
+def test_a_line_that_no_accountant_can_bound_is_refused_by_its_number(changes):
+    with pytest.raises(StateError, match="line 2: expected a poisson_sampled_gaussian"):
+        steps_taken(record(mechanism(), mechanism() | changes), PATH)
+
+
+def test_each_noise_becomes_a_mechanism_at_one_delta():
+    mechanisms = as_mechanisms({noise(): 2, noise(2.0, 0.3): 5}, 1e-5)
+    assert mechanisms == (
+        SampledGaussian(noise_multiplier=1.0, sample_rate=0.1, steps=2, delta=1e-5),
+        SampledGaussian(noise_multiplier=2.0, sample_rate=0.3, steps=5, delta=1e-5),
+    )
