@@ -180,24 +180,6 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o
     write_text(path, "".join(lines), mode=mode)
 
 
-def private_folder(run: Path) -> Path:
-    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released.
-
-    Raises:
-        InputError: Something of this name is there that is no folder.
-    """
-    folder = run / "private"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(
-            f"{folder} must be a folder, which holds what is not to be released, got something"
-            " else; move it away, or put it back as it was."
-        ) from error
-    folder.chmod(0o700)
-    return folder
-
-
 def check_writable(folder: Path) -> None:
     """Refuses a folder that cannot be written to, or made, before work is put into it.
 

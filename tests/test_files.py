@@ -7,7 +7,6 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.files import (
     hold_lock,
-    private_folder,
     read_json,
     read_yaml,
     share,
@@ -45,12 +44,8 @@ def test_jsonl_has_one_object_a_line_and_keeps_text_as_it_is(tmp_path):
     assert stat.S_IMODE((tmp_path / "a.jsonl").stat().st_mode) == 0o600
 
 
-def test_private_folders_are_their_owners_alone(tmp_path):
-    assert stat.S_IMODE(private_folder(tmp_path).stat().st_mode) == 0o700
-
-
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):
-    path = private_folder(tmp_path) / "lock"
+    path = tmp_path / "lock"
     with hold_lock(path), pytest.raises(InputError, match="in use by another"), hold_lock(path):
         pass
     with hold_lock(path):
@@ -109,12 +104,6 @@ def test_what_a_link_points_to_keeps_its_mode(tmp_path):
     share(tmp_path / "model")
     for name in ("key", "elsewhere/key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-
-
-def test_a_private_folder_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "private").write_text("")
-    with pytest.raises(InputError, match="private must be a folder, .* got something else; move"):
-        private_folder(tmp_path)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000])

@@ -1,108 +1,14 @@
-"""``dpft export``: a run's model as a folder to hand on, with the record of what it guarantees.
+"""``dpft export``: writes a run's model as a folder to hand on."""
 
-Merging is arithmetic on the trained weights, post-processing, so epsilon is the run's.
-"""
-
-import logging
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-from dpft.config.schema import ExportConfig, TrainConfig
-from dpft.errors import InputError
-from dpft.files import hold_lock, private_folder, share
-from dpft.reports.run.card import write_card
-from dpft.reports.run.run_record import PRIVACY, read_record
-from dpft.runs.run_plan import quiet_transformers
-from dpft.runs.trained_model import MODEL, saved_run, trained_model_of_run
+from dpft.config.schema import ExportConfig
+from dpft.runs.export import export
 
 CONFIG = ExportConfig
 READS_RECORDS = False
-logger = logging.getLogger(__name__)
 
-__all__ = ["CONFIG", "run"]
+__all__ = ["CONFIG", "READS_RECORDS", "run"]
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the folder: the run's model, merged or as it was saved, and privacy.json."""
-    quiet_transformers()
-    folder = Path(config.run)
-    saved = saved_run(config.run)
-    target = new_folder(folder, config.to)
-    with hold_lock(private_folder(folder) / "lock"):
-        whole = saved.method.saves_whole_model
-        write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
-        with whole_or_absent(target) as partial:
-            write(partial, target)
-            if (folder / PRIVACY).exists():
-                shutil.copy(folder / PRIVACY, partial / PRIVACY)
-                write_card(read_record(folder), partial)
-            else:
-                logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
-    logger.info("model: %s", target)
-
-
-def new_folder(folder: Path, to: str | None) -> Path:
-    """Returns the folder to write.
-
-    Raises:
-        InputError: It is there, or cannot be made, or is a part of the model to export.
-    """
-    target = folder / "export" if to is None else Path(to).expanduser()
-    if target.exists() or target.is_symlink():
-        raise InputError(f"to must be a new folder, got {target}, which exists; choose another.")
-    above = next(parent for parent in target.parents if parent.exists())
-    if not above.is_dir():
-        raise InputError(f"to must be a new folder, got {target}, but {above} is a file.")
-    if target.resolve().is_relative_to((folder / MODEL).resolve()):
-        raise InputError(
-            f"to must be outside the model that is exported, got {target}; choose another."
-        )
-    return target
-
-
-@contextmanager
-def whole_or_absent(target: Path) -> Iterator[Path]:
-    """Gives a folder to write that becomes ``target`` if all goes well, and else is removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        yield partial
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-Write = Callable[[Path, Path], None]
-"""Writes the model into the first folder, which will be called the second."""
-
-
-def copied(folder: Path, saved: TrainConfig) -> Write:
-    """Returns what writes the model as the run saved it."""
-
-    def write(partial: Path, target: Path) -> None:
-        shutil.copytree(folder / MODEL, partial)
-        saved.method.relocate(partial, target)
-
-    return write
-
-
-def merged(folder: Path, saved: TrainConfig) -> Write:
-    """Returns what writes the model as one that needs no base; merges before anything is written.
-
-    Raises:
-        InputError: The method's weights cannot be merged.
-    """
-    trained_model = trained_model_of_run(folder, saved)
-    head = trained_model.head(saved.task)
-    model, tokenizer = saved.method.merge(trained_model.load(head)), trained_model.tokenizer(head)
-
-    def write(partial: Path, target: Path) -> None:
-        partial.mkdir()
-        model.save_pretrained(partial, safe_serialization=True)
-        tokenizer.save_pretrained(partial)
-        share(partial)
-
-    return write
+    """Writes the folder."""
+    export(config)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -28,6 +27,7 @@ from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError
+from dpft.run_folder import has_ledger_or_trials
 from dpft.runs.exit_codes import exit_code_of_job
 
 
@@ -123,17 +123,13 @@ def start_hydra(
 def print_tuning_bill() -> None:
     """Prints what the runs of a sweep cost together, also where the sweep broke off."""
     swept = swept_folders()
-    if swept is None or not any(_has_spent(folder) for folder in swept[1]):
+    if swept is None or not any(has_ledger_or_trials(folder) for folder in swept[1]):
         return
     from dpft.runs.tuning.bill import write_tuning_bill  # Torch, which few sweeps are without.
 
     bill = write_tuning_bill(*swept)
     if bill:
         print(bill)
-
-
-def _has_spent(folder: Path) -> bool:
-    return (folder / "ledger.jsonl").exists() or (folder / "private" / "tuning").exists()
 
 
 def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-SWEEP_RECORD = "multirun.yaml"
+from dpft.run_folder import SWEEP_RECORD
 
 # Hydra builds its callbacks from the configuration, so they can hand over only through the module.
 _new_roots: list[tuple[Path, Path]] = []

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.config.keys import WITNESS
+from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
 _job_config: ContextVar[DictConfig | None] = ContextVar("job_config", default=None)
 _words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
@@ -51,12 +52,12 @@ def write_hydra_record(folder: Path) -> None:
     if config is None:
         return
     hydra = HydraConfig.get()
-    record = folder / ".hydra"
+    record = folder / HYDRA
     record.mkdir(exist_ok=True)
     shown = config.copy()
     if OmegaConf.select(shown, WITNESS) is not None:
         OmegaConf.update(shown, WITNESS, None)
-    OmegaConf.save(shown, record / "config.yaml")
+    OmegaConf.save(shown, record / CONFIGURATION)
     public = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
     for name in ("cwd", "output_dir", "config_sources"):
         del public.hydra.runtime[name]  # absolute paths: they name the user and the machine
@@ -65,7 +66,7 @@ def write_hydra_record(folder: Path) -> None:
         public.hydra.overrides.task = words
         public.hydra.job.override_dirname = ",".join(words)
     OmegaConf.save(public, record / "hydra.yaml")
-    OmegaConf.save(OmegaConf.create(words), record / "overrides.yaml")
+    OmegaConf.save(OmegaConf.create(words), folder / OVERRIDES)
 
 
 def _names_witness(word: str) -> bool:

@@ -27,8 +27,8 @@ def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def overridden_keys() -> list[str]:
-    """Returns the keys that the running job's overrides set, the subcommand's name left out."""
-    return list(given_overrides(HydraConfig.get().overrides.task[1:]))
+    """Returns the keys that the running job's overrides set."""
+    return list(given_overrides(HydraConfig.get().overrides.task))
 
 
 def is_on_command_line(key: str) -> bool:
@@ -59,7 +59,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str]) -> Config:
     saved = saved_configuration(folder)
     taken = {name: saved[name] for name in sections}
     given = plain(config)
-    for override in HydraConfig.get().overrides.task[1:]:
+    for override in HydraConfig.get().overrides.task[1:]:  # the first is with_task_of_run's
         path = override.partition("=")[0].lstrip("+~").split(".")
         if path[0] in taken:
             copy_key(path, given, taken)

@@ -13,7 +13,7 @@ from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import meta_model, new_names
+from dpft.models.loading import meta_model, new_names, quiet_transformers
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.accounting.plan_table import plan_table
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
@@ -21,7 +21,6 @@ from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
     plan_run,
-    quiet_transformers,
     warn_of_delta,
     warn_of_noise,
     with_transferred_batch_size,

@@ -7,17 +7,16 @@ from typing import Any
 
 from dpft.config.report import ReportConfig
 from dpft.errors import InputError
-from dpft.evaluation.human import KEY
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
 from dpft.links import refuse_links
 from dpft.privacy.completeness import knows_the_end
-from dpft.privacy.ledger import LEDGER
 from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run.run_record import find_runs, read_record
 from dpft.reports.run.scores import mark
+from dpft.run_folder import LEDGER, SHEET_KEY
 from dpft.runs.spending.spent_run import read_ended_ledger
 
 CONFIG = ReportConfig
@@ -127,5 +126,5 @@ def _joined(words: list[str], key: str) -> list[str]:
 
 def _key_path(config: ReportConfig) -> Path:
     if config.key is None:
-        return config.sheets[0].with_name(KEY)
+        return config.sheets[0].with_name(SHEET_KEY)
     return Path(config.key)

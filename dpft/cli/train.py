@@ -1,101 +1,23 @@
-"""``dpft train``: the hand-overs of a run, in order.
+"""``dpft train``: fine-tunes, evaluates and reports; goes on with ``resume=RUN``."""
 
-Everything that can be refused is refused before the run's folder is opened; no private record is
-used before the plan stands and the clipper has been proved on synthetic data. A run that broke off
-goes on with ``resume=RUN``, through the same hand-overs.
-"""
-
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.overrides import checked_overrides, is_on_command_line, overridden_keys
 from dpft.config.keys import WITNESS
-from dpft.config.load import dump, load
-from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
-from dpft.data.encoding import Encoding
-from dpft.evaluation.metrics.base import metric_specs
-from dpft.files import check_writable, hold_lock, private_folder
-from dpft.links import refuse_links
-from dpft.methods.base import ParameterCounts, count_parameters
-from dpft.models.architecture import read_architecture
-from dpft.models.loading import load_tokenizer
-from dpft.models.vocabulary import add_tokens
-from dpft.privacy.witness import Handover, Witness
-from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, REPORT
-from dpft.reports.run.run_record import read_evaluations
-from dpft.runs.crashes import crash_kept
-from dpft.runs.folder import refuse_used_folder, start_anew
-from dpft.runs.held_out import Division, divide, keep_key, not_evaluated
-from dpft.runs.outcome import evaluate, report, write_scores
-from dpft.runs.records import (
-    load_training_data,
-    make_training_set,
-    save_unit_key,
-    unit_key,
-)
-from dpft.runs.resuming import (
-    Secrets,
-    has_scores,
-    planned_again,
-    read_secrets,
-    resumed_configuration,
-    same_records,
-    save_fingerprint,
-)
-from dpft.runs.run_plan import (
-    RunPlan,
-    plan_run,
-    quiet_transformers,
-    warn_of_noise,
-    with_transferred_batch_size,
-)
-from dpft.runs.task_model import encoding_of, prepare_model, training_head
-from dpft.runs.tracking import check_tracking, conclude, tracked
-from dpft.runs.training import hint_of_resume, prove_clipper, train, warn
-from dpft.runs.witnessing import (
-    begin_handover,
-    check_witness,
-    hand_over_end,
-    refuse_witness_of_file,
-    witness_of,
-)
-from dpft.training.checkpoint import delete_generator_states
-from dpft.training.loop import TrainingSet
-from dpft.training.precision import warn_if_slow
-from dpft.training.resume import ResumePoint, find_resume_point
+from dpft.config.load import load
+from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.runs import run as runs
+from dpft.runs.resuming import resumed_configuration
+from dpft.runs.witnessing import refuse_witness_of_file
 
 CONFIG = TrainCommand
 expand = checked_overrides
-logger = logging.getLogger(__name__)
-
-Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
-"""From a run's configuration, and a count of its units, to its plan."""
 
 __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """Everything a run needs before its folder is written to."""
-
-    config: TrainConfig
-    plan: RunPlan
-    encoding: Encoding
-    tokenizer: PreTrainedTokenizerBase
-    division: Division
-    model: PreTrainedModel
-    """On its device, its clipper proved."""
-    counts: ParameterCounts
-    training_set: TrainingSet
-    unit_key: bytes | None
-    """Secret, where units have several records."""
 
 
 def configuration(composed: DictConfig) -> TrainCommand:
@@ -113,156 +35,6 @@ def configuration(composed: DictConfig) -> TrainCommand:
 
 
 def run(command: TrainCommand) -> None:
-    """Trains, evaluates and reports; the run's folder is Hydra's, or the one it goes on in."""
-    quiet_transformers()
+    """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     folder = run_folder() if command.resume is None else Path(command.resume)
-    refuse_links(folder)
-    witness = witness_of(command, folder)
-    with crash_kept(folder):
-        if command.resume is None:
-            begin(command.settings(), folder, witness=witness)
-        else:
-            go_on(command.settings(), folder, witness=witness)
-
-
-def begin(
-    config: TrainConfig,
-    folder: Path,
-    planner: Planner = plan_run,
-    *,
-    witness: Witness | None = None,
-) -> None:
-    """Runs from the first step to the report.
-
-    Args:
-        config: Of the run.
-        folder: Of the run; made if need be.
-        planner: Makes its plan, of which nothing is left to choose afterwards.
-        witness: Of its ledger.
-    """
-    refuse_used_folder(folder)
-    check_writable(folder)
-    prepared = prepare(config, None, None, planner)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(private_folder(folder) / "lock"):
-        refuse_used_folder(folder)
-        start_anew(folder)
-        write_hydra_record(folder)
-        dump(prepared.config, folder / CONFIGURATION)
-        logger.info("run: %s", folder)
-        if prepared.unit_key is not None:
-            save_unit_key(folder, prepared.unit_key)
-        keep_key(folder, prepared.division)
-        save_fingerprint(folder, prepared.training_set)
-        finish(prepared, folder, None, begin_handover(witness, folder))
-
-
-def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) -> None:
-    """Takes the steps that are left of a run that broke off, and does what else is left.
-
-    Raises:
-        InputError: It is none, or it would not go on as it was bound to.
-        StateError: Its checkpoint, its ledger or its scores are damaged, or the witness has a head
-            that the ledger lacks.
-    """
-    with hold_lock(private_folder(folder) / "lock"):
-        resume_point = find_resume_point(folder)
-        if resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
-            delete_generator_states(folder / "private" / "checkpoints")
-            logger.info("the run in %s has ended; nothing is left to do", folder)
-            return
-        read_evaluations(folder / METRICS)
-        check_witness(witness, folder)
-        prepared = prepare(config, read_secrets(folder), resume_point)
-        same_records(folder, prepared.training_set)
-        finish(prepared, folder, resume_point, begin_handover(witness, folder))
-
-
-def prepare(
-    config: TrainConfig,
-    secrets: Secrets | None,
-    resume_point: ResumePoint | None,
-    planner: Planner = plan_run,
-) -> Prepared:
-    """Returns the parts of a run, nothing of it written yet.
-
-    Args:
-        config: Of the run.
-        secrets: Of the run that goes on; None: fresh ones are drawn.
-        resume_point: Where that run broke off.
-        planner: Makes the plan of a run that begins.
-
-    Raises:
-        InputError: Anything does not fit.
-        RunError: The clipper is not exact on this model.
-    """
-    if config.eval.enabled:
-        metric_specs(config.task.metrics)
-    check_tracking(config)
-    device = config.train.prepare()
-    warn_if_slow(config.train.precision, device)
-    architecture = read_architecture(config.model)
-    head = training_head(config, architecture)
-    tokenizer = load_tokenizer(architecture, kind=head.kind)
-    add_tokens(tokenizer, config.task.special_tokens)
-    encoding = encoding_of(config.task, architecture, head, tokenizer)
-    data = load_training_data(config)
-    division = divide(config, data, None if secrets is None else secrets.held_out_key)
-    config = with_transferred_batch_size(config, lambda: data.num_units)
-    if resume_point is None:
-        plan = planner(config, lambda: data.num_units)
-    else:
-        plan = planned_again(config, resume_point, lambda: data.num_units)
-    warn(config, plan)
-    model, new = prepare_model(config, architecture, head)
-    counts = count_parameters(model, new)
-    if plan.privacy is not None:
-        warn_of_noise(plan.privacy, counts.trainable)
-    model.to(device)  # type: ignore[arg-type]
-    prove_clipper(config, plan, model, encoding.layout)
-    key = unit_key(config) if secrets is None else secrets.unit_key
-    training_set = make_training_set(
-        config, data.only(division.kept), encoding, device, unit_key=key
-    )
-    return Prepared(
-        config=config,
-        plan=plan,
-        encoding=encoding,
-        tokenizer=tokenizer,
-        division=division,
-        model=model,
-        counts=counts,
-        training_set=training_set,
-        unit_key=None if data.units is None else key,
-    )
-
-
-def finish(
-    prepared: Prepared,
-    folder: Path,
-    resume_point: ResumePoint | None,
-    handover: Handover | None = None,
-) -> None:
-    """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
-    config, model, encoding = prepared.config, prepared.model, prepared.encoding
-    scored = prepared.division.scored
-    with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
-        if not has_scores(folder, "before"):
-            write_scores(config, folder, evaluate(config, model, encoding, scored, "before"))
-        train(
-            config,
-            prepared.plan,
-            folder,
-            model,
-            prepared.tokenizer,
-            prepared.training_set,
-            resume_point,
-            listeners=trackings,
-            handover=handover,
-        )
-        evaluations = evaluate(config, model, encoding, scored, "after")
-        evaluations += not_evaluated(config)
-        hand_over_end(handover, folder)
-        report(config, prepared.plan, folder, prepared.counts, evaluations)
-        conclude(trackings, folder)
-    logger.info("report: %s", folder / REPORT)
+    runs.run(command, folder, write_origin=write_hydra_record)

@@ -20,7 +20,6 @@ from typing import Any
 
 from dpft.errors import InputError
 
-SHEET, KEY = "human_eval.csv", "human_eval_key.json"
 REFERENCE = "reference"
 """What the key calls the reference, a system among the others."""
 SCALE = (1, 5)

@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
@@ -189,3 +190,9 @@ def _check_tokenizer(
             f"The tokenizer of {place} has {own} tokens where the model has"
             f" {rows}; give the tokenizer that belongs to the model."
         )
+
+
+def quiet_transformers() -> None:
+    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -20,14 +20,10 @@ from typing import Any
 
 from dpft.errors import StateError
 from dpft.files import read_file, read_json
-from dpft.privacy.ledger import GENESIS, LEDGER, LedgerRecord, read_ledger
-from dpft.privacy.witness import HANDED, read_handed
+from dpft.privacy.ledger import GENESIS, LedgerRecord, read_ledger
+from dpft.privacy.witness import read_handed
+from dpft.run_folder import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER
 
-JOURNAL = "steps.jsonl"
-"""Its name in a run's ``private`` folder."""
-CHECKPOINT = "step-" + 8 * "[0-9]"
-"""The names of checkpoints; nothing else in their folder is one."""
-CHECKPOINT_STATES = f"private/checkpoints/{CHECKPOINT}/state.json"
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
 
@@ -63,7 +59,7 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
 
 def knows_the_end(folder: Path) -> bool:
     """Returns whether ``private/`` knows how many steps the run has taken."""
-    return bool(_journal(folder).exists() or list(folder.glob(CHECKPOINT_STATES)))
+    return bool((folder / JOURNAL).exists() or list(folder.glob(CHECKPOINT_STATES)))
 
 
 def read_journal(path: Path) -> dict[int, dict[str, Any]]:
@@ -152,7 +148,7 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
         ledger: What its ledger says.
         journaled: Steps of the journal, as they were before the ledger was read.
     """
-    path, journal = folder / LEDGER, _journal(folder)
+    path, journal = folder / LEDGER, folder / JOURNAL
     # The journal is a step ahead for a moment in each step, and never once the run has ended.
     explained = 0 if ledger.closed else 1
     if journaled > ledger.steps + explained:
@@ -192,14 +188,11 @@ def _check_witness(folder: Path) -> None:
         name = run.get("witness")
         if name is not None and (handed is None or handed["run"] != name):
             raise StateError(
-                f"{folder / HANDED} must name the run {name}, as was written down in {path}, got"
-                f" {'no such file' if handed is None else handed['run']}. Put it back as it was."
+                f"{folder / HANDED_HEADS} must name the run {name}, as was written down in {path},"
+                f" got {'no such file' if handed is None else handed['run']}. Put it back as it"
+                " was."
             )
 
 
 def _journaled_steps(folder: Path) -> int:
-    return max(read_journal(_journal(folder)), default=0)
-
-
-def _journal(folder: Path) -> Path:
-    return folder / "private" / JOURNAL
+    return max(read_journal(folder / JOURNAL), default=0)

@@ -23,7 +23,6 @@ from dpft.privacy.plan import PrivacyPlan
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEDGER = "ledger.jsonl"
 """Its name in a run's folder."""
 GENESIS = "0" * 64
 CLOSING = '{"closed"'

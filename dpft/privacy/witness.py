@@ -24,9 +24,8 @@ from typing import Any, Protocol
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, sync_folder, write_json
 from dpft.privacy.ledger import LedgerRecord
+from dpft.run_folder import HANDED_HEADS
 
-HANDED = "witness.json"
-"""Public, in a run's folder: its name at its witnesses, and how many heads each has."""
 SECONDS = 30.0
 """After which a witness's program is given up."""
 logger = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ class Handover:
         Raises:
             StateError: What was handed over before cannot be read.
         """
-        self._witness, self._path = witness, folder / HANDED
+        self._witness, self._path = witness, folder / HANDED_HEADS
         known = read_handed(folder) or {"run": secrets.token_hex(16), "witnesses": {}}
         self.run: str = known["run"]
         """Random and public: ledgers of one plan are equal, line by line."""
@@ -196,7 +195,7 @@ def read_handed(folder: Path) -> dict[str, Any] | None:
         InputError: witness.json is of another schema version.
         StateError: It is damaged.
     """
-    path = folder / HANDED
+    path = folder / HANDED_HEADS
     if not path.exists():
         return None
     content = read_json(path)
@@ -230,7 +229,7 @@ def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
     if handed is None:
         raise InputError(
             f"witness needs a run that was trained with privacy.witness, got {str(folder)!r}, which"
-            f" has no {HANDED}; drop it."
+            f" has no {HANDED_HEADS}; drop it."
         )
     heads = _heads_of(handed["run"], file)
     if not heads:

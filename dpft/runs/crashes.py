@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpft.errors import DpftError, InputError
-from dpft.files import private_folder, write_text
+from dpft.files import write_text
+from dpft.run_folder import TRACEBACK, private_path
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
-TRACEBACK = "traceback.txt"
 WITHHELD = (
     "(its message is withheld, since it may quote a record; a run keeps it in"
-    f" private/{TRACEBACK} of its folder)"
+    f" {TRACEBACK} of its folder)"
 )
 
 
@@ -52,7 +52,7 @@ def crash_kept(folder: Path) -> Iterator[None]:
         text = "".join(traceback.format_exception(error))
         with suppress(OSError, InputError):
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(private_folder(folder) / TRACEBACK, text, mode=0o600)
+            write_text(private_path(folder, TRACEBACK), text, mode=0o600)
         raise
 
 

@@ -1,30 +1,41 @@
 """The folder of a run that begins: one in which no privacy was spent, with nothing stale in it."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from dpft.errors import InputError
-from dpft.evaluation.human import SHEET
-from dpft.files import private_folder
-from dpft.privacy.completeness import JOURNAL, read_journal
-from dpft.privacy.witness import HANDED
-from dpft.reports.run.report import CONFIGURATION, METRICS, PAGE, PRIVACY, REPORT
-from dpft.runs.scores import TEXTS_OF_EVALUATIONS
+from dpft.privacy.completeness import read_journal
+from dpft.run_folder import (
+    CHECKPOINTS,
+    CONFIGURATION,
+    DIAGNOSTICS,
+    HANDED_HEADS,
+    JOURNAL,
+    LEDGER,
+    METRICS,
+    MODEL,
+    PAGE,
+    PRIVACY,
+    RELEASED,
+    REPORT,
+    TEXTS_OF_EVALUATIONS,
+    TRACKING,
+    TUNING,
+    private_folder,
+)
 from dpft.training.checkpoint import checkpoints
-from dpft.training.resume import LEDGER
-from dpft.training.tracking import FOLDER as TRACKING
 
-TUNING = Path("private") / "tuning"
-"""Folder of the trials of ``dpft tune``, of which only the best is public, in the end."""
-RELEASED = ("generated", "export", SHEET)
-"""What other commands made in public of a run's model; it is kept, so no other run may move in."""
+WriteOrigin = Callable[[Path], None]
+"""Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
 
 
 def refuse_used_folder(folder: Path) -> None:
     """Refuses a folder where privacy was spent, or with what was made of another run's model.
 
     Raises:
-        InputError: There is a ledger, or an earlier run with one of ``RELEASED``, or a search.
+        InputError: There is a ledger, or an earlier run whose model other commands made something
+            public of, or a search.
     """
     if (folder / TUNING).exists():
         raise InputError(
@@ -33,7 +44,7 @@ def refuse_used_folder(folder: Path) -> None:
         )
     if has_begun(folder):
         known = folder / LEDGER
-        known = known if known.exists() else folder / "private" / JOURNAL
+        known = known if known.exists() else folder / JOURNAL
         raise InputError(
             f"{known} exists: a run in this folder has taken noisy steps; go on with it"
             f" by dpft train resume={folder}, or choose another folder with hydra.run.dir=DIR."
@@ -53,11 +64,11 @@ def has_begun(folder: Path) -> bool:
     One that broke off before its first checkpoint was whole left an empty ledger, and took none.
     """
     ledger = folder / LEDGER
-    if read_journal(folder / "private" / JOURNAL):  # Whatever became of the ledger since.
+    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.
         return True
     if not ledger.exists():
         return False
-    return ledger.stat().st_size > 0 or bool(checkpoints(folder / "private" / "checkpoints"))
+    return ledger.stat().st_size > 0 or bool(checkpoints(folder / CHECKPOINTS))
 
 
 def start_anew(folder: Path) -> None:
@@ -69,12 +80,10 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED):
+    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, DIAGNOSTICS, JOURNAL):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
             stale.unlink()
-    for name in ("diagnostics.jsonl", JOURNAL):
-        (private / name).unlink(missing_ok=True)
-    for tree in (folder / "model", folder / TRACKING, private / "checkpoints"):
-        shutil.rmtree(tree, ignore_errors=True)
+    for name in (MODEL, TRACKING, CHECKPOINTS):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -17,13 +17,13 @@ from dpft.data.held_out import fingerprint, new_key, split_held_out
 from dpft.data.sources import has_split, is_one_file, load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import private_folder, write_text
+from dpft.files import write_text
+from dpft.run_folder import HELD_OUT_KEY, private_path
 from dpft.runs.records import TrainingData, load_training_data
 from dpft.runs.trained_model import saved_run
 
 HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
-KEY_FILE = "held_out.key"
 
 NOT_EVALUATED = (
     "task.data_dir is one file, which was trained on as a whole; hold some of it out with"
@@ -73,7 +73,7 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
 
 def keep_key(folder: Path, division: Division) -> None:
     """Writes the key of a run's held-out records into its private/, for the owner alone."""
-    path = private_folder(folder) / KEY_FILE
+    path = private_path(folder, HELD_OUT_KEY)
     path.unlink(missing_ok=True)
     if division.key is not None:
         write_text(path, f"{division.key.hex()}\n{division.fingerprint}\n", mode=0o600)
@@ -177,7 +177,7 @@ def held_out_key(run: Path) -> tuple[bytes, str]:
     Raises:
         InputError: It cannot be read.
     """
-    path = run / "private" / KEY_FILE
+    path = run / HELD_OUT_KEY
     try:
         key, before = path.read_text(encoding="ascii").split("\n")[:2]
         return bytes.fromhex(key), before

@@ -13,22 +13,12 @@ from pathlib import Path
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group, group_examples
-from dpft.evaluation.human import (
-    KEY,
-    REFERENCE,
-    SHEET,
-    Item,
-    choose_inputs,
-    sheet_key,
-    sheet_rows,
-    sheet_text,
-)
-from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.human import REFERENCE, Item, choose_inputs, sheet_key, sheet_rows, sheet_text
 from dpft.evaluation.settings import eval_split_is_public, reads_training_split
-from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, write_text
+from dpft.files import SCHEMA_VERSION, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
+from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
-from dpft.runs.task_model import check_lengths
 from dpft.runs.trained_model import (
     TrainedModel,
     saved_configuration,
@@ -73,12 +63,12 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     systems = [*(str(config.run) for config in runs), REFERENCE]
     public = all(eval_split_is_public(config.task, config.eval) for config in runs)
     folder = Path(systems[0])
-    place = folder if public else folder / "private"
+    place = folder if public else folder / PRIVATE
     _check_runs(runs, systems, place)
     decode = replace(first.decode, strategy=first.human_eval_strategy)
     trained_models = [_trained_model(config, decode) for config in runs]
     groups = _chosen_groups(runs)
-    with hold_lock(private_folder(folder) / "lock"):
+    with hold_run(folder):
         answers = [
             _responses(config, trained_model, chosen, decode)
             for config, trained_model, chosen in zip(runs, trained_models, groups, strict=True)
@@ -93,7 +83,7 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
             "decode": asdict(decode),
         }
         mode = 0o644 if public else 0o600
-        write_json(place / KEY, sheet_key(rows, systems, **about), mode=mode)
+        write_json(place / SHEET_KEY, sheet_key(rows, systems, **about), mode=mode)
         write_text(place / SHEET, sheet_text(rows), mode=mode)
     _show(first, place, items=len(items), rows=len(rows))
 
@@ -129,7 +119,7 @@ def _check_runs(runs: Sequence[EvaluateConfig], systems: Sequence[str], place: P
                 f" {config.run} with eval.split={config.eval.split}; eval.split={split} on the"
                 " command line is for all."
             )
-    for name in (SHEET, KEY):
+    for name in (SHEET, SHEET_KEY):
         if (place / name).exists():
             raise InputError(
                 f"{place / name} exists, and the sheet may hold ratings; move sheet and key to"
@@ -165,12 +155,7 @@ def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
 def _trained_model(config: EvaluateConfig, decode: DecodeConfig) -> TrainedModel:
     """Returns a run's model, once it is known to have room for what it shall write."""
     trained_model = trained_model_of_run(Path(str(config.run)), saved_run(str(config.run)))
-    check_lengths(
-        config.task,
-        trained_model.architecture,
-        max_new_tokens=decode.max_new_tokens,
-        extra_positions=trained_model.extra_positions,
-    )
+    trained_model.check_lengths(config.task, max_new_tokens=decode.max_new_tokens)
     return trained_model
 
 
@@ -181,14 +166,11 @@ def _responses(
     decode: DecodeConfig,
 ) -> list[str]:
     """Returns what a run's model answers to each input."""
-    head = trained_model.head(config.task)
-    model = trained_model.load(head)
-    model.to(config.train.prepare())  # type: ignore[arg-type]
-    outputs = ModelOutputs(
-        model=model,
-        encoding=trained_model.encoding(config.task, head),
+    outputs = trained_model.outputs(
+        config.task,
+        config.train.prepare(),
         batch_size=config.eval.batch_size,
-        extra_positions=trained_model.extra_positions,
+        max_new_tokens=decode.max_new_tokens,
     )
     logger.info("responses of %s", config.run)
     return outputs.texts(groups, decode, lambda _: None)
@@ -210,7 +192,7 @@ def _reference(group: Group) -> str:
 
 
 def _show(config: EvaluateConfig, place: Path, *, items: int, rows: int) -> None:
-    sheet, key = str(place / SHEET), str(place / KEY)
+    sheet, key = str(place / SHEET), str(place / SHEET_KEY)
     if config.output == "json":
         record = {"sheet": sheet, "key": key, "items": items, "rows": rows}
         content = {"schema_version": SCHEMA_VERSION, **record}

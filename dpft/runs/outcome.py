@@ -1,17 +1,11 @@
-"""What a run leaves beside its model: scores before and after, the privacy record, the report."""
+"""What a run leaves beside its model: the scores after training, the privacy record, the report."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
-from dpft.data.encoding import Encoding
-from dpft.evaluation.evaluate import Evaluation, evaluate_parts
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
+from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.completeness import NO_STEPS, read_run_ledger
@@ -23,39 +17,14 @@ from dpft.reports.run.privacy_record import (
     parameter_record,
     privacy_record,
 )
-from dpft.reports.run.report import PRIVACY, write_report
+from dpft.reports.run.report import write_report
 from dpft.reports.run.witness import with_witness
-from dpft.runs.progress import batch_progress
+from dpft.run_folder import PRIVACY
+from dpft.runs.evaluation import write_scores
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.scores import write_evaluations
 from dpft.training.resume import find_resume_point
 
 logger = logging.getLogger(__name__)
-
-
-def evaluate(
-    config: TrainConfig,
-    model: PreTrainedModel,
-    encoding: Encoding,
-    held_out: Mapping[str, Sequence[Any]],
-    stage: str,
-) -> list[Evaluation]:
-    """Returns the scores on each part of the evaluation split; none where evaluation is off."""
-    if held_out:
-        logger.info("evaluating %s fine-tuning", stage)
-    with torch.random.fork_rng(), batch_progress() as on_progress:
-        return evaluate_parts(
-            model,
-            encoding,
-            config.task,
-            held_out,
-            config=config.eval,
-            decode=config.decode,
-            metrics=config.metrics,
-            stage=stage,
-            extra_positions=config.method.extra_positions,
-            on_progress=on_progress,
-        )
 
 
 def report(
@@ -90,12 +59,3 @@ def report(
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     write_json(folder / PRIVACY, privacy)
     write_report(folder)
-
-
-def write_scores(config: TrainConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Writes the scores of one stage, and their texts."""
-    if not evaluations:
-        return
-    public = eval_split_is_public(config.task, config.eval)
-    training = reads_training_split(config.task, config.eval)
-    write_evaluations(folder, evaluations, public=public, training=training)

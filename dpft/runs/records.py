@@ -12,12 +12,10 @@ from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples, load_with_units
 from dpft.data.units import bounded_units, group_by_unit
 from dpft.errors import InputError
-from dpft.files import private_folder, write_text
+from dpft.files import write_text
 from dpft.privacy.keys import secret_key
+from dpft.run_folder import UNIT_KEY, private_path
 from dpft.training.loop import TrainingSet
-
-UNIT_KEY = "unit_key"
-"""Private file of the key that decides which records of a large unit are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,4 +105,4 @@ def unit_key(config: TrainConfig) -> bytes:
 
 def save_unit_key(folder: Path, key: bytes) -> None:
     """Writes the key into a run's private folder."""
-    write_text(private_folder(folder) / UNIT_KEY, key.hex() + "\n", mode=0o600)
+    write_text(private_path(folder, UNIT_KEY), key.hex() + "\n", mode=0o600)

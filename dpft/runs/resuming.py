@@ -8,7 +8,8 @@ records. What changes speed alone may be set anew; where it changes bits, steps 
 import hmac
 import json
 import secrets as entropy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,28 @@ from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.errors import InputError, StateError
-from dpft.files import private_folder, write_json
+from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
-from dpft.reports.run.report import CONFIGURATION, METRICS
 from dpft.reports.run.run_record import read_evaluations
-from dpft.runs.folder import TUNING
-from dpft.runs.held_out import KEY_FILE, held_out_key
-from dpft.runs.records import UNIT_KEY
+from dpft.run_folder import (
+    CHECKPOINTS,
+    CONFIGURATION,
+    FINGERPRINT,
+    HELD_OUT_KEY,
+    METRICS,
+    TUNING,
+    UNIT_KEY,
+    private_path,
+)
+from dpft.runs.exit_codes import say
+from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, public_size
 from dpft.runs.witnessing import refuse_witness_of_file
+from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
 from dpft.training.resume import ResumePoint
 
-FINGERPRINT = "fingerprint"
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
@@ -126,9 +135,8 @@ def read_secrets(folder: Path) -> Secrets:
     Raises:
         StateError: One cannot be read.
     """
-    private = folder / "private"
-    unit = _read_key(private / UNIT_KEY)
-    held_out = held_out_key(folder)[0] if (private / KEY_FILE).exists() else None
+    unit = _read_key(folder / UNIT_KEY)
+    held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
     return Secrets(unit_key=unit or b"", held_out_key=held_out)
 
 
@@ -139,7 +147,7 @@ def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:
         "key": key.hex(),
         "hmac": fingerprint(training_set.examples, training_set.units, key),
     }
-    write_json(private_folder(folder) / FINGERPRINT, content, mode=0o600)
+    write_json(private_path(folder, FINGERPRINT), content, mode=0o600)
 
 
 def same_records(folder: Path, training_set: TrainingSet) -> None:
@@ -149,7 +157,7 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
         InputError: They are others.
         StateError: The fingerprint cannot be read.
     """
-    path = folder / "private" / FINGERPRINT
+    path = folder / FINGERPRINT
     try:
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         key, expected = bytes.fromhex(known["key"]), str(known["hmac"])
@@ -170,6 +178,26 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
 def has_scores(folder: Path, stage: str) -> bool:
     """Returns whether metrics.json has scores of that stage."""
     return any(entry["stage"] == stage for entry in read_evaluations(folder / METRICS))
+
+
+@contextmanager
+def hint_of_resume(folder: Path) -> Iterator[None]:
+    """Says, when the block breaks off, how to go on with the run or the search in a folder.
+
+    It says nothing where there is nothing to go on, nor where the folder was refused as corrupted:
+    the refusal says what to do.
+    """
+    try:
+        yield
+    except StateError:
+        raise
+    except BaseException:
+        command = "tune" if (folder / TUNING).exists() else "train"
+        if command == "tune" or checkpoints(folder / CHECKPOINTS):
+            here = Path.cwd()
+            short = folder.relative_to(here) if folder.is_relative_to(here) else folder
+            say(f"to go on: dpft {command} resume={short}")
+        raise
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
 from dpft.config.schema import TrainConfig
 from dpft.config.sizes import published_size
 from dpft.errors import InputError
@@ -155,9 +153,3 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
         trainable_parameters=trainable_parameters,
     ):
         logger.warning(warning)
-
-
-def quiet_transformers() -> None:
-    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # type: ignore[no-untyped-call]

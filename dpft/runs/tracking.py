@@ -13,13 +13,8 @@ from typing import Any
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.reports.run.recipe import public_configuration
-from dpft.reports.run.run_record import (
-    METRICS,
-    PRIVACY,
-    read_evaluations,
-    read_overrides,
-    read_privacy,
-)
+from dpft.reports.run.run_record import read_evaluations, read_overrides, read_privacy
+from dpft.run_folder import METRICS, PRIVACY
 from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_resume_point
 from dpft.training.trackers.base import TrackerConfig

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config import schema
@@ -12,22 +13,19 @@ from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
+from dpft.evaluation.outputs import ModelOutputs
 from dpft.kinds import Head
 from dpft.links import refuse_links
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_tokenizer
+from dpft.models.loading import load_tokenizer, new_names
 from dpft.models.vocabulary import add_tokens
-from dpft.reports.run.report import CONFIGURATION
+from dpft.run_folder import CONFIGURATION, LEDGER, MODEL
 from dpft.runs.spending.spent_run import read_ended_ledger
-from dpft.runs.task_model import encoding_of, head_of
+from dpft.runs.task_model import check_lengths, encoding_of, head_of
 from dpft.runs.vocabulary import load_with_tokens
 from dpft.tasks.base import Task
-from dpft.training.resume import LEDGER
-
-MODEL = "model"
-"""A run's folder of its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +74,62 @@ class TrainedModel:
         there = replace(self.architecture, model=beside)
         return load_tokenizer(there, kind=head.kind, added=self.tokens)
 
-    def encoding(self, task: Task, head: Head) -> Encoding:
-        """Returns how the task's records become what the model reads."""
+    def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
+        """Returns how the task's records become what the model reads, once they are known to fit.
+
+        Args:
+            task: Says how long its records may be.
+            max_new_tokens: Tokens that the model may write after one; None where it writes none.
+
+        Raises:
+            InputError: As ``check_lengths`` and ``encoding_of``.
+        """
+        self.check_lengths(task, max_new_tokens=max_new_tokens)
+        head = self.head(task)
         return encoding_of(task, self.architecture, head, self.tokenizer(head))
+
+    def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
+        """Refuses texts longer than the positions that the model has for them.
+
+        Raises:
+            InputError: Records, or an input with what is written after it, may not fit.
+        """
+        check_lengths(
+            task,
+            self.architecture,
+            max_new_tokens=max_new_tokens,
+            extra_positions=self.extra_positions,
+        )
+
+    def has_random_head(self, task: Task) -> bool:
+        """Returns whether nothing was trained of what the model answers the task with."""
+        return self.method is None and bool(new_names(self.architecture, self.head(task)))
+
+    def on_device(self, task: Task, device: torch.device) -> PreTrainedModel:
+        """Returns the model of a task on the device where it is to run.
+
+        Raises:
+            InputError: As ``load``.
+        """
+        model = self.load(self.head(task))
+        model.to(device)  # type: ignore[arg-type]
+        return model
+
+    def outputs(
+        self, task: Task, device: torch.device, *, batch_size: int, max_new_tokens: int
+    ) -> ModelOutputs:
+        """Returns what writes texts after the task's inputs.
+
+        Raises:
+            InputError: As ``encoding`` and ``load``.
+        """
+        encoding = self.encoding(task, max_new_tokens=max_new_tokens)
+        return ModelOutputs(
+            model=self.on_device(task, device),
+            encoding=encoding,
+            batch_size=batch_size,
+            extra_positions=self.extra_positions,
+        )
 
 
 def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:

@@ -1,8 +1,6 @@
 """What ``dpft train`` does with a model: prove the clipper on it, and train it."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +9,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
-from dpft.files import private_folder, share, sync_tree
+from dpft.files import share, sync_tree
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
-from dpft.runs.exit_codes import say
+from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
-from dpft.training.checkpoint import GENERATORS, checkpoints, delete_generator_states
+from dpft.training.checkpoint import delete_generator_states
 from dpft.training.listeners import StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
@@ -82,10 +80,10 @@ def train(
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
     def save_model() -> None:
-        config.method.save(model, folder / "model")
-        tokenizer.save_pretrained(folder / "model")
-        share(folder / "model")
-        sync_tree(folder / "model")  # before the ledger closes, after which it is saved no more
+        config.method.save(model, folder / MODEL)
+        tokenizer.save_pretrained(folder / MODEL)
+        share(folder / MODEL)
+        sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
         folder=folder,
@@ -108,7 +106,7 @@ def train(
         if guarantee is not None:
             check_promises(resume_point, guarantee)
         prepare_training_state(session, plan.steps, resume_point)
-        delete_generator_states(private_folder(folder) / "checkpoints")
+        delete_generator_states(folder / CHECKPOINTS)
         return
     if plan.privacy is None or guarantee is None:
         train_ordinarily(session, plan.steps, resume_point)
@@ -130,27 +128,6 @@ def _check_end(resume_point: ResumePoint, plan: RunPlan) -> None:
     checkpoint = resume_point.checkpoint
     if resume_point.ledger is None and checkpoint.step < plan.steps:
         raise StateError(
-            f"{checkpoint.path / GENERATORS} is gone, and the run has taken {checkpoint.step} of"
+            f"{checkpoint.path / KEYS} is gone, and the run has taken {checkpoint.step} of"
             f" {plan.steps} steps; put it back, or begin a new run."
         )
-
-
-@contextmanager
-def hint_of_resume(folder: Path) -> Iterator[None]:
-    """Says, when the block breaks off, how to go on with the run, if there is anything to go on.
-
-    Where the folder was refused as corrupted there is not: the refusal says what to do.
-    """
-    try:
-        yield
-    except StateError:
-        raise
-    except BaseException:
-        if checkpoints(folder / "private" / "checkpoints"):
-            say(f"to go on: dpft train resume={_short(folder)}")
-        raise
-
-
-def _short(folder: Path) -> Path:
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -24,17 +24,21 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
-from dpft.privacy.completeness import CHECKPOINT
+from dpft.run_folder import (
+    CHECKPOINT,
+    KEYS,
+    OPTIMIZER,
+    PARTIAL_CHECKPOINT,
+    STATE,
+    WEIGHTS,
+    checkpoint_name,
+)
 from dpft.training.key_file import KeyFile, read_key_file, write_key_file
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-GENERATORS = "generators.json"
 WAY_OUT = (
     "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
     " one is kept"
 )
-PARTIAL = ".step-*.partial"
-"""Folders of checkpoints that are being written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +64,11 @@ class Checkpoint:
     @property
     def has_keys(self) -> bool:
         """Whether the secret keys are there; they are deleted when the run has ended."""
-        return (self.path / GENERATORS).exists()
+        return (self.path / KEYS).exists()
 
     def read_keys(self) -> KeyFile:
         """Returns the secret keys, or generator states; read anew each time, and not kept here."""
-        return read_key_file(self.path / GENERATORS, changed=self.keys_changed)
+        return read_key_file(self.path / KEYS, changed=self.keys_changed)
 
 
 def save_checkpoint(
@@ -93,16 +97,17 @@ def save_checkpoint(
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.parent)
-    target, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-    for stale in folder.glob(PARTIAL):  # of a process that was killed
+    target = folder / checkpoint_name(step)
+    partial = folder / f".{target.name}.partial"
+    for stale in folder.glob(PARTIAL_CHECKPOINT):  # of a process that was killed
         shutil.rmtree(stale)
     partial.mkdir(mode=0o700)
-    _save_tensors(partial / MODEL, _model_state(training_state.model))
+    _save_tensors(partial / WEIGHTS, _model_state(training_state.model))
     _save_tensors(partial / OPTIMIZER, _optimizer_state(training_state))
-    files, keys_changed = [MODEL, OPTIMIZER], 0
+    files, keys_changed = [WEIGHTS, OPTIMIZER], 0
     if generators is not None:
-        keys_changed = write_key_file(partial / GENERATORS, generators)
-        files.append(GENERATORS)
+        keys_changed = write_key_file(partial / KEYS, generators)
+        files.append(KEYS)
     state: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "step": step,
@@ -138,7 +143,7 @@ def restore_checkpoint(path: Path, training_state: TrainingState) -> int:
         StateError: A file is missing, damaged, or of another model.
     """
     state = _read_state(path)
-    model_state = load_file(path / MODEL)
+    model_state = load_file(path / WEIGHTS)
     optimizer_state = load_file(path / OPTIMIZER)
     own = _model_state(training_state.model)
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in model_state.items()}:
@@ -163,7 +168,7 @@ def delete_generator_states(folder: Path) -> None:
 
     Checkpoints that a killed process left half-written have them, too.
     """
-    for partial in folder.glob(PARTIAL):
+    for partial in folder.glob(PARTIAL_CHECKPOINT):
         shutil.rmtree(partial)
     for checkpoint in checkpoints(folder):
         _delete_keys(checkpoint)
@@ -179,7 +184,7 @@ def _drop_older(folder: Path, keep: int) -> None:
 
 
 def _delete_keys(checkpoint: Path) -> None:
-    (checkpoint / GENERATORS).unlink(missing_ok=True)
+    (checkpoint / KEYS).unlink(missing_ok=True)
     sync_folder(checkpoint)
 
 
@@ -238,7 +243,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
         check_version(state["schema_version"], path / STATE)
         known = state.pop("checksum")
-        present = [n for n in state["checksums"] if n != GENERATORS or (path / n).exists()]
+        present = [n for n in state["checksums"] if n != KEYS or (path / n).exists()]
         actual = {name: _checksum(path / name) for name in present}
     except InputError:
         raise

@@ -10,25 +10,24 @@ from typing import Any
 
 import torch
 
+from dpft.run_folder import DIAGNOSTICS, private_path
 from dpft.training.loop import StepStatistics, TrainingSet
 
 
 class Diagnostics:
     """Appends one line a step to private/diagnostics.jsonl."""
 
-    def __init__(
-        self, private: Path, *, max_grad_norm: float | None, goes_on: bool = False
-    ) -> None:
+    def __init__(self, run: Path, *, max_grad_norm: float | None, goes_on: bool = False) -> None:
         """Opens the file, mode 0600.
 
         Args:
-            private: The folder.
+            run: The run's folder.
             max_grad_norm: Norm above which a gradient counts as clipped; None where the style
                 has no such norm.
             goes_on: Whether what is in the file stays.
         """
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if goes_on else os.O_TRUNC)
-        descriptor = os.open(private / "diagnostics.jsonl", flags, 0o600)
+        descriptor = os.open(private_path(run, DIAGNOSTICS), flags, 0o600)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._max_grad_norm = max_grad_norm
 

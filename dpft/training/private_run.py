@@ -12,17 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpft.files import private_folder
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.settings import DifferentialPrivacy
+from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import (
-    JOURNAL,
-    LEDGER,
     ResumePoint,
     check_promises,
     environment,
@@ -196,7 +194,7 @@ class PrivateRun:
             )
         session.save_model()
         ledger.close()
-        delete_generator_states(private_folder(session.folder) / "checkpoints")
+        delete_generator_states(session.folder / CHECKPOINTS)
 
     def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
         """Returns what a run that goes on from here must have as it was, ready for JSON."""
@@ -225,7 +223,7 @@ class PrivateRun:
     def _journal(self, ledger: Ledger, steps_done: int) -> JournaledLedger:
         return JournaledLedger(
             ledger,
-            private_folder(self.session.folder) / JOURNAL,
+            private_path(self.session.folder, JOURNAL),
             environment=self.environment,
             steps_done=steps_done,
         )

@@ -18,13 +18,12 @@ import torch
 
 from dpft import __version__
 from dpft.errors import InputError
-from dpft.privacy.completeness import JOURNAL as JOURNAL
 from dpft.privacy.completeness import read_run_ledger
-from dpft.privacy.ledger import LEDGER as LEDGER
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
+from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
 
@@ -62,7 +61,7 @@ def find_resume_point(folder: Path) -> ResumePoint:
         StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
             ledger do not agree.
     """
-    found = checkpoints(folder / "private" / "checkpoints")
+    found = checkpoints(folder / CHECKPOINTS)
     if not found:
         raise InputError(
             f"resume must be the folder of a run that has taken a step, got {str(folder)!r}, which"

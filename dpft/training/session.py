@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpft.files import private_folder
 from dpft.methods.base import Method, MethodPhase
 from dpft.privacy.witness import Handover
+from dpft.run_folder import CHECKPOINTS, private_path
 from dpft.training.checkpoint import (
     TrainingState,
     delete_generator_states,
@@ -99,7 +99,7 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
         goes_on=resume_point is not None,
     )
     session.save_model()
-    delete_generator_states(private_folder(session.folder) / "checkpoints")
+    delete_generator_states(session.folder / CHECKPOINTS)
 
 
 def prepare_training_state(
@@ -144,8 +144,7 @@ def take_steps(
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
     """
-    private = private_folder(session.folder)
-    diagnostics = Diagnostics(private, max_grad_norm=max_grad_norm, goes_on=goes_on)
+    diagnostics = Diagnostics(session.folder, max_grad_norm=max_grad_norm, goes_on=goes_on)
     diagnostics.write_size(session.training_set, num_examples=session.num_examples)
     progress = StepProgress(
         steps=engine.steps,
@@ -156,7 +155,8 @@ def take_steps(
 
     def save(step: int) -> None:
         keep = session.settings.keep
-        save_checkpoint(private / "checkpoints", step, training_state, keep=keep, **beside_state())
+        folder = private_path(session.folder, CHECKPOINTS)
+        save_checkpoint(folder, step, training_state, keep=keep, **beside_state())
 
     with closing(diagnostics):
         if not goes_on:

@@ -21,12 +21,11 @@ from uuid import uuid4
 
 from dpft.errors import StateError
 from dpft.files import write_json
+from dpft.run_folder import TRACKING
 from dpft.training.listeners import PublicStep
 from dpft.training.trackers.base import Place, Tracker, TrackerConfig
 from dpft.training.windows import StepWindows
 
-FOLDER = "tracking"
-"""In a run's folder: each tracker's own, and beside it how far that has come."""
 logger = logging.getLogger(__name__)
 
 
@@ -161,8 +160,8 @@ def open_tracking(
         InputError: The tracker cannot be opened.
         StateError: How far it has come cannot be read.
     """
-    path = folder / FOLDER / f"{config.name}.json"
-    own = folder / FOLDER / config.name
+    path = folder / TRACKING / f"{config.name}.json"
+    own = folder / TRACKING / config.name
     own.mkdir(parents=True, exist_ok=True)
     goes_on = path.exists()
     written = _read(path) if goes_on else Written(run_id=uuid4().hex[:8])

@@ -198,6 +198,6 @@ def test_an_export_that_fails_halfway_leaves_nothing(
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("dpft.cli.export.shutil.copy", full_disk)
+    monkeypatch.setattr("dpft.runs.export.shutil.copy", full_disk)
     outcome = workspace.run("export", "run=full", "to=halfway")
     assert (outcome.code, outcome.new) == (1, frozenset())

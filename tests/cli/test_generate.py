@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dpft.cli.generate import text_task
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
+from dpft.runs.generation import text_task
 from dpft.tasks import registry
 from dpft.tasks.base import TextTask
 from dpft.tasks.e2e import E2ETask
@@ -190,7 +190,7 @@ def test_where_whole_records_were_trained_on_records_come_from_nothing(
 def test_a_bar_counts_the_records(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
     bar = nullcontext(lambda *moved: shown.append(moved))
-    monkeypatch.setattr("dpft.cli.generate.batch_progress", lambda: bar)
+    monkeypatch.setattr("dpft.runs.generation.batch_progress", lambda: bar)
     generate(workspace, *PROMPTS, "batch_size=2", to="counted")
     assert shown == [("records", 2, 3), ("records", 3, 3)]
 
@@ -271,6 +271,6 @@ def test_records_that_cannot_be_written_leave_no_statement(
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpft.cli.generate.write_jsonl", full_disk)
+    monkeypatch.setattr("dpft.runs.generation.write_jsonl", full_disk)
     outcome = workspace.run("generate", *PROMPTS, "to=full.jsonl")
     assert (outcome.code, outcome.new) == (1, frozenset())

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from dpft.cli.report import expand
-from dpft.evaluation.human import KEY, REFERENCE, SHEET, Item, sheet_key, sheet_rows
+from dpft.evaluation.human import REFERENCE, Item, sheet_key, sheet_rows
 from dpft.privacy.ledger import Ledger
+from dpft.run_folder import SHEET, SHEET_KEY
 from tests.reports.run.folders import write_run
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
@@ -18,7 +19,7 @@ ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3
 def workspace(tmp_path: Path) -> Workspace:
     """A folder with a key and two filled sheets: the run gets 1 to 3, then 4; the reference 5."""
     about = {"task": "chat", "split": "test", "split_is_public": True}
-    (tmp_path / KEY).write_text(json.dumps(sheet_key(ROWS, SYSTEMS, **about)))
+    (tmp_path / SHEET_KEY).write_text(json.dumps(sheet_key(ROWS, SYSTEMS, **about)))
     for name, first in ((SHEET, None), ("other.csv", "4")):
         lines = [
             f"{row.item},{row.response_id},{5 if row.system == REFERENCE else first or row.item}\n"
@@ -52,7 +53,7 @@ def test_several_sheets_are_several_raters(workspace: Workspace, arguments: list
 
 def test_the_table_and_a_key_elsewhere(workspace: Workspace) -> None:
     (workspace.root / "keys").mkdir()
-    (workspace.root / KEY).rename(workspace.root / "keys" / "k.json")
+    (workspace.root / SHEET_KEY).rename(workspace.root / "keys" / "k.json")
     outcome = workspace.run("report", f"ratings={SHEET}", "key=keys/k.json")
     assert outcome.out.startswith("chat, split test: 6 ratings by 1 rater, 0 rows not rated\n")
     assert "key=FILE" in workspace.refusal("report", f"ratings={SHEET}")

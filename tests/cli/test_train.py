@@ -13,7 +13,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from dpft.files import private_folder
+from dpft.run_folder import private_folder
 from tests.slowness import slow
 from tests.stories.tiny import (
     EVALUATION,

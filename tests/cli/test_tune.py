@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from dpft.cli import train, tune
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
-from dpft.runs.tuning import search
+from dpft.run_folder import KEYS
+from dpft.runs import run
+from dpft.runs.tuning import run_search, search, trials
 from dpft.training import private_run
-from dpft.training.checkpoint import GENERATORS
 from dpft.training.diagnostics import Diagnostics
 from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace
 
@@ -170,13 +170,13 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
     ("owner", "function", "call", "error", "code"),
     [
         # Between the second trial's end and the third one's beginning.
-        (train, "begin", 3, KeyboardInterrupt(), 130),
+        (trials, "begin", 3, KeyboardInterrupt(), 130),
         # Inside the second trial, after its training.
-        (train, "report", 2, KeyboardInterrupt(), 130),
-        (train, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
+        (run, "report", 2, KeyboardInterrupt(), 130),
+        (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
         # What a trial needs is gone for a while.
-        (train, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
-        (tune, "publish", 1, KeyboardInterrupt(), 130),
+        (run, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
+        (run_search, "publish", 1, KeyboardInterrupt(), 130),
     ],
 )
 def test_a_search_that_broke_off_goes_on_without_a_trial_run_twice_or_drawn_anew(
@@ -218,7 +218,7 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
     for call, error in ((2, RunError("weights are not finite.")), (2, ZeroDivisionError("oh"))):
         name = f"crash-{type(error).__name__}"
         with monkeypatch.context() as patch:
-            patch.setattr(train, "train", breaking(train.train, call, error))
+            patch.setattr(run, "train", breaking(run.train, call, error))
             crashed = workspace.run("tune", *SEARCH, f"hydra.run.dir={name}")
         assert crashed.code == 0, crashed.err
         assert len(crashed.err.splitlines()) == len(outcome.err.splitlines())
@@ -245,7 +245,7 @@ def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
     assert [one["score"] is None for one in scores] == [False, True, True]
     assert "overflow" in (tuning / "trial-1/log").read_text()
     assert all(list(tuning.glob(f"trial-{n}/private/checkpoints/step-*")) for n in range(3))
-    assert not list((workspace.root / "diverged").rglob(GENERATORS))
+    assert not list((workspace.root / "diverged").rglob(KEYS))
 
 
 def test_trust_rule_4_states_that_a_kill_left_behind_an_outcome_go_when_the_search_goes_on(
@@ -255,10 +255,10 @@ def test_trust_rule_4_states_that_a_kill_left_behind_an_outcome_go_when_the_sear
     shutil.copytree(workspace.root / "run", copy)
     (copy / "privacy.json").unlink()
     (checkpoint,) = (copy / "private/tuning/trial-0/private/checkpoints").iterdir()
-    (checkpoint / GENERATORS).write_text("{}")
+    (checkpoint / KEYS).write_text("{}")
     again = workspace.run("tune", "resume=left")
     assert again.code == 0, again.err
-    assert not list(copy.rglob(GENERATORS))
+    assert not list(copy.rglob(KEYS))
 
 
 def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(
@@ -267,7 +267,7 @@ def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(
     def fails(*args: Any, **kwargs: Any) -> None:
         raise RunError("weights are not finite.")
 
-    monkeypatch.setattr(train, "train", fails)
+    monkeypatch.setattr(run, "train", fails)
     failed = workspace.run("tune", *SEARCH, "hydra.run.dir=failed")
     assert failed.code == 1
     assert "the search ended without a single score" in failed.err
@@ -278,7 +278,7 @@ def test_resume_takes_the_search_as_it_was_and_the_records_too(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(train, "begin", breaking(train.begin, 1, KeyboardInterrupt()))
+        patch.setattr(trials, "begin", breaking(trials.begin, 1, KeyboardInterrupt()))
         assert workspace.run("tune", *SEARCH, "hydra.run.dir=bound").code == 130
     refused = workspace.refusal("tune", "resume=bound", "tune.gamma=0.5")
     assert "goes on as the search was begun, got tune.gamma too" in refused

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import LEDGER, Ledger, read_ledger
+from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.run_folder import LEDGER
 
 MECHANISM = {"name": "poisson_sampled_gaussian", "noise_multiplier": 1.0, "sample_rate": 0.5}
 

@@ -12,7 +12,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import LEDGER, Ledger, LedgerRecord, read_ledger
+from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.privacy.plan import (
     Calibration,
     Phase,
@@ -26,6 +26,7 @@ from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.reports.plots import epsilon_points
 from dpft.reports.run.privacy_record import account_for_run, plan_record
+from dpft.run_folder import LEDGER
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.tuning import search
 

@@ -8,7 +8,8 @@ import pytest
 
 from dpft.cli.hydra_app import Subcommand
 from dpft.errors import InputError
-from dpft.runs.crashes import TRACEBACK, crash_kept, where
+from dpft.run_folder import TRACEBACK
+from dpft.runs.crashes import crash_kept, where
 from dpft.runs.exit_codes import exit_code_of_job
 
 
@@ -50,7 +51,7 @@ def test_errors_that_came_from_each_other_end() -> None:
 def test_the_whole_text_is_kept_for_the_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), crash_kept(tmp_path / "run"):
         crash()
-    path = tmp_path / "run" / "private" / TRACEBACK
+    path = tmp_path / "run" / TRACEBACK
     for word in ("Qzxcause", "RuntimeError: Qzxmessage", "Qzxnote"):
         assert word in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

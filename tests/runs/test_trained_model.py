@@ -46,7 +46,7 @@ def configuration(task: Task, model: ModelConfig, method: Method) -> TrainConfig
 
 def logits(trained_model: TrainedModel, task: Task, model=None) -> torch.Tensor:
     head = trained_model.head(task)
-    encoding = trained_model.encoding(task, head)
+    encoding = trained_model.encoding(task, max_new_tokens=None)
     model = trained_model.load(head) if model is None else model
     batch = encoding.layout.collate(encoding.rows(RECORDS))
     with torch.no_grad(), evaluation_mode(model):

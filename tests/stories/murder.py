@@ -50,9 +50,9 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
     "inside a checkpoint's write": ("dpft.training.checkpoint", "save_file", _half_the_tensors),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
-    "inside the evaluation": ("dpft.cli.train", "evaluate", _kill),
+    "inside the evaluation": ("dpft.runs.run", "evaluate", _kill),
     "waiting in a step": ("dpft.training.loop", "per_example_losses", _wait),
-    "waiting in an evaluation": ("dpft.cli.train", "evaluate", _wait),
+    "waiting in an evaluation": ("dpft.runs.run", "evaluate", _wait),
     "inside the report": ("dpft.runs.outcome", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""
@@ -67,7 +67,9 @@ def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
         aim: One of ``AIMS`` and the number of the call, or neither.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "dpft.cli.train", "dpft.cli.hydra_app"])
+    context.set_forkserver_preload(
+        [__name__, "dpft.cli.train", "dpft.runs.run", "dpft.cli.hydra_app"]
+    )
     process = context.Process(target=_command, args=(root, tuple(arguments), *aim))
     process.start()
     return process

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
-from dpft.cli import train
 from dpft.errors import InputError
-from dpft.runs import held_out
+from dpft.runs import held_out, run
 from dpft.runs.held_out import Division
 from dpft.runs.records import TrainingData
 from tests.slowness import slow
@@ -101,8 +100,8 @@ def test_held_out_rows_are_never_trained_on(
         divided.append(data)
         raise InputError("enough seen.")
 
-    monkeypatch.setattr(train, "divide", divide)
-    monkeypatch.setattr(train, "make_training_set", records)
+    monkeypatch.setattr(run, "divide", divide)
+    monkeypatch.setattr(run, "make_training_set", records)
     quick = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.self_check=false")
     given = (
         *QA,

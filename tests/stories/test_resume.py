@@ -136,6 +136,7 @@ def test_trust_rule_9_other_records_or_settings_are_refused(
     for key in ("privacy.delta=0.001", "train.learning_rate=1", "method=lora", "task=sst2"):
         sentence = workspace.refusal("train", "resume=bound", key)
         assert f"{key.partition('=')[0]} cannot change" in sentence
+        assert workspace.refusal("train", key, "resume=bound") == sentence
     data = workspace.root / "data" / "train.jsonl"
     whole = data.read_text()
     lines = whole.splitlines(keepends=True)

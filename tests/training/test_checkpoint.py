@@ -2,10 +2,8 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
+from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.training.checkpoint import (
-    GENERATORS,
-    MODEL,
-    STATE,
     TrainingState,
     checkpoints,
     delete_generator_states,
@@ -139,11 +137,11 @@ def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
     read = read_checkpoint(path)
     assert (read.step, read.run, read.read_keys().content["noise"]) == (0, {"plan": 1}, ["0102"])
     delete_generator_states(folder)
-    assert not (path / GENERATORS).exists()
+    assert not (path / KEYS).exists()
     assert restore_checkpoint(path, state) == 0
 
 
-@pytest.mark.parametrize("name", [MODEL, "optimizer.safetensors"])
+@pytest.mark.parametrize("name", [WEIGHTS, "optimizer.safetensors"])
 def test_one_flipped_byte_is_found(tmp_path, name):
     state = training_state(steps=1)
     path = save_checkpoint(tmp_path / "checkpoints", 1, state)
@@ -208,6 +206,6 @@ def test_a_refused_checkpoint_says_the_way_out(tmp_path, text):
     ):
         read_checkpoint(path)
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
-    (path / MODEL).write_bytes(b"")
+    (path / WEIGHTS).write_bytes(b"")
     with pytest.raises(StateError, match="recorded one; put the .*, or move its folder away"):
         read_checkpoint(path)

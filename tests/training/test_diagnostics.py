@@ -18,7 +18,7 @@ def test_a_line_summarises_one_step(tmp_path):
     )
     diagnostics.write(statistics, non_finite=1)
     diagnostics.close()
-    line = json.loads((tmp_path / "diagnostics.jsonl").read_text())
+    line = json.loads((tmp_path / "private/diagnostics.jsonl").read_text())
     assert line == {
         "step": 4,
         "batch_size": 3,
@@ -27,12 +27,12 @@ def test_a_line_summarises_one_step(tmp_path):
         "clipped_fraction": pytest.approx(2 / 3),
         "non_finite_examples_so_far": 1,
     }
-    assert stat.S_IMODE((tmp_path / "diagnostics.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "private/diagnostics.jsonl").stat().st_mode) == 0o600
 
 
 def test_an_empty_draw_has_a_size_and_nothing_else(tmp_path):
     diagnostics = Diagnostics(tmp_path, max_grad_norm=1.0)
     diagnostics.write(StepStatistics(step=1, batch_size=0), non_finite=0)
     diagnostics.close()
-    line = json.loads((tmp_path / "diagnostics.jsonl").read_text())
+    line = json.loads((tmp_path / "private/diagnostics.jsonl").read_text())
     assert line == {"step": 1, "batch_size": 0, "non_finite_examples_so_far": 0}

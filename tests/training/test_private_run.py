@@ -17,9 +17,9 @@ from dpft.privacy import ledger as ledger_module
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
-from dpft.training.checkpoint import GENERATORS
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from dpft.training.session import train_ordinarily
@@ -145,10 +145,10 @@ def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_sav
     """With a budget the run ends before the step whose checkpoint was half-written."""
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "before a checkpoint has its name")
-    assert list(folder.rglob(".step-*.partial/" + GENERATORS))
+    assert list(folder.rglob(".step-*.partial/" + KEYS))
     go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
     assert read_ledger(folder / "ledger.jsonl").closed
-    assert not list(folder.rglob(GENERATORS)) and not list(folder.rglob("*.partial"))
+    assert not list(folder.rglob(KEYS)) and not list(folder.rglob("*.partial"))
 
 
 def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(
@@ -315,7 +315,7 @@ def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_p
     kill(monkeypatch, tmp_path / "run", "before the ledger is closed", keep=3)
     paths = sorted((tmp_path / "run/private/checkpoints").iterdir())
     assert [path.name for path in paths] == ["step-00000002", "step-00000004", "step-00000005"]
-    assert [(path / GENERATORS).exists() for path in paths] == [False, False, True]
+    assert [(path / KEYS).exists() for path in paths] == [False, False, True]
 
 
 @pytest.mark.parametrize("torn", [True, False])
@@ -413,7 +413,7 @@ def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path, monkeyp
 def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
     resume_point = find_resume_point(undisturbed[0])
     assert resume_point.has_ended and not resume_point.checkpoint.has_keys
-    assert not list(undisturbed[0].rglob(GENERATORS))
+    assert not list(undisturbed[0].rglob(KEYS))
     assert resume_point.plan() == plan()
 
 

@@ -6,8 +6,9 @@ import torch
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import KEYS
 from dpft.training import session as session_module
-from dpft.training.checkpoint import GENERATORS, checkpoints
+from dpft.training.checkpoint import checkpoints
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
 from tests.training.toy import plan, privacy, session, tiny_model
@@ -61,7 +62,7 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
     save = session_module.save_checkpoint
 
     def spy(folder, step, *args, **kwargs):
-        seen.append((step, kwargs["run"]["ledger"]["lines"], GENERATORS))
+        seen.append((step, kwargs["run"]["ledger"]["lines"], KEYS))
         return save(folder, step, *args, **kwargs)
 
     monkeypatch.setattr(session_module, "save_checkpoint", spy)
@@ -74,14 +75,14 @@ def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
 
     def save_model():
         (checkpoint,) = checkpoints(tmp_path / "private" / "checkpoints")
-        states.append((checkpoint / GENERATORS).exists())
+        states.append((checkpoint / KEYS).exists())
         assert not read_ledger(tmp_path / "ledger.jsonl").closed
 
     own = session(tmp_path)
     object.__setattr__(own, "save_model", save_model)
     train_privately(own, plan(), privacy(), epsilon_after=lambda step: 1.0)
     assert states == [True], "the final checkpoint comes before the model, closing after it"
-    assert not list((tmp_path / "private").rglob(GENERATORS))
+    assert not list((tmp_path / "private").rglob(KEYS))
 
 
 def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):

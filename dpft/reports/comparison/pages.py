@@ -16,8 +16,9 @@ from dpft.reports.comparison.sweeps import EPS
 from dpft.reports.comparison.tables import parameters, printed_epsilon
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.scores import PRIVATE_SPLIT
+from dpft.run_folder import PAGE, REPORT
 
-FILES = ("report.md", "table.csv", "report.html")
+FILES = (REPORT, "table.csv", PAGE)
 
 
 def markdown(comparison: Comparison) -> str:

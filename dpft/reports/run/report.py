@@ -15,14 +15,7 @@ from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.card import write_card
 from dpft.reports.run.recipe import command, configuration
 from dpft.reports.run.reference import PUBLISHED_NOTE, published_table
-from dpft.reports.run.run_record import (
-    CONFIGURATION,
-    METRICS,
-    PRIVACY,
-    RunRecord,
-    read_evaluations,
-    read_record,
-)
+from dpft.reports.run.run_record import RunRecord, read_evaluations, read_record
 from dpft.reports.run.scores import PRIVATE_SPLIT, mark, metric_rows, score_tables
 from dpft.reports.run.sections import (
     LEDGER_NOTE,
@@ -34,6 +27,7 @@ from dpft.reports.run.sections import (
     training_rows,
     warnings,
 )
+from dpft.run_folder import CONFIGURATION, METRICS, MODEL, PAGE, PRIVACY, REPORT
 
 __all__ = [
     "CONFIGURATION",
@@ -49,8 +43,6 @@ __all__ = [
     "write_metrics",
     "write_report",
 ]
-
-REPORT, PAGE, MODEL = "report.md", "report.html", "model"
 
 
 def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
+from dpft.run_folder import CONFIGURATION, METRICS, OVERRIDES, PRIVACY
 
-CONFIGURATION, PRIVACY, METRICS = "config.yaml", "privacy.json", "metrics.json"
-OVERRIDES = Path(".hydra") / "overrides.yaml"
 PARTS = {"task", "split", "stage", "split_is_public", "metrics"}
 """What every entry of metrics.json has."""
 

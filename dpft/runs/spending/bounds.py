@@ -9,10 +9,10 @@ from dpft.privacy.accounting import Accountants, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
-from dpft.privacy.completeness import JOURNAL
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.run_folder import JOURNAL
 from dpft.runs.spending.spent_run import SpentRun
 
 END_UNPROVEN = (
@@ -208,7 +208,7 @@ def _notes(run: SpentRun) -> list[str]:
         )
     elif run.ledger.journaled_step:
         notes.append(
-            f"private/{JOURNAL} has one step more than the ledger: the run broke off before its"
+            f"{JOURNAL} has one step more than the ledger: the run broke off before its"
             " line was written, or the line was cut, and it is counted."
         )
     if run.end is None:

@@ -12,17 +12,12 @@ from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
-from dpft.privacy.completeness import (
-    CHECKPOINT_STATES,
-    NO_STEPS,
-    check_lodged,
-    knows_the_end,
-    read_run_ledger,
-)
-from dpft.privacy.ledger import LEDGER, LedgerRecord
+from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
-from dpft.reports.run.run_record import CONFIGURATION, PRIVACY, read_privacy
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TUNING
 
 CLOSING_LINE = "closing line"
 """What shows the end of a finished run's ledger where private/ is not there."""
@@ -69,7 +64,7 @@ def read_spent(folder: str) -> SpentRun:
     path = Path(folder)
     config = _configuration(path)
     known = _known(path)
-    if "selection" in known or (path / "private" / "tuning").exists():
+    if "selection" in known or (path / TUNING).exists():
         raise InputError(
             f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
             f" epsilon follows from it; the whole search's stands in {PRIVACY}."

@@ -18,14 +18,11 @@ from dpft.errors import DpftError, InputError
 from dpft.files import read_yaml, write_json
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.ledger import LEDGER
-from dpft.reports.run.report import CONFIGURATION
-from dpft.runs.folder import TUNING
+from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
 from dpft.runs.spending.bounds import Spending, account_for_spent, account_together
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.tuning.search import read_search
 
-BILL = "tuning_bill.json"
 SUM = "sum of epsilons"
 logger = logging.getLogger(__name__)
 
@@ -70,7 +67,7 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
         bills = [_bill(records, shared, accountants) for records, shared in runs.items()]
     if not bills and not unread:
         return ""
-    write_json(sweep / BILL, {"bills": bills, "not_counted": unread})
+    write_json(sweep / TUNING_BILL, {"bills": bills, "not_counted": unread})
     lines = [_words(bill) for bill in bills]
     lines += [f"not counted: {', '.join(unread)}"] if unread else []
     return "\n".join(lines)
@@ -113,7 +110,7 @@ def _search(folder: Path) -> list[SweptRun]:
     search = read_search(folder)
     if search is None:
         return []
-    config = _read(folder / TUNING / "tune.yaml")
+    config = _read(folder / TUNE_CONFIGURATION)
     if config["privacy"]["noise_seed"] is not None:
         return [_unbounded(folder, config)]
     own = Spending(

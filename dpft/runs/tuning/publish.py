@@ -8,14 +8,21 @@ from pathlib import Path
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import write_json
-from dpft.reports.run.report import CONFIGURATION, METRICS, PRIVACY, write_report
+from dpft.reports.run.report import write_report
 from dpft.reports.run.selection import with_selection
-from dpft.runs.folder import TUNING
-from dpft.runs.scores import TEXTS_OF_EVALUATIONS
+from dpft.run_folder import (
+    CONFIGURATION,
+    LEDGER,
+    METRICS,
+    MODEL,
+    PRIVACY,
+    PRIVATE,
+    TEXTS_OF_EVALUATIONS,
+    TRIALS,
+    trial_folder,
+)
 from dpft.runs.spending.spent_run import read_spent
-from dpft.runs.trained_model import MODEL
-from dpft.runs.tuning.search import TRIALS, Search, trial_folder
-from dpft.training.resume import LEDGER
+from dpft.runs.tuning.search import Search
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
@@ -65,8 +72,8 @@ def check_spent(search: Search, folder: Path) -> None:
 
 
 def _hide_duration(folder: Path) -> None:
-    began = (folder / TUNING / TRIALS).stat().st_mtime_ns
-    public = [path for path in folder.iterdir() if path.name != "private"]
+    began = (folder / TRIALS).stat().st_mtime_ns
+    public = [path for path in folder.iterdir() if path.name != PRIVATE]
     below = [path for top in public for path in top.rglob("*")]
     for path in (*below, *public, folder):
         os.utime(path, ns=(began, began))

@@ -23,14 +23,12 @@ from dpft.privacy.plan import Calibration, PrivacyPlan
 from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
-from dpft.runs.folder import TUNING
+from dpft.run_folder import TRIALS
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import plan_run, warn_of_delta, with_transferred_batch_size
 from dpft.runs.task_model import training_head
 from dpft.runs.tuning.trial_scores import score_metric
-
-TRIALS = "trials.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,7 @@ def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
 
 def write_search(folder: Path, search: Search) -> None:
     """Writes what was drawn, synced to disk, for the owner alone."""
-    write_json(folder / TUNING / TRIALS, asdict(search), mode=0o600)
+    write_json(folder / TRIALS, asdict(search), mode=0o600)
 
 
 def read_search(folder: Path) -> Search | None:
@@ -104,7 +102,7 @@ def read_search(folder: Path) -> Search | None:
         InputError: It is of another schema version.
         StateError: It is damaged.
     """
-    path = folder / TUNING / TRIALS
+    path = folder / TRIALS
     if not path.exists():
         return None
     content = read_json(path)
@@ -135,11 +133,6 @@ def same_records(command: TuneCommand, search: Search) -> None:
             "resume must go on with the training records that the search began with, got others;"
             " put them back as they were, or begin a new search."
         )
-
-
-def trial_folder(folder: Path, number: int) -> Path:
-    """Returns the folder of a trial, counted from 0; private."""
-    return folder / TUNING / f"trial-{number}"
 
 
 def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:

@@ -9,9 +9,7 @@ from dpft.config.tune import TuneCommand
 from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
 from dpft.files import read_json, write_json
-from dpft.reports.run.report import METRICS
-
-OUTCOME = "outcome.json"
+from dpft.run_folder import METRICS, TRIAL_SCORE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ def score_of(trial: Path, spec: MetricSpec) -> Outcome:
 def write_outcome(trial: Path, outcome: Outcome) -> None:
     """Writes how a trial ended, after which it never runs again."""
     trial.mkdir(mode=0o700, exist_ok=True)
-    write_json(trial / OUTCOME, asdict(outcome), mode=0o600)
+    write_json(trial / TRIAL_SCORE, asdict(outcome), mode=0o600)
 
 
 def read_outcome(trial: Path) -> Outcome | None:
@@ -66,7 +64,7 @@ def read_outcome(trial: Path) -> Outcome | None:
         InputError: The file is of another schema version.
         StateError: It is damaged.
     """
-    path = trial / OUTCOME
+    path = trial / TRIAL_SCORE
     if not path.exists():
         return None
     content = read_json(path)

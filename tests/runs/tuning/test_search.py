@@ -6,7 +6,7 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.privacy.plan import Calibration
-from dpft.runs.folder import TUNING
+from dpft.run_folder import TUNING
 from dpft.runs.tuning.search import Search, Trial, draw_trials, read_search, write_search
 from tests.config.test_tune import command
 

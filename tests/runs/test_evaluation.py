@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
-from dpft.runs.scores import write_evaluations
+from dpft.runs.evaluation import write_evaluations
 
 
 def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:

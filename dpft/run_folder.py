@@ -1,0 +1,127 @@
+"""A run's folder: every name and path in it, each relative to the folder, and who may read it.
+
+``folder / LEDGER`` is a run's ledger. What stands under ``private/`` is never to be released; the
+rest may be handed on. docs/design.md, the run's folder, says what each file holds.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpft.errors import InputError
+from dpft.files import hold_lock
+
+# Public: what a run leaves for its reader.
+CONFIGURATION = "config.yaml"
+REPORT, PAGE = "report.md", "report.html"
+PRIVACY = "privacy.json"
+METRICS = "metrics.json"
+LEDGER = "ledger.jsonl"
+HANDED_HEADS = "witness.json"
+"""Which heads of the ledger were handed to a witness."""
+MODEL = "model"
+"""Folder of the trained model and its tokenizer, as ``save_pretrained`` writes them."""
+TRACKING = "tracking"
+"""Folder of what trackers write on this machine."""
+HYDRA = ".hydra"
+"""Folder of how the command was composed: ``config.yaml``, ``hydra.yaml``, ``overrides.yaml``."""
+OVERRIDES = f"{HYDRA}/overrides.yaml"
+
+# Public, or in private/ where the evaluation split is: the same names in either place.
+PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
+TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md")
+"""Patterns of the files with an evaluation's texts: one each, or one for each part of a split."""
+SHEET, SHEET_KEY = "human_eval.csv", "human_eval_key.json"
+
+# Public: what later commands make of the model.
+GENERATED, EXPORT = "generated", "export"
+RELEASED = (GENERATED, EXPORT, SHEET)
+"""What other commands made in public of a run's model."""
+
+# Private: the owner's alone.
+PRIVATE = "private"
+LOCK = f"{PRIVATE}/lock"
+JOURNAL = f"{PRIVATE}/steps.jsonl"
+DIAGNOSTICS = f"{PRIVATE}/diagnostics.jsonl"
+FINGERPRINT = f"{PRIVATE}/fingerprint"
+HELD_OUT_KEY = f"{PRIVATE}/held_out.key"
+UNIT_KEY = f"{PRIVATE}/unit_key"
+TRACEBACK = f"{PRIVATE}/traceback.txt"
+CHECKPOINTS = f"{PRIVATE}/checkpoints"
+CHECKPOINT = "step-" + 8 * "[0-9]"
+"""Pattern of a complete checkpoint's folder, ``step-`` and the step in eight digits."""
+PARTIAL_CHECKPOINT = ".step-*.partial"
+"""Pattern of the folders of checkpoints that are being written."""
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, KEYS = "state.json", "generators.json"
+"""In each checkpoint: what the run is bound to, and its secret keys while it has any."""
+CHECKPOINT_STATES = f"{CHECKPOINTS}/{CHECKPOINT}/{STATE}"
+
+# Private, of a search: its trials are runs with folders of their own.
+TUNING = f"{PRIVATE}/tuning"
+TUNE_CONFIGURATION = f"{TUNING}/tune.yaml"
+TRIALS = f"{TUNING}/trials.json"
+TRIAL_SCORE, TRIAL_LOG = "outcome.json", "log"
+"""In each trial's folder."""
+
+# In the folder of a sweep, whose runs are folders in it.
+TUNING_BILL = "tuning_bill.json"
+SWEEP_RECORD = "multirun.yaml"
+
+
+def private_folder(run: Path) -> Path:
+    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released.
+
+    Raises:
+        InputError: Something of this name is there that is no folder.
+    """
+    folder = run / PRIVATE
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(
+            f"{folder} must be a folder, which holds what is not to be released, got something"
+            " else; move it away, or put it back as it was."
+        ) from error
+    folder.chmod(0o700)
+    return folder
+
+
+def private_path(run: Path, name: str) -> Path:
+    """Returns the path of a private file or folder, ``private/`` made if need be.
+
+    Args:
+        run: The run's folder; it exists.
+        name: One of the names above that begin with ``private/``.
+
+    Raises:
+        InputError: As ``private_folder``.
+    """
+    private_folder(run)
+    return run / name
+
+
+@contextmanager
+def hold_run(run: Path) -> Iterator[None]:
+    """Holds a run's folder inside the block, so that two processes never write to it.
+
+    Raises:
+        InputError: Another process holds it.
+    """
+    with hold_lock(private_path(run, LOCK)):
+        yield
+
+
+def trial_folder(run: Path, number: int) -> Path:
+    """Returns the folder of a search's trial, counted from 0; private."""
+    return run / TUNING / f"trial-{number}"
+
+
+def checkpoint_name(step: int) -> str:
+    """Returns the name of the folder of the checkpoint after ``step`` steps."""
+    return f"step-{step:08d}"
+
+
+def has_ledger_or_trials(run: Path) -> bool:
+    """Returns whether a folder shows, by names alone, that privacy was spent in it."""
+    return (run / LEDGER).exists() or (run / TUNING).exists()

@@ -1,0 +1,262 @@
+"""Scoring a model before and after training, or later, and where its scores go.
+
+One path for every command: a model on its device, how it reads records, the records to score, and
+then metrics.json and the texts, in public or, for a private split, in private/.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.data.encoding import Encoding
+from dpft.data.sources import load_examples
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
+from dpft.evaluation.metrics.base import metric_specs
+from dpft.evaluation.predictions import read_predictions, write_predictions
+from dpft.evaluation.samples import write_samples
+from dpft.evaluation.settings import eval_split_is_public, reads_training_split
+from dpft.models.architecture import read_architecture
+from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
+from dpft.reports.run.run_record import read_evaluations, read_record
+from dpft.run_folder import (
+    CONFIGURATION,
+    METRICS,
+    PREDICTIONS,
+    PRIVACY,
+    SAMPLES,
+    hold_run,
+    private_folder,
+)
+from dpft.runs.folder import WriteOrigin
+from dpft.runs.held_out import records_to_score
+from dpft.runs.progress import batch_progress
+from dpft.runs.task_model import written_tokens
+from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    config: TrainConfig | EvaluateConfig,
+    model: PreTrainedModel,
+    encoding: Encoding,
+    scored: Mapping[str, Sequence[Any]],
+    *,
+    stage: str = "after",
+    extra_positions: int = 0,
+) -> list[Evaluation]:
+    """Returns the scores on each part of the evaluation split, with a bar on a terminal.
+
+    torch's random state is left as it was: evaluation must not move what training draws.
+
+    Args:
+        config: What is scored, how texts are written, and by which metrics.
+        model: On its device.
+        encoding: How records become what it reads.
+        scored: Records by part of the split; none where evaluation is off.
+        stage: "before" or "after" training.
+        extra_positions: Positions of the model that stand before a text's own.
+    """
+    with torch.random.fork_rng(), batch_progress() as on_progress:
+        return evaluate_parts(
+            model,
+            encoding,
+            config.task,
+            scored,
+            config=config.eval,
+            decode=config.decode,
+            metrics=config.metrics,
+            stage=stage,
+            extra_positions=extra_positions,
+            on_progress=on_progress,
+        )
+
+
+def score_and_write(
+    config: EvaluateConfig, folder: Path, *, write_origin: WriteOrigin | None = None
+) -> list[Evaluation]:
+    """Scores, and writes scores and texts and, for a run, its report anew.
+
+    Args:
+        config: What is scored: a run's model, any other model, or a file of outputs.
+        folder: The run's, or a new one for any other model.
+        write_origin: Writes into a new folder how the scores were asked for.
+
+    Raises:
+        InputError: Anything does not fit, or another process writes to the run's folder.
+        StateError: A file of the run is damaged.
+    """
+    if config.run is None:
+        evaluations = score(config)
+        folder.mkdir(parents=True, exist_ok=True)
+        if write_origin is not None:
+            write_origin(folder)
+        write_anew(config, folder, evaluations)
+        return evaluations
+    with hold_run(folder):
+        check_readable(folder)
+        evaluations = score(config)
+        write_anew(config, folder, evaluations)
+    return evaluations
+
+
+def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Writes metrics.json, the texts and, where there is one, the report anew."""
+    warn_of_replaced(folder, evaluations)
+    write_scores(config, folder, evaluations)
+    if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
+        write_report(folder)
+    logger.info("scores and predictions: %s", folder)
+
+
+def score(config: EvaluateConfig) -> list[Evaluation]:
+    """Returns the scores of a file of outputs, or of a model, for each part of the split."""
+    metric_specs(config.task.metrics)
+    parts = config.task.parts(config.eval.split)
+    if config.predictions is not None:
+        return [score_file(config, config.predictions, parts)]
+    trained_model = trained_model_of(config)
+    written = written_tokens(config.task, config.decode)
+    encoding = trained_model.encoding(config.task, max_new_tokens=written)
+    if trained_model.has_random_head(config.task):
+        logger.warning("the checkpoint has no trained classification head: a random one is scored")
+    scored = records_to_score(config)
+    model = trained_model.on_device(config.task, config.train.prepare())
+    extra = trained_model.extra_positions
+    return evaluate(config, model, encoding, scored, extra_positions=extra)
+
+
+def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:
+    """Returns the scores of a file of outputs.
+
+    Raises:
+        InputError: The split has several parts, and a file holds the outputs for one.
+    """
+    if len(parts) > 1:
+        raise InputError(
+            f"predictions are scored on one part of a split, got eval.split={config.eval.split},"
+            f" which has {' and '.join(parts)}; set task.split_parts.{config.eval.split}=[PART]."
+        )
+    if config.eval.held_out is not None:
+        raise InputError(
+            "predictions are scored on a split that is stored as one, got eval.held_out, which"
+            " holds records out of another; give their file by task.data_dir and eval.split."
+        )
+    examples = load_examples(config.task, parts[0])
+    texts = read_predictions(
+        Path(predictions),
+        inputs_of(config.task, examples),
+        repair=config.task.repair,
+        limit=config.eval.limit,
+    )
+    return score_predictions(
+        config.task,
+        examples,
+        texts,
+        config=config.eval,
+        metrics=config.metrics,
+        split=parts[0],
+    )
+
+
+def trained_model_of(config: EvaluateConfig) -> TrainedModel:
+    """Returns the model to score."""
+    if config.run is None:
+        architecture = read_architecture(config.model)
+        return TrainedModel(architecture=architecture, tokens=config.task.special_tokens)
+    return trained_model_of_run(Path(config.run), saved_run(config.run))
+
+
+def check_readable(folder: Path) -> None:
+    """Refuses, before anything is scored, files of a run that could not be written anew.
+
+    Raises:
+        InputError: One is of another schema version.
+        StateError: One is damaged.
+    """
+    read_evaluations(folder / METRICS)
+    if (folder / PRIVACY).exists():
+        read_record(folder)
+
+
+def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Says which scores of a run give way to new ones, which other settings may have made."""
+    fresh = {(one.task, one.split, one.stage) for one in evaluations}
+    known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder / METRICS)]
+    for split in sorted({key[1] for key in known if key in fresh}):
+        logger.warning(
+            "the run's scores and texts of split %s, and its report, are replaced; scores made"
+            " with other settings of eval or decode are not comparable with those before training",
+            split,
+        )
+
+
+def write_scores(
+    config: TrainConfig | EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]
+) -> None:
+    """Writes the scores of one stage, and their texts."""
+    if not evaluations:
+        return
+    public = eval_split_is_public(config.task, config.eval)
+    training = reads_training_split(config.task, config.eval)
+    write_evaluations(folder, evaluations, public=public, training=training)
+
+
+def write_evaluations(
+    folder: Path, evaluations: Sequence[Evaluation], *, public: bool, training: bool = False
+) -> None:
+    """Writes metrics.json and the texts of the last stage, files for each part scored.
+
+    Texts go to predictions.jsonl and, some of them to be read, to samples.md. What stands in public
+    from when the same split was said to be public is removed once it no longer is.
+
+    Args:
+        folder: A run's folder; it exists.
+        evaluations: At least one.
+        public: Whether the split may be shown; if not, texts go to private/.
+        training: Whether records were trained on; of those there are no samples.
+    """
+    shown = folder if public else private_folder(folder)
+    last = [each for each in evaluations if each.stage == evaluations[-1].stage]
+    for evaluation in last:
+        part = "" if len(last) == 1 else evaluation.split
+        if not public and was_public(folder / METRICS, evaluation):
+            # It may have been scored with other parts then, or alone.
+            for name in (PREDICTIONS, SAMPLES):
+                for part_then in ("", evaluation.split):
+                    (folder / named(name, part_then)).unlink(missing_ok=True)
+        if not evaluation.predictions:
+            continue
+        write_predictions(
+            shown / named(PREDICTIONS, part), evaluation.predictions, private=not public
+        )
+        if not training:
+            write_samples(
+                shown / named(SAMPLES, part),
+                evaluation.predictions,
+                heading=f"Samples of {evaluation.task}, split {evaluation.split}",
+                note="" if public else f"Not to be released: {PRIVATE_SPLIT}.",
+                private=not public,
+            )
+    entries = [evaluation.record() for evaluation in evaluations]
+    write_metrics(folder / METRICS, entries, public=public)
+
+
+def named(file: str, part: str) -> str:
+    """Returns the name of the file for a part of a split; the file itself without one."""
+    return file if not part else f"_{part}.".join(file.split("."))
+
+
+def was_public(metrics: Path, evaluation: Evaluation) -> bool:
+    """Returns whether metrics.json has scores of the same split as a public one."""
+    entries = read_evaluations(metrics)
+    split = (evaluation.task, evaluation.split)
+    return any(
+        entry["split_is_public"] for entry in entries if (entry["task"], entry["split"]) == split
+    )

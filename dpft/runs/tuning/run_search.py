@@ -1,0 +1,159 @@
+"""``dpft tune``: search for the best settings, and pay for the search within privacy.eps.
+
+A secret random number of trials, each of a random setting, is drawn and written down before the
+first one trains; each is an ordinary private run in private/tuning, and only the best becomes
+public.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from dpft.config.load import load_saved, to_yaml
+from dpft.config.schema import POLYMORPHIC
+from dpft.config.tune import TuneCommand
+from dpft.errors import InputError, RunError
+from dpft.files import write_text
+from dpft.links import refuse_links
+from dpft.models.loading import quiet_transformers
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
+from dpft.run_folder import (
+    CHECKPOINTS,
+    PRIVACY,
+    REPORT,
+    TUNE_CONFIGURATION,
+    TUNING,
+    hold_run,
+    trial_folder,
+)
+from dpft.runs.crashes import crash_kept
+from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
+from dpft.runs.resuming import hint_of_resume
+from dpft.runs.tuning.publish import publish
+from dpft.runs.tuning.search import Search, draw_search, read_search, same_records, write_search
+from dpft.runs.tuning.trial_scores import (
+    Outcome,
+    read_outcome,
+    score_metric,
+    score_of,
+    write_outcome,
+)
+from dpft.runs.tuning.trials import run_trial
+from dpft.training.checkpoint import delete_generator_states
+
+logger = logging.getLogger(__name__)
+
+
+def resumed_search(folder: str) -> TuneCommand:
+    """Returns the configuration that the search in a folder was begun with.
+
+    Raises:
+        InputError: There is no search.
+    """
+    path = Path(folder) / TUNE_CONFIGURATION
+    if not path.is_file():
+        raise InputError(
+            f"resume must be the folder of a dpft tune, got {folder!r}, which has no"
+            f" {TUNE_CONFIGURATION}; give the folder that the search named."
+        )
+    return replace(load_saved(path, TuneCommand, polymorphic=POLYMORPHIC), resume=folder)
+
+
+def run(command: TuneCommand, folder: Path, *, write_origin: WriteOrigin | None = None) -> None:
+    """Searches and publishes the best; a crash's text is kept in the folder's private/.
+
+    Args:
+        command: The search's configuration, and whether it goes on.
+        folder: Of the search: a new one, or with ``command.resume`` the one to go on in.
+        write_origin: Writes how a new search, and each of its trials, was asked for.
+
+    Raises:
+        InputError: Anything does not fit.
+        RunError: No trial has a score.
+        StateError: What a search that goes on left is damaged.
+    """
+    quiet_transformers()
+    refuse_links(folder)
+    with crash_kept(folder):
+        if command.resume is None:
+            begin(command, folder, write_origin)
+        else:
+            go_on(command, folder, write_origin)
+
+
+def begin(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None = None) -> None:
+    """Draws a search and carries it out."""
+    refuse_used_folder(folder)
+    search = draw_search(command)
+    if command.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_run(folder):
+        refuse_used_folder(folder)
+        start_anew(folder)
+        if write_origin is not None:
+            write_origin(folder)
+        (folder / TUNING).mkdir(mode=0o700)
+        write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
+        write_search(folder, search)
+        finish(command, search, folder, write_origin)
+
+
+def go_on(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None = None) -> None:
+    """Carries out what is left of a search; what was drawn stays.
+
+    Raises:
+        InputError: The training records are others.
+        StateError: What was drawn, or a trial's state, is damaged.
+    """
+    with hold_run(folder):
+        if (folder / REPORT).exists() and (folder / PRIVACY).exists():
+            logger.info("the search in %s has ended; nothing is left to do", folder)
+            return
+        search = read_search(folder)
+        if search is None:  # It broke off before anything was trained.
+            search = draw_search(command)
+            write_search(folder, search)
+        same_records(command, search)
+        finish(command, search, folder, write_origin)
+
+
+def finish(
+    command: TuneCommand,
+    search: Search,
+    folder: Path,
+    write_origin: WriteOrigin | None = None,
+) -> None:
+    """Runs the trials that have not ended and publishes the best.
+
+    Raises:
+        RunError: None of them has a score.
+    """
+    spec = score_metric(command)
+    with hint_of_resume(folder):
+        count = command.tune.count
+        logger.info(
+            "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
+            " than %d", count.expected, count.quantile(0.01),
+        )  # fmt: skip
+        ended: list[tuple[float, Path]] = []
+        for number, trial in enumerate(search.trials):
+            path = trial_folder(folder, number)
+            outcome = read_outcome(path)
+            if outcome is None:
+                code = run_trial(command, search, trial, path, write_origin)
+                outcome = Outcome(score=None) if code else score_of(path, spec)
+                write_outcome(path, outcome)
+            # it never runs again; also where a search was killed between the two
+            delete_generator_states(path / CHECKPOINTS)
+            if outcome.score is not None:
+                ended.append((outcome.score, path))
+    if not ended:
+        raise RunError(
+            f"the search ended without a single score; the logs in {folder / TUNING}, which must"
+            " not be released, say why."
+        )
+    with hint_of_resume(folder):
+        # The first of equal ones: trials are drawn alike, so that is any of them.
+        publish(command, search, max(ended, key=lambda one: one[0])[1], folder)
+    logger.info("report: %s", folder / REPORT)
