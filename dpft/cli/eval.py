@@ -22,10 +22,10 @@ from dpft.cli.trained import TrainedModel, saved_run, trained_model_of_run
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture

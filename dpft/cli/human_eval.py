@@ -15,6 +15,7 @@ from dpft.cli.parts import check_lengths
 from dpft.cli.trained import TrainedModel, saved_configuration, saved_run, trained_model_of_run
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.human import (
     KEY,
@@ -27,7 +28,6 @@ from dpft.evaluation.human import (
     sheet_text,
 )
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, hold_lock, private_folder, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.tasks.base import TextTask

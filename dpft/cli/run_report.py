@@ -13,8 +13,8 @@ from dpft.cli.progress import batch_progress
 from dpft.cli.scores import write_evaluations
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.completeness import NO_STEPS, read_run_ledger

@@ -4,7 +4,7 @@ import pytest
 
 from dpft.cli.assembly import checked_overrides, public_size, with_transferred_batch_size
 from dpft.errors import InputError
-from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
 

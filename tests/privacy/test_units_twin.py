@@ -10,7 +10,7 @@ from dpft.methods.base import method_class
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
-from tests.training.toy import records, tiny_model
+from tests.training.toy import tiny_model, training_set
 
 NORM = 0.01
 VALUES = ["ann", "bob", "ann", "cas", "dee", "ann", "bob", "ann", "eve", "eve", "dee", "ann"]
@@ -20,7 +20,7 @@ VALUES = ["ann", "bob", "ann", "cas", "dee", "ann", "bob", "ann", "eve", "eve", 
 def data(values, micro_batch_size=4):
     """The records of those units alone, as training holds them."""
     chosen = [at for at, value in enumerate(VALUES) if value in values]
-    whole = records(12, micro_batch_size)
+    whole = training_set(12, micro_batch_size)
     own = [VALUES[at] for at in chosen]
     units = bounded_units(own, usable=[True] * len(own), records_per_unit=3, key=bytes(32))
     return replace(whole, examples=[whole.examples[at] for at in chosen], units=units)
