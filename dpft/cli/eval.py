@@ -12,8 +12,8 @@ from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.overrides import given_overrides, inherit, with_task_of_run
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.evaluation.evaluate import Evaluation
-from dpft.evaluation.settings import eval_split_is_public
 from dpft.files import SCHEMA_VERSION
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers

@@ -67,16 +67,24 @@ def configuration_fields(root: type) -> list["dataclasses.Field[Any]"]:
 
 
 def dataclass_in(hint: Any) -> type | None:
-    """Returns the dataclass a type hint is, or the one inside ``X | None``; not a list's."""
+    """Returns the dataclass whose keys stand under a field of that type hint; None: there is none.
+
+    It is the hint itself, or the one dataclass in ``X | None``; a list's entries have no keys.
+    """
     if get_origin(hint) in (list, tuple):
         return None
-    members = [hint, *get_args(hint)] if not isinstance(hint, type) else [hint]
-    found = [one for one in members if isinstance(one, type) and dataclasses.is_dataclass(one)]
+    candidates = (hint,) if isinstance(hint, type) else get_args(hint)
+    found = [one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)]
     return found[0] if len(found) == 1 else None
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Returns the sentence that refuses a key and names the nearest known one."""
+    """Returns the sentence that refuses a key and names the known keys nearest to it.
+
+    Args:
+        key: A dotted key that the configuration does not take.
+        known: Every dotted key that it takes somewhere.
+    """
     if key in RETIRED:
         return f"configuration key {key} is gone: {RETIRED[key]}."
     known = set(known)
@@ -92,26 +100,27 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that is spelt most like ``name``, if one is near enough."""
+    """Returns the known name that is spelt most like ``name``; None where none is near."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Returns the keys that a misspelt dotted key may have been meant to be.
+    """Returns the keys that a misspelt dotted key may have been meant to be, none if none is near.
 
-    In this order: siblings that end with its name (``train.batch_size``), keys of the same name in
-    other sections (``eps``), a sibling spelt like it, keys elsewhere spelt like it.
+    The first of these that there are: siblings that end with its name (``train.batch_size``), keys
+    of the same name in other sections (``eps``), a sibling spelt like it, keys elsewhere spelt like
+    it.
     """
     known = sorted(known)
     parent, _, name = key.rpartition(".")
-    names = {one: one.rpartition(".")[2] for one in known}
-    siblings = {names[one]: one for one in known if one.rpartition(".")[0] == parent}
-    same_name = [one for one in known if names[one] == name]
-    elsewhere = difflib.get_close_matches(name, sorted(set(names.values())), n=1, cutoff=0.8)
-    ways = (
-        [one for sibling, one in siblings.items() if sibling.endswith(f"_{name}")],
-        difflib.get_close_matches(key, same_name, n=1, cutoff=0.8) or same_name,
-        [siblings[one] for one in difflib.get_close_matches(name, sorted(siblings), n=1)],
-        [one for one in known if names[one] in elsewhere],
+    last_names = {one: one.rpartition(".")[2] for one in known}
+    siblings = {last_names[one]: one for one in known if one.rpartition(".")[0] == parent}
+    same_name = [one for one in known if last_names[one] == name]
+    spelt_alike = difflib.get_close_matches(name, sorted(set(last_names.values())), n=1, cutoff=0.8)
+    return (
+        [one for sibling, one in siblings.items() if sibling.endswith(f"_{name}")]
+        or difflib.get_close_matches(key, same_name, n=1, cutoff=0.8)
+        or same_name
+        or [siblings[one] for one in difflib.get_close_matches(name, sorted(siblings), n=1)]
+        or [one for one in known if last_names[one] in spelt_alike]
     )
-    return next((found for found in ways if found), [])

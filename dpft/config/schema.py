@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, fields, replace
 from dpft.config.account import check_output
 from dpft.config.convert import ClassChoice, by_name
 from dpft.errors import InputError
-from dpft.evaluation.metrics_settings import MetricsConfig
-from dpft.evaluation.settings import EvalConfig, check_held_out
+from dpft.evaluation.eval_config import EvalConfig, check_held_out
+from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
-from dpft.privacy.settings import PrivacyConfig, privacy_class
+from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.tasks.base import Task
 from dpft.tasks.registry import chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
-from dpft.training.settings import DeviceConfig, TrainingConfig
 from dpft.training.trackers.base import NoTracking, TrackingConfig
 from dpft.training.trackers.registry import tracking_class
+from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
 POLYMORPHIC = {

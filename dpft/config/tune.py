@@ -14,7 +14,7 @@ from dpft.config.keys import join_key, known_keys, plain, unknown_key
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
-from dpft.evaluation.settings import eval_split_is_public
+from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.privacy.accounting.selection import TrialCount
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_specs
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
-from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.records import Example

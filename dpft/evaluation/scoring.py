@@ -12,7 +12,7 @@ from dpft.evaluation.metrics.base import (
     NotComputed,
     metric_specs,
 )
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 Columns = Mapping[str, Sequence[Any]]
 """Column name to its values, all of one length."""
@@ -58,7 +58,7 @@ def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsCo
     Raises:
         NotComputed: It has none.
     """
-    from dpft.evaluation.metrics.local import compute
+    from dpft.evaluation.local_metric import compute
 
     reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
     if reason is not None:

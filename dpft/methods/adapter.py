@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpft.methods.base import METHODS
 from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
 INITIAL_STD = 1e-2
@@ -37,6 +38,7 @@ class Bottleneck(nn.Module):
         return adapted
 
 
+@METHODS.register("adapter")
 @dataclass(frozen=True, kw_only=True)
 class Adapter(BottleneckMethod):
     """Trains two adapters in every block."""
@@ -47,6 +49,3 @@ class Adapter(BottleneckMethod):
     def adapter_maker(self, device: torch.device) -> AdapterMaker:
         """Returns what makes adapters on a device."""
         return lambda width: Bottleneck(width, self.bottleneck, device)
-
-
-METHOD = Adapter

@@ -1,13 +1,12 @@
 """What every fine-tuning method is: it makes a model ready and names what trains.
 
-Adding a method is a module here with a ``METHOD``, a YAML in conf/method and a test. A run asks a
-method, in this order: ``prepare`` once; ``phases`` for its plan; then in every step
-``begin_step``, the private gradient of what requires grad, ``finish_gradient``, and the optimizer
-over ``moved_parameters``; ``save`` at the end. Most methods say only what trains, in ``adapt``.
+Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
+and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in
+every step ``begin_step``, the private gradient of what requires grad, ``finish_gradient``, and the
+optimizer over ``moved_parameters``; ``save`` at the end. Most methods say only what trains, in
+``adapt``.
 """
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,13 +17,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
+from dpft.registration import Registry
 
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
 """What peft puts into the name of a parameter of the model it wraps."""
-INFRASTRUCTURE = frozenset(
-    {"base", "parts", "bottleneck", "added_files", "base_folder", "peft_folder", "peft_method"}
-)
-"""Modules of this package that are no methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,21 +228,21 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
     )
 
 
+METHODS: Registry[type[Method]] = Registry("dpft.methods")
+
+
 def method_names() -> list[str]:
-    """Returns the names of the methods in this package, one module each."""
-    package = importlib.import_module("dpft.methods")
-    return sorted(
-        {module.name for module in pkgutil.iter_modules(package.__path__)} - INFRASTRUCTURE
-    )
+    """Returns the names of the methods, which are those of their modules."""
+    return list(METHODS.entries())
 
 
 def method_class(name: str) -> type[Method]:
-    """Returns the method class that ``dpft/methods/<name>.py`` calls ``METHOD``.
+    """Returns the class of the method of that name.
 
     Raises:
         InputError: There is no such method.
     """
-    if name not in method_names():
-        raise InputError(f"method.name must be one of {', '.join(method_names())}, got {name!r}.")
-    method: type[Method] = importlib.import_module(f"dpft.methods.{name}").METHOD
-    return method
+    methods = METHODS.entries()
+    if name not in methods:
+        raise InputError(f"method.name must be one of {', '.join(methods)}, got {name!r}.")
+    return methods[name]

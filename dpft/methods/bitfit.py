@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from dpft.methods.base import Method, is_bias, is_new
+from dpft.methods.base import METHODS, Method, is_bias, is_new
 from dpft.methods.parts import train_only
 
 
+@METHODS.register("bitfit")
 @dataclass(frozen=True, kw_only=True)
 class BiTFiT(Method):
     """Trains every bias of the pre-trained model.
@@ -20,6 +21,3 @@ class BiTFiT(Method):
     def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
         """Returns the model with its pre-trained biases trainable."""
         return train_only(model, lambda name, _: is_bias(name) and not is_new(name, new))
-
-
-METHOD = BiTFiT

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
+from dpft.methods.base import METHODS
 from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
 RANK_ONE_STD = 0.1
@@ -83,6 +84,7 @@ BOTTLENECK_SHARE = 0.24
 """Of the hidden size, where no bottleneck is given."""
 
 
+@METHODS.register("compacter")
 @dataclass(frozen=True, kw_only=True)
 class Compacter(BottleneckMethod):
     """Trains two compact adapters in every block."""
@@ -128,6 +130,3 @@ class Compacter(BottleneckMethod):
         if self.bottleneck is not None:
             return self.bottleneck
         return max(1, round(BOTTLENECK_SHARE * width) // self.n) * self.n
-
-
-METHOD = Compacter

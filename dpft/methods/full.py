@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from dpft.methods.base import Method
+from dpft.methods.base import METHODS, Method
 
 
+@METHODS.register("full")
 @dataclass(frozen=True, kw_only=True)
 class Full(Method):
     """Trains all parameters; the settings it shares with all methods change nothing."""
@@ -14,6 +15,3 @@ class Full(Method):
     def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
         """Returns the model with every parameter trainable."""
         return model.requires_grad_(True)
-
-
-METHOD = Full

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
-from dpft.methods.base import Method, is_new
+from dpft.methods.base import METHODS, Method, is_new
 from dpft.methods.parts import head_parameters, is_tied, train_only
 
 
+@METHODS.register("linear_probe")
 @dataclass(frozen=True, kw_only=True)
 class LinearProbe(Method):
     """Trains what lies outside the model's body (``base_model``), and new modules.
@@ -29,6 +30,3 @@ class LinearProbe(Method):
             )
         head = head_parameters(model)
         return train_only(model, lambda name, p: p in head and not is_new(name, new))
-
-
-METHOD = LinearProbe

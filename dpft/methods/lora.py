@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
-from dpft.methods.base import original_name
+from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
 
 PUBLISHED_SCALING = 8.0
@@ -26,6 +26,7 @@ HEADS = ("classifier", "score")
 """Modules that peft keeps whole in every sequence classifier, and never changes by LoRA."""
 
 
+@METHODS.register("lora")
 @dataclass(frozen=True, kw_only=True)
 class Lora(PeftMethod):
     """Trains low-rank changes of the targeted layers (147,456 numbers for GPT-2 at rank 4)."""
@@ -150,6 +151,3 @@ def _last_parts(model: nn.Module) -> str:
     """Returns the last parts of the names of the layers that LoRA can change."""
     names = (name for name, module in model.named_modules() if _can_change(module))
     return ", ".join(sorted({name.rpartition(".")[2] for name in names}))
-
-
-METHOD = Lora

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from dpft.methods.base import Method, is_new
+from dpft.methods.base import METHODS, Method, is_new
 from dpft.methods.parts import norm_parameters, train_only
 
 
+@METHODS.register("norms")
 @dataclass(frozen=True, kw_only=True)
 class Norms(Method):
     """Trains weights and biases of every pre-trained normalization layer, RMSNorms included."""
@@ -16,6 +17,3 @@ class Norms(Method):
         """Returns the model with its pre-trained norms trainable."""
         norms = norm_parameters(model)
         return train_only(model, lambda name, p: p in norms and not is_new(name, new))
-
-
-METHOD = Norms

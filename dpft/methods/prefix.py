@@ -13,9 +13,11 @@ from peft import PeftConfig, PrefixTuningConfig, TaskType
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
+from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, refuse
 
 
+@METHODS.register("prefix")
 @dataclass(frozen=True, kw_only=True)
 class Prefix(PeftMethod):
     """Trains a prefix and its reparametrisation (9,857,024 numbers for GPT-2 by default)."""
@@ -83,6 +85,3 @@ def _sizes(model: PreTrainedModel) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "token_dim": config.num_heads * config.d_kv,
     }
-
-
-METHOD = Prefix

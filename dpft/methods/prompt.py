@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dpft.errors import InputError
+from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, refuse, task_type
 
 
+@METHODS.register("prompt")
 @dataclass(frozen=True, kw_only=True)
 class Prompt(PeftMethod):
     """Trains the embeddings of a prompt, drawn at random from the global generator."""
@@ -143,6 +145,3 @@ def _step_inputs(base: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Returns what the base prepares for a step of generation, less the position ids."""
     inputs = type(base).prepare_inputs_for_generation(base, *args, **kwargs)
     return {name: value for name, value in inputs.items() if name != "position_ids"}
-
-
-METHOD = Prompt

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dpft.methods.base import METHODS
 from dpft.methods.full import Full
 
 
+@METHODS.register("retrain")
 @dataclass(frozen=True, kw_only=True)
 class Retrain(Full):
     """Trains all parameters of a random initialization; it works with ``model.init=random`` only.
@@ -14,6 +16,3 @@ class Retrain(Full):
     """
 
     required_init: ClassVar[str | None] = "random"
-
-
-METHOD = Retrain

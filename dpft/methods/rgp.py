@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
-from dpft.methods.base import Method, input_embeddings
+from dpft.methods.base import METHODS, Method, input_embeddings
 
 CARRIERS = ("left.weight", "right.weight", "initial_weight")
 """What a reparametrized layer has beside the layer it wraps."""
@@ -120,6 +120,7 @@ class ReparametrizedLinear(nn.Module):
         return weight.t() if self._transposed else weight
 
 
+@METHODS.register("rgp")
 @dataclass(frozen=True, kw_only=True)
 class RGP(Method):
     """Trains the weights of all dense layers through low-rank gradients.
@@ -242,6 +243,3 @@ def _start(like: Tensor) -> Tensor:
     """Returns the power method's start, standard normal, the same for everybody: not secret."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(like.shape, generator=generator).to(like)
-
-
-METHOD = RGP

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
-from dpft.methods.base import Method, is_new
+from dpft.methods.base import METHODS, Method, is_new
 from dpft.methods.parts import (
     block_list,
     final_norm_parameters,
@@ -15,6 +15,7 @@ from dpft.methods.parts import (
 )
 
 
+@METHODS.register("top2")
 @dataclass(frozen=True, kw_only=True)
 class TopBlocks(Method):
     """Trains the last blocks, the norm after them and the head.
@@ -59,6 +60,3 @@ def _too_many(asked: int, there: int, model: PreTrainedModel) -> str:
         f"method.blocks must be at most the {there} block(s) of {type(model).__name__}{shared},"
         f" got {asked}; lower it."
     )
-
-
-METHOD = TopBlocks

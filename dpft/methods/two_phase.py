@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
-from dpft.methods.base import Method, MethodPhase
+from dpft.methods.base import METHODS, Method, MethodPhase
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class _Run:
     """Names of the parameters that train in it."""
 
 
+@METHODS.register("two_phase")
 @dataclass(frozen=True, kw_only=True)
 class TwoPhase(Method):
     """Every parameter trains for ``full_epochs``, then every bias; the rest is frozen there.
@@ -116,6 +117,3 @@ class TwoPhase(Method):
     def _run(self) -> _Run:
         """Returns what this value remembers; not a field: no part of the configuration."""
         return _Run()
-
-
-METHOD = TwoPhase

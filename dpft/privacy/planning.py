@@ -10,7 +10,7 @@ from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.plan import EXAMPLE, Calibration, Phase, PrivacyPlan, check_delta, default_delta
-from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.privacy_config import DifferentialPrivacy
 
 
 class PhaseRequest(Protocol):

@@ -16,11 +16,11 @@ from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import write_samples
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.models.architecture import read_architecture
 from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
 from dpft.reports.run.run_record import read_evaluations, read_record

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.human import REFERENCE, Item, choose_inputs, sheet_key, sheet_rows, sheet_text
-from dpft.evaluation.settings import eval_split_is_public, reads_training_split
 from dpft.files import SCHEMA_VERSION, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run

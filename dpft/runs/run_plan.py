@@ -12,7 +12,7 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import PrivacyPlan, planned_steps
 from dpft.privacy.planning import make_plan
-from dpft.privacy.settings import PrivacyConfig
+from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor

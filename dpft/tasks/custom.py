@@ -12,8 +12,10 @@ from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_form import CHAT, LABELS, PLAIN, TEMPLATES, CustomFields, form_of
 from dpft.tasks.custom_labels import CustomLabels
 from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.registry import TASKS
 
 
+@TASKS.register("custom")
 @dataclass(frozen=True, kw_only=True)
 class CustomTask(CustomFields):
     """A task of your own, as its name alone knows it: ``chosen`` gives the class of its form."""
@@ -33,6 +35,3 @@ class CustomTask(CustomFields):
             None: CustomTask,
         }
         return classes[form_of(values)]
-
-
-TASKS = {"custom": CustomTask}

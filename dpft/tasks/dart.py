@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
+from dpft.tasks.registry import TASKS
 from dpft.tasks.values import list_of, objects_of, text_of, texts_of
 
 Triple = tuple[str, ...]
@@ -26,6 +27,7 @@ OFFICIAL_NAMES = {"train": "train", "validation": "dev", "test": "test"}
 """What the published files call the splits."""
 
 
+@TASKS.register("dart")
 @dataclass(frozen=True, kw_only=True)
 class DartTask(TextTask):
     """DART's configuration, ``conf/task/dart.yaml``."""
@@ -129,6 +131,3 @@ def _target(annotation: Mapping[str, Any]) -> str:
         raise InputError("each value of annotations must have a text.")
     text = annotation["text"]
     return "" if text is None else text_of(text, "text in annotations").strip()
-
-
-TASKS = {"dart": DartTask}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
+from dpft.tasks.registry import TASKS
 
 FIELD_NAMES = {
     "eatType": "Type",
@@ -33,6 +34,7 @@ OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_
 """Names of the published files, by split."""
 
 
+@TASKS.register("e2e")
 @dataclass(frozen=True, kw_only=True)
 class E2ETask(TextTask):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
@@ -129,6 +131,3 @@ def linearise(record: str) -> str:
         raise InputError("meaning_representation must read 'field[value], field[value], …'.")
     fields = [(name.strip(), value.strip()) for name, value in _NEXT_FIELD.findall(record)]
     return " | ".join(f"{FIELD_NAMES.get(name, name)} : {value}" for name, value in fields)
-
-
-TASKS = {"e2e": E2ETask}

@@ -11,11 +11,16 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.classification import ClassificationTask, as_number
 from dpft.tasks.records import LabelledExample
+from dpft.tasks.registry import TASKS
 
 HIDDEN_LABEL = -1
 """What GLUE's test splits have in place of a label."""
 
 
+NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
+
+
+@TASKS.register(*NAMES)
 @dataclass(frozen=True, kw_only=True)
 class GlueTask(ClassificationTask):
     """A classification task's configuration."""
@@ -134,7 +139,3 @@ class GlueTask(ClassificationTask):
                 "task.max_score must be positive and task.labels name its two ends, got"
                 f" {self.max_score} and {list(self.labels)}."
             )
-
-
-NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
-TASKS = dict.fromkeys(NAMES, GlueTask)

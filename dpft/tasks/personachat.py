@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
+from dpft.tasks.registry import TASKS
 from dpft.tasks.values import objects_of, texts_of
 
 PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"
@@ -23,6 +24,7 @@ SILENCE = "__SILENCE__"
 _SPELLED = re.compile("|".join(map(re.escape, TOKENS)))
 
 
+@TASKS.register("personachat")
 @dataclass(frozen=True, kw_only=True)
 class PersonaChatTask(TextTask):
     """Persona-Chat's configuration, ``conf/task/personachat.yaml``."""
@@ -160,6 +162,3 @@ def _texts(value: Any, column: str) -> Sequence[str]:
     """
     found = (text.strip() for text in texts_of(value, column))
     return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in found]
-
-
-TASKS = {"personachat": PersonaChatTask}

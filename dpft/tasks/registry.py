@@ -1,28 +1,18 @@
-"""Every task by name: a task is a module of this package that binds ``TASKS``."""
+"""Every task by name: a task is a class of this package that registers itself in ``TASKS``."""
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from dpft.errors import InputError
+from dpft.registration import Registry
 from dpft.tasks.base import Task
 
-INFRASTRUCTURE = {
-    *("base", "registry", "records", "templates", "values", "columns", "classification"),
-    *("custom_form", "custom_texts", "custom_labels", "custom_chats"),
-}
-"""Modules of this package that hold no ``TASKS``."""
+TASKS: Registry[type[Task]] = Registry("dpft.tasks")
 
 
 def task_classes() -> dict[str, type[Task]]:
-    """Returns every task by name: what the modules of this package call ``TASKS``."""
-    package = importlib.import_module("dpft.tasks")
-    modules = sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - INFRASTRUCTURE)
-    found: dict[str, type[Task]] = {}
-    for module in modules:
-        found |= importlib.import_module(f"dpft.tasks.{module}").TASKS
-    return found
+    """Returns the class of every task by name."""
+    return TASKS.entries()
 
 
 def task_names() -> list[str]:

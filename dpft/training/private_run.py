@@ -16,8 +16,8 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import (

@@ -35,8 +35,8 @@ from dpft.training.optimizers import (
 from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.progress import StepProgress
 from dpft.training.resume import ResumePoint
-from dpft.training.settings import TrainingConfig
 from dpft.training.termination import TERMINATED, termination_requests
+from dpft.training.training_config import TrainingConfig
 
 logger = logging.getLogger(__name__)
 

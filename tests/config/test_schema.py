@@ -4,7 +4,7 @@ from dpft.config.account import AccountConfig, check_exactly_one, check_output, 
 from dpft.config.keys import known_keys
 from dpft.config.schema import EvaluateConfig, PlanConfig, TrainConfig
 from dpft.errors import InputError
-from dpft.evaluation.settings import EvalConfig
+from dpft.evaluation.eval_config import EvalConfig
 
 MECHANISM = {"num_examples": 9, "expected_batch_size": 1, "epochs": 1.0}
 

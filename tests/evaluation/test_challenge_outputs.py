@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import score_predictions
 from dpft.evaluation.groups import group_examples
 from dpft.evaluation.metrics.base import TEXTS
 from dpft.evaluation.predictions import read_predictions
 from dpft.evaluation.scoring import compute_metrics
-from dpft.evaluation.settings import EvalConfig
 from dpft.tasks.e2e import E2ETask
 
 DATA = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "e2e"

@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from dpft.data.collation import Layout
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
-from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import LabelledExample

@@ -11,10 +11,10 @@ from dpft.data.encoding import TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model
 from dpft.evaluation.groups import group_examples
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.evaluation.settings import EvalConfig
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.glue import GlueTask

@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.methods.norms import METHOD
+from dpft.methods.norms import Norms
 from tests.methods.shapes import fresh, published, recipe, trained_names
 
 
@@ -21,7 +21,7 @@ def test_weights_and_biases_of_every_kind_of_norm_train(shape: str, expected: se
 
 
 def test_gpt2_has_25_norms_of_768() -> None:
-    model = METHOD(name="norms").prepare(published("GPT2Config", {}, "AutoModelForCausalLM"))
+    model = Norms(name="norms").prepare(published("GPT2Config", {}, "AutoModelForCausalLM"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert sum(parameter.numel() for parameter in trained) == 25 * 2 * 768
 

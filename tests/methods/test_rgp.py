@@ -283,7 +283,7 @@ def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, pr
         assert torch.equal(losses(loaded), losses(model)), "the model itself is still usable"
 
 
-def trained(method: RGP, model: nn.Module) -> TrainingState:
+def training_state(method: RGP, model: nn.Module) -> TrainingState:
     method.begin_step(model, 0)
     optimizer = make_optimizer(
         method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.0
@@ -305,11 +305,11 @@ def take_steps(method: RGP, state: TrainingState, steps: range) -> None:
 def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
     """The first weights are part of the checkpoint: carriers follow from them."""
     method = rgp(rank=2)
-    first = trained(method, method.prepare(base("gpt2")))
+    first = training_state(method, method.prepare(base("gpt2")))
     take_steps(method, first, range(2))
     path = save_checkpoint(tmp_path / "checkpoints", 2, first)
     take_steps(method, first, range(2, 5))
-    second = trained(method, method.prepare(toy.tiny_model(seed=9).eval()))
+    second = training_state(method, method.prepare(toy.tiny_model(seed=9).eval()))
     assert restore_checkpoint(path, second) == 2
     take_steps(method, second, range(2, 5))
     for (name, one), (_, other) in zip(
@@ -320,7 +320,7 @@ def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp
 
 def test_training_on_low_rank_gradients_lowers_the_loss():
     method = rgp(rank=1)
-    state = trained(method, method.prepare(base("gpt2")))
+    state = training_state(method, method.prepare(base("gpt2")))
     before = losses(state.model).sum().item()
     take_steps(method, state, range(8))
     assert losses(state.model).sum().item() < before - 0.5

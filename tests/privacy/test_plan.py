@@ -21,8 +21,8 @@ from dpft.privacy.plan import (
     default_delta,
     planned_steps,
 )
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.privacy.settings import DifferentialPrivacy
 from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.reports.plots import epsilon_points
 from dpft.reports.run.privacy_record import account_for_run, plan_record
@@ -132,10 +132,11 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
     settings = SimpleNamespace(settings=lambda: [{}, {}])
     data = SimpleNamespace(num_units=1)
     given = SimpleNamespace(
-        settings=lambda: None, tuning=settings, tune=SimpleNamespace(count=None),
+        settings=lambda: SimpleNamespace(model=None), tuning=settings,
+        tune=SimpleNamespace(count=None),
         privacy=DifferentialPrivacy(name="dp", eps=3.0),
     )  # fmt: skip
-    for name in ("score_metric", "training_head", "divide"):
+    for name in ("score_metric", "read_architecture", "training_head", "divide"):
         monkeypatch.setattr(search, name, lambda *_: None)
     monkeypatch.setattr(search, "load_training_data", lambda _: data)
     monkeypatch.setattr(search, "_uncalibrated", lambda *_: followed)

@@ -8,7 +8,7 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy import planning
 from dpft.privacy.plan import Calibration
 from dpft.privacy.planning import make_plan
-from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.privacy_config import DifferentialPrivacy
 
 GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)
 

@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from dpft.config.schema import TrainConfig
-from dpft.evaluation.settings import EvalConfig
+from dpft.evaluation.eval_config import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.generation.inference import evaluation_mode
 from dpft.methods.base import Method, method_class
@@ -15,14 +15,14 @@ from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import ModelConfig
-from dpft.privacy.settings import NoPrivacy
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import head_of, prepare_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import Task
 from dpft.tasks.records import LabelledExample
 from dpft.tasks.registry import task_class
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
-from dpft.training.settings import TrainingConfig
+from dpft.training.training_config import TrainingConfig
 from tests.models import small
 from tests.stories.glue import FILMS
 

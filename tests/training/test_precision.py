@@ -7,7 +7,7 @@ from dpft.errors import InputError
 from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
-from dpft.training.settings import TrainingConfig
+from dpft.training.training_config import TrainingConfig
 from tests.training.toy import plan, privacy, session, tiny_model, training_set
 
 CPU = torch.device("cpu")

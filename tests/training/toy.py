@@ -9,11 +9,11 @@ from dpft.data.collation import Layout
 from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
 from dpft.privacy.plan import Phase, PrivacyPlan
-from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import AdamW, SchedulerConfig
 from dpft.training.session import Session
-from dpft.training.settings import TrainingConfig
+from dpft.training.training_config import TrainingConfig
 
 VOCABULARY = 17
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import LABELS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
 
 def accuracy(predicted: Sequence[float], gold: Sequence[float]) -> float:
@@ -43,3 +43,4 @@ METRIC = MetricSpec(
     description="Share of examples whose predicted class is right; 0..1.",
     citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
 )
+register(METRIC)

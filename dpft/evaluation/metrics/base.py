@@ -1,16 +1,15 @@
 """What every metric is: a name, a plain function and the columns it reads.
 
-A metric is a module of this package that binds ``METRIC``. The function holds the arithmetic and
-needs no library of Hugging Face; ``dpft.evaluation.metrics.local`` wraps it.
+A metric is a module of this package that registers its ``METRIC``. The function holds the
+arithmetic and needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.registration import Registry
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""
@@ -21,8 +20,6 @@ LABELS = "labels"
 
 HIGHER, LOWER = "higher", "lower"
 """Which of two values of a metric is better."""
-
-_INFRASTRUCTURE = {"base", "local", "needs", "ngrams", "ptb", "rouge"}
 
 
 class NotComputed(Exception):
@@ -63,24 +60,29 @@ class MetricSpec:
         return self.key or self.name
 
 
+METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics")
+
+
+def register(spec: MetricSpec) -> None:
+    """Makes a metric known by its name."""
+    METRICS.register(spec.name)(spec)
+
+
 def metric_names() -> list[str]:
-    """Returns the names of the metrics in this package, one module each."""
-    package = importlib.import_module("dpft.evaluation.metrics")
-    return sorted({m.name for m in pkgutil.iter_modules(package.__path__)} - _INFRASTRUCTURE)
+    """Returns the names of the metrics, which are those of their modules."""
+    return list(METRICS.entries())
 
 
 def metric_spec(name: str) -> MetricSpec:
-    """Returns the metric that ``dpft/evaluation/metrics/<name>.py`` calls ``METRIC``.
+    """Returns the metric of that name.
 
     Raises:
         InputError: There is no such metric.
     """
-    if name not in metric_names():
-        raise InputError(
-            f"each of task.metrics must be one of {', '.join(metric_names())}, got {name!r}."
-        )
-    spec: MetricSpec = importlib.import_module(f"dpft.evaluation.metrics.{name}").METRIC
-    return spec
+    metrics = METRICS.entries()
+    if name not in metrics:
+        raise InputError(f"each of task.metrics must be one of {', '.join(metrics)}, got {name!r}.")
+    return metrics[name]
 
 
 def metric_specs(names: Sequence[str]) -> list[MetricSpec]:

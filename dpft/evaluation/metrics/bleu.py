@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -35,3 +35,4 @@ METRIC = MetricSpec(
     description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
     citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
 )
+register(METRIC)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.needs import missing_folder
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.models.positions import max_positions
 
 if TYPE_CHECKING:
@@ -110,3 +110,4 @@ METRIC = MetricSpec(
     missing=missing_bleurt,
     reads_settings=True,
 )
+register(METRIC)

@@ -7,10 +7,10 @@ The library's own tokenizer needs Java and writes texts into its folder in site-
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
 from dpft.evaluation.metrics.needs import missing_modules
 from dpft.evaluation.metrics.ptb import ptb_tokens
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 
 def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -46,3 +46,4 @@ METRIC = MetricSpec(
     citation="Vedantam et al. 2015 (arXiv 1411.5726).",
     missing=missing_cider,
 )
+register(METRIC)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.ngrams import distinct
 
 
@@ -23,3 +23,4 @@ METRIC = MetricSpec(
     description="Distinct words over words of all predictions, lower case; 0..1.",
     citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
 )
+register(METRIC)

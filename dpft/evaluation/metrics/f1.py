@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import LABELS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
 
 def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
@@ -35,3 +35,4 @@ METRIC = MetricSpec(
     description="F1 of two classes, class 1 the positive one; 0..1.",
     citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
 )
+register(METRIC)

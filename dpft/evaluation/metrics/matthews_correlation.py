@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpft.evaluation.metrics.accuracy import check_classes
-from dpft.evaluation.metrics.base import LABELS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
 
 def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
@@ -32,3 +32,4 @@ METRIC = MetricSpec(
     description="Matthews correlation of predicted and right classes; -1..1.",
     citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
 )
+register(METRIC)

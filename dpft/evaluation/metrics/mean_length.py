@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 
 
 def mean_length(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -26,3 +26,4 @@ METRIC = MetricSpec(
     citation="Gehrmann et al. 2021 (GEM, arXiv 2102.01672), section 5.",
     better=None,
 )
+register(METRIC)

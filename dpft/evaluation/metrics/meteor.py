@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
 from dpft.evaluation.metrics.needs import missing_java, missing_modules
 from dpft.evaluation.metrics.ptb import ptb_tokens
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 SEPARATOR = " ||| "
 # A crash report or a performance file could hold texts; the encoding must not be the machine's.
@@ -116,3 +116,4 @@ METRIC = MetricSpec(
     citation="Denkowski and Lavie 2014 (WMT).",
     missing=missing_meteor,
 )
+register(METRIC)

@@ -6,7 +6,7 @@ E2E's ``meteor`` drops punctuation first. Here all references count, as for WebN
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.meteor import corpus_score, joined, missing_meteor
 
 
@@ -43,3 +43,4 @@ METRIC = MetricSpec(
     key="meteor",
     missing=missing_meteor,
 )
+register(METRIC)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.ngrams import ngrams
 
 MAX_N = 5
@@ -89,3 +89,4 @@ METRIC = MetricSpec(
     description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
     citation="Doddington 2002 (HLT).",
 )
+register(METRIC)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpft.evaluation.metrics.base import LABELS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
 
 def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
@@ -35,3 +35,4 @@ METRIC = MetricSpec(
     description="Pearson correlation of predicted and right scores; -1..1.",
     citation="Pearson 1895 (Proceedings of the Royal Society 58); Cer et al. 2017 (STS-B).",
 )
+register(METRIC)

@@ -7,7 +7,7 @@ the prompt's tokens not at all. It depends on the tokenizer, so it compares runs
 import math
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import LIKELIHOODS, LOWER, MetricSpec, NotComputed
+from dpft.evaluation.metrics.base import LIKELIHOODS, LOWER, MetricSpec, NotComputed, register
 
 
 def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
@@ -39,3 +39,4 @@ METRIC = MetricSpec(
     citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
     better=LOWER,
 )
+register(METRIC)

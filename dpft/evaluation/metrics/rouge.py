@@ -9,7 +9,7 @@ several references are a little higher.
 from collections.abc import Sequence
 
 from dpft.evaluation.metrics.needs import missing_modules
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 
 def best_rouge(kind: str, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:

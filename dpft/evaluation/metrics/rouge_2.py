@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.rouge import best_rouge, missing_rouge
 
 
@@ -24,3 +24,4 @@ METRIC = MetricSpec(
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     missing=missing_rouge,
 )
+register(METRIC)

@@ -8,7 +8,7 @@ with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6850), Chen 0.6
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.ptb import ptb_tokens
 
 BETA = 1.2
@@ -70,3 +70,4 @@ METRIC = MetricSpec(
     description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
 )
+register(METRIC)

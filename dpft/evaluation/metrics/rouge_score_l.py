@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.rouge import best_rouge, missing_rouge
 
 
@@ -25,3 +25,4 @@ METRIC = MetricSpec(
     key="rouge_l",
     missing=missing_rouge,
 )
+register(METRIC)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import LABELS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 from dpft.evaluation.metrics.pearson import varies
 
 
@@ -30,3 +30,4 @@ METRIC = MetricSpec(
     description="Spearman rank correlation of predicted and right scores; -1..1.",
     citation="Spearman 1904 (American Journal of Psychology 15); Cer et al. 2017 (STS-B).",
 )
+register(METRIC)

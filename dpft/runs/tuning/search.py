@@ -20,7 +20,7 @@ from dpft.models.architecture import read_architecture
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import Calibration, PrivacyPlan
-from dpft.privacy.settings import DifferentialPrivacy
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
 from dpft.run_folder import TRIALS

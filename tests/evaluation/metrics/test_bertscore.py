@@ -6,7 +6,7 @@ from transformers import BertModel, RobertaConfig, RobertaModel, RobertaTokenize
 
 from dpft.errors import InputError
 from dpft.evaluation.metrics.bertscore import METRIC, bertscore, best_layers
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
 
 pytest.importorskip("bert_score", reason="needs the metrics extra")

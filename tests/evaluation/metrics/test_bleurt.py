@@ -4,7 +4,7 @@ from transformers import BertForSequenceClassification
 
 from dpft.errors import InputError
 from dpft.evaluation.metrics.bleurt import METRIC, bleurt
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
 
 

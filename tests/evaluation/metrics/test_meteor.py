@@ -5,7 +5,7 @@ import pytest
 
 from dpft.evaluation.metrics.base import NotComputed
 from dpft.evaluation.metrics.meteor import METRIC, jar, meteor, score_line
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 pytest.importorskip("pycocoevalcap", reason="needs the metrics extra")
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import evaluate
 import pytest
 
+from dpft.evaluation.local_metric import LocalMetric, compute
 from dpft.evaluation.metrics.base import metric_names, metric_spec
-from dpft.evaluation.metrics.local import LocalMetric, compute
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 COLUMNS = {
     "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},

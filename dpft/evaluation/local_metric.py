@@ -11,7 +11,7 @@ import datasets
 import evaluate
 
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, MetricSpec
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 FEATURES = {
     TEXTS: datasets.Features(
@@ -34,7 +34,7 @@ NO_SETTINGS = MetricsConfig()
 
 
 class LocalMetric(evaluate.Metric):  # type: ignore[misc]
-    """A metric of this package in the shape of Hugging Face's ``evaluate``."""
+    """A metric of ``dpft.evaluation.metrics`` in the shape of Hugging Face's ``evaluate``."""
 
     def __init__(self, spec: MetricSpec, **settings: Any) -> None:
         """Wraps the metric; ``settings`` go to ``evaluate.Metric``."""

@@ -1,7 +1,7 @@
 import pytest
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics_settings import MetricsConfig
+from dpft.evaluation.metrics_config import MetricsConfig
 
 
 def test_no_model_is_the_default():

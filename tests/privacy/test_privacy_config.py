@@ -4,7 +4,7 @@ from dataclasses import fields
 import pytest
 
 from dpft.errors import InputError
-from dpft.privacy.settings import DifferentialPrivacy, NoPrivacy, privacy_class
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, privacy_class
 
 
 def test_the_two_choices_are_classes_of_their_own() -> None:

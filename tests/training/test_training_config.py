@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpft.errors import InputError
-from dpft.training.settings import DeviceConfig, TrainingConfig
+from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 
 @pytest.mark.parametrize(

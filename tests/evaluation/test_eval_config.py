@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.settings import (
+from dpft.evaluation.eval_config import (
     EvalConfig,
     check_held_out,
     eval_split_is_public,

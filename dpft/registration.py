@@ -1,0 +1,47 @@
+"""Registries: what a package offers by name, where each offer registers itself."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """What the modules of one package offer, by name.
+
+    A module that registers nothing is one that others of the package share; no list need say so.
+    """
+
+    def __init__(self, package: str) -> None:
+        """Begins without an entry.
+
+        Args:
+            package: Dotted name of the package whose modules register themselves.
+        """
+        self._package = package
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, *names: str) -> Callable[[Entry], Entry]:
+        """Returns a decorator that registers what it is given under every one of the names.
+
+        Raises:
+            ValueError: A name is taken.
+        """
+
+        def registered(entry: Entry) -> Entry:
+            for name in names:
+                if name in self._entries:
+                    raise ValueError(f"{self._package} has a {name} already; choose another name.")
+                self._entries[name] = entry
+            return entry
+
+        return registered
+
+    def entries(self) -> dict[str, Entry]:
+        """Returns every entry by name, sorted, once all modules of the package are imported."""
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+        return dict(sorted(self._entries.items()))

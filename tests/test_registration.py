@@ -1,0 +1,45 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpft.registration import Registry
+
+OFFER = "from offers_by_name import offers\n\n@offers.register({names})\ndef offer(): ...\n"
+
+
+@pytest.fixture
+def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry of a package of two modules that offer something and one that helps them."""
+    package = tmp_path / "offers_by_name"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from dpft.registration import Registry\n\noffers = Registry('offers_by_name')\n"
+    )
+    (package / "first.py").write_text(OFFER.format(names="'zwei', 'two'"))
+    (package / "helper.py").write_text("")
+    (package / "second.py").write_text(OFFER.format(names="'one'"))
+    monkeypatch.syspath_prepend(tmp_path)
+    import offers_by_name
+
+    yield offers_by_name.offers
+    for module in [name for name in sys.modules if name.startswith("offers_by_name")]:
+        del sys.modules[module]
+
+
+def test_every_module_that_registers_is_found_and_one_that_does_not_is_none(offers) -> None:
+    entries = offers.entries()
+    assert list(entries) == ["one", "two", "zwei"]
+    assert entries["two"] is entries["zwei"] is sys.modules["offers_by_name.first"].offer
+
+
+def test_what_is_registered_stays_as_it_was(offers) -> None:
+    spec = object()
+    assert offers.register("three")(spec) is spec
+    assert offers.entries()["three"] is spec
+
+
+def test_a_name_is_given_once(offers) -> None:
+    offers.register("three")(object())
+    with pytest.raises(ValueError, match="offers_by_name has a three already"):
+        offers.register("three")(object())
