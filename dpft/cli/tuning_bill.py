@@ -18,11 +18,11 @@ from dpft.cli.fresh_folder import TUNING
 from dpft.cli.search import read_search
 from dpft.errors import DpftError, InputError
 from dpft.files import read_yaml, write_json
-from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.ledger import LEDGER
 from dpft.reports.run import CONFIGURATION
-from dpft.reports.spending import Spending, account_for_spent, account_together
+from dpft.reports.spending import account_for_spent, account_together
 from dpft.reports.spent import SpentRun, read_spent
 
 BILL = "tuning_bill.json"
@@ -40,7 +40,7 @@ class SweptRun:
     """Which records it trained on, in words: runs of one wording share them."""
     unit: str | None
     """Whose records its epsilon protects; None of a run that nothing bounds."""
-    own: Spending | None
+    own: EpsilonBound | None
     """What it spent by itself; None of a run that nothing bounds."""
     spent: SpentRun | None
     """Its steps; None of a search, which has no steps to tell, and of an unbounded run."""
@@ -97,7 +97,7 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
 
 
 def _bounded(
-    folder: Path, config: Mapping[str, Any], own: Spending, spent: SpentRun | None
+    folder: Path, config: Mapping[str, Any], own: EpsilonBound, spent: SpentRun | None
 ) -> SweptRun:
     unit = config["privacy"]["unit"]
     return SweptRun(name=folder.name, records=_records(config), unit=unit, own=own, spent=spent)
@@ -116,7 +116,7 @@ def _search(folder: Path) -> list[SweptRun]:
     config = _read(folder / TUNING / "tune.yaml")
     if config["privacy"]["noise_seed"] is not None:
         return [_unbounded(folder, config)]
-    own = Spending(
+    own = EpsilonBound(
         epsilon=search.calibration.epsilon,
         delta=search.delta,
         accountant=search.calibration.accountant,
@@ -148,7 +148,7 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
     }
 
 
-def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
+def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
     """Returns what runs that share records cost together."""
     open_runs = [run.name for run in runs if run.own is None]
     if open_runs:
@@ -166,7 +166,7 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     if not costs:
         return account_together(spent, accountants=accountants)
     costs += [account_together(spent, accountants=accountants)] if spent else []
-    return Spending(
+    return EpsilonBound(
         epsilon=math.fsum(cost.epsilon for cost in costs),
         delta=math.fsum(cost.delta for cost in costs),
         accountant=SUM,
@@ -174,7 +174,7 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     )
 
 
-def _cost(spending: Spending | None) -> dict[str, Any]:
+def _cost(spending: EpsilonBound | None) -> dict[str, Any]:
     if spending is None:
         return {"private": False}
     return {

@@ -10,7 +10,7 @@ from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import (
     AccountingReport,
-    CompositionReport,
+    EpsilonBound,
     account,
     account_composition,
 )
@@ -19,7 +19,7 @@ __all__ = [
     "AccountingReport",
     "Accountants",
     "Composition",
-    "CompositionReport",
+    "EpsilonBound",
     "SampledGaussian",
     "account",
     "account_composition",
