@@ -1,4 +1,4 @@
-"""Which tensors of a model carry the batch in front: learned from two runs, not guessed.
+"""How the batch passes through a model: which tensors carry it in front, learned from two runs.
 
 A leading dimension of 7 may be seven examples or seven positions; T5's (t, t) bias input at
 t = b passes every check of one shape. So the model runs twice, on two and on
@@ -75,13 +75,13 @@ class ModuleFlow:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """One operation on a weight.
+    """One operation that a model does on one of its weights.
 
     Attributes:
         weight: The weight.
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
-        status: Of its first tensor argument other than the weight.
+        status: Status of the operation's first tensor argument other than the weight.
     """
 
     weight: Tensor
@@ -97,7 +97,7 @@ class WeightUse:
 
 @dataclass(frozen=True)
 class Flow:
-    """What was learned of one model.
+    """How the batch passes through one model, and which of its weights meet it where.
 
     Attributes:
         modules: The flow through every module that was called.
@@ -223,7 +223,7 @@ def _take_rows(arguments: Any, rows: int) -> Any:
 
 @dataclass
 class _Observation:
-    """What one run showed."""
+    """The modules called and the weights used in one run of a model, with the shapes they met."""
 
     calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
         default_factory=lambda: defaultdict(list)

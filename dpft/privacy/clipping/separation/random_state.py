@@ -19,12 +19,12 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> Self:
-        """Returns the state as it is."""
+        """Returns the state that the generators are in now."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(device, torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
-        """Puts the state back: what is drawn next was drawn after ``now``."""
+        """Puts the state back, so that what was drawn after ``now`` is drawn again."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)

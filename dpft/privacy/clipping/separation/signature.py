@@ -1,4 +1,4 @@
-"""What kind of call of the model this is, as far as the batch's way through it depends on that.
+"""The kind of a call of the model: all of the call that decides how the batch passes through.
 
 Two calls of one kind differ in sizes and values alone. What differs in more (an argument given or
 not, a mask of another rank, a switch, positions shared instead of one per example, one token
