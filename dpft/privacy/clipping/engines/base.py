@@ -48,6 +48,10 @@ class ClipDecision:
     finite: Tensor
     everyone_is_finite: bool
 
+    def clipped_batch(self) -> ClippedBatch:
+        """Returns what an accumulation says of its batch: the norms, and how many are left out."""
+        return ClippedBatch(norms=self.norms, non_finite=int((~self.finite).sum()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:

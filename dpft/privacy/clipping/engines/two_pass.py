@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, LossFunction
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
+from dpft.privacy.clipping.engines.recording import RecordingEngine
+from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
 
@@ -37,7 +38,7 @@ class TwoPassEngine(RecordingEngine):
             with torch.no_grad():
                 decision = self.decide_clipping(squares, rows.finite)
             self._contract(losses, rows, decision)
-        return clipped_batch(decision)
+        return decision.clipped_batch()
 
     def _squared_norms(self, losses: Tensor, rows: Rows) -> Tensor:
         """Returns the squared norms, shape (groups, units); no use outlives the pass."""

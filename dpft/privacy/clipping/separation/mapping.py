@@ -23,8 +23,9 @@ from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.expansion import expanded
 from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.flow import Status, fresh
-from dpft.privacy.clipping.separation.random_state import random_state_kept_on_failure
+from dpft.privacy.clipping.separation.arguments import fresh
+from dpft.privacy.clipping.separation.flow import Status
+from dpft.privacy.clipping.separation.kept_state import random_state_kept_on_failure
 from dpft.privacy.clipping.separation.regions import Region
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.flow import batch_size_of
+from dpft.privacy.clipping.separation.arguments import batch_size_of
 
 PLAIN = (type(None), bool, str)
 

@@ -1,4 +1,4 @@
-"""The random state that a model draws its dropout masks from: kept, and put back."""
+"""State that a model's extra runs must leave as it was: random numbers, buffers, modes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,29 @@ def random_state_kept_on_failure(device: torch.device) -> Iterator[None]:
     except BaseException:
         state.restore()
         raise
+
+
+@contextmanager
+def state_kept(root: nn.Module) -> Iterator[None]:
+    """Puts random state and the model's buffers back at the end: nobody is to see the runs."""
+    devices = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+@contextmanager
+def evaluating(root: nn.Module) -> Iterator[None]:
+    """Puts every module into evaluation mode for a while."""
+    modes = [(module, module.training) for module in root.modules()]
+    root.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
