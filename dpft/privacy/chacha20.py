@@ -47,7 +47,7 @@ def keystream_words(key: bytes, address: Address, count: int, device: torch.devi
 
 @cache
 def _rounds_on(kind: str) -> Callable[..., Rows]:
-    """Returns ``_rounds`` as a kind of device runs it fastest."""
+    """Returns ``_rounds`` for a kind of device: compiled, except for the CPU."""
     if kind == "cpu":
         return _rounds
     compiled = torch.compile(_rounds, dynamic=True)

@@ -171,7 +171,7 @@ def _lodged_in_checkpoints(folder: Path) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _checkpointed(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Gives what each checkpoint says that the run is bound to."""
+    """Yields each checkpoint's path, and what it says of the run: its ledger, its witness."""
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run")

@@ -66,7 +66,7 @@ class DropoutStream:
         return input.mul_(scaled) if inplace else input * scaled
 
     def _kept(self, like: Tensor, p: float) -> Tensor:
-        """Returns where a value stays: bool, of the shape of ``like``."""
+        """Returns a secret mask, True where a value is kept, bool, of the shape of ``like``."""
         place = int(torch.empty((), dtype=torch.int64).random_())
         address = Address(Purpose.DROPOUT, self._step, place >> 32 & 0xFFFFFF, place & 0xFFFFFFFF)
         bits = keystream(self._key.at(self._step), address, 2 * like.numel())

@@ -45,7 +45,7 @@ class JournaledLedger:
         self._expected = read_journal(path)
         self._environment = dict(environment)
         self.position = steps_done
-        """Steps of the ledger that the weights stand after."""
+        """Steps that the weights have taken; the next one is recorded, or replayed."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
         sync_folder(path.parent)
@@ -108,7 +108,7 @@ class JournaledLedger:
 
 
 def _fingerprint(gradients: Sequence[Tensor]) -> dict[str, str]:
-    """Returns sum and sum of squares in float64, bit for bit."""
+    """Returns the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:

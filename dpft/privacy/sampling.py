@@ -12,7 +12,7 @@ _WORD_BYTES = 8
 
 
 class SamplingStream:
-    """Uniform float64 numbers in [0, 1) of a secret key, 53 random bits each; any step's anytime.
+    """Uniform float64 numbers in [0, 1) of a secret key, 53 random bits each, for any step.
 
     float32 numbers would raise small sampling rates by percents.
     """

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Witness(Protocol):
-    """Where heads are handed to."""
+    """Somebody who keeps heads of ledgers out of their owners' reach."""
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class WitnessProgram:
             )
 
     def take(self, line: str) -> None:
-        """Runs the program; it takes the line by ending with 0 in time."""
+        """Runs the program, which has taken the line if it ends with 0 in time."""
         subprocess.run(
             self._words,
             input=line + "\n",

@@ -106,7 +106,7 @@ def _steps(epochs: float, num_examples: int, batch: float) -> int:
 
 
 def _check(about: BatchSizeNoise, delta: float) -> None:
-    """Refuses numbers that are no mechanism's, which no noise can mend."""
+    """Refuses numbers that no mechanism can have, whatever its noise is."""
     SampledGaussian(
         noise_multiplier=1, sample_rate=about.sample_rate, steps=about.steps, delta=delta
     )

@@ -92,7 +92,7 @@ class Composition:
         return sum(part.steps for part in self.parts)
 
     def event(self) -> "dp_accounting.DpEvent":
-        """Returns the parts as one of dp_accounting's events."""
+        """Returns the parts, one after the other, as one event of dp_accounting."""
         import dp_accounting
 
         return dp_accounting.ComposedDpEvent([part.event() for part in self.parts])

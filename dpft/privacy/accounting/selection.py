@@ -155,7 +155,7 @@ def calibrate_trials(
 
 
 def _guess(shape: SampledGaussian, eps: float) -> float:
-    """Returns where to begin: about a third of the budget is a trial's own."""
+    """Returns a first guess at the noise: a trial's own cost is about a third of the budget."""
     return gdp.noise_multiplier(
         eps=eps / 3, delta=shape.delta, sample_rate=shape.sample_rate, steps=shape.steps
     )

@@ -29,24 +29,35 @@ _Result = Epsilon | AccountantError
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountingReport:
-    """What a mechanism costs.
+class EpsilonBound:
+    """An upper bound on what noisy steps cost, and the answers that it was chosen from.
 
     Attributes:
-        mechanism: What was accounted for.
         epsilon: The headline: a proven upper bound, in full precision; print ``round_up`` of it.
-        accountant: Whose bound it is: "prv", "pld" or "rdp", never "gdp".
-        epsilons: Every accountant's answer, ready for JSON: a number for rdp, pld (upper bounds)
-            and gdp (an estimate), {"lower", "estimate", "upper"} for prv; where one gave none,
-            {"error": why}.
+        delta: At which it holds.
+        accountant: Whose bound it is, such as "prv"; never "gdp", which is an estimate.
+        epsilons: The answer of every accountant that was asked, ready for JSON: a number for rdp,
+            pld (upper bounds) and gdp (an estimate), {"lower", "estimate", "upper"} for prv; where
+            one gave none, {"error": why}.
         warnings: What a reader of the headline must know, a sentence each.
     """
 
-    mechanism: SampledGaussian
     epsilon: float
+    delta: float
     accountant: str
     epsilons: Mapping[str, Answer]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountingReport(EpsilonBound):
+    """What a sampled Gaussian mechanism costs by all four accountants.
+
+    Attributes:
+        mechanism: What was accounted for; ``delta`` is its delta.
+    """
+
+    mechanism: SampledGaussian
 
 
 def account(
@@ -75,29 +86,11 @@ def account(
     return AccountingReport(
         mechanism=mechanism,
         epsilon=epsilon,
+        delta=mechanism.delta,
         accountant=leader,
         epsilons={name: _answer(name, result) for name, result in results.items()},
         warnings=tuple(warnings),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompositionReport:
-    """What several mechanisms on the same data cost together.
-
-    Attributes:
-        composition: What was accounted for.
-        epsilon: A proven upper bound, in full precision; print ``round_up`` of it.
-        accountant: Whose bound it is: "pld" or "rdp".
-        epsilons: The answers of rdp and pld, as in ``AccountingReport``.
-        warnings: What a reader of the headline must know, a sentence each.
-    """
-
-    composition: Composition
-    epsilon: float
-    accountant: str
-    epsilons: Mapping[str, Answer]
-    warnings: tuple[str, ...] = ()
 
 
 def account_composition(
@@ -105,7 +98,7 @@ def account_composition(
     *,
     accountant: str = "pld",
     accountants: Accountants | None = None,
-) -> CompositionReport:
+) -> EpsilonBound:
     """Runs PLD and RDP, which compose differing mechanisms, and picks the headline.
 
     Args:
@@ -122,9 +115,9 @@ def account_composition(
         running = accountants or stack.enter_context(Accountants())
         results = dict(zip(("rdp", "pld"), _rdp_and_pld(composition, running), strict=True))
     leader, epsilon = _headline(order, results, warnings)
-    return CompositionReport(
-        composition=composition,
+    return EpsilonBound(
         epsilon=epsilon,
+        delta=composition.delta,
         accountant=leader,
         epsilons={name: _answer(name, result) for name, result in results.items()},
         warnings=tuple(warnings),

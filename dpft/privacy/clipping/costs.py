@@ -1,4 +1,4 @@
-"""What a squared norm costs: a deterministic model of operations and bytes, from shapes alone.
+"""The cost of a squared norm: a deterministic model of operations and bytes, from shapes alone.
 
 Never from timings or from data: two runs of one configuration make the same choices, and a
 choice tells nothing of a record. The constants were measured once, on one CPU core (GEMM rate;
@@ -50,19 +50,19 @@ class ProductShape:
 
     @property
     def ghost_seconds(self) -> float:
-        """What the ghost norm adds to the contraction."""
+        """Seconds that the ghost norm adds to the contraction."""
         share = HALF_SHARE if self.steps >= HALF_STEPS else 1.0
         operations = 2 * self.examples * self.steps**2 * (self.rows + self.columns)
         return share * operations / OPERATIONS_PER_SECOND
 
     @property
     def kept_seconds(self) -> float:
-        """What instantiating and keeping costs beyond the contraction it replaces."""
+        """Seconds that instantiating and keeping takes beyond the contraction that it replaces."""
         return self.instantiated_bytes * SECONDS_PER_KEPT_BYTE
 
     @property
     def block_seconds(self) -> float:
-        """What instantiating for the norm alone adds to the contraction."""
+        """Seconds that instantiating for the norm alone adds to the contraction."""
         operations = 2 * self.examples * self.steps * self.rows * self.columns
         traffic = self.instantiated_bytes * SECONDS_PER_BLOCK_BYTE
         return operations / OPERATIONS_PER_SECOND + traffic

@@ -20,6 +20,7 @@ STABILITY = 0.01
 """Constant of automatic clipping (Bu et al. 2022b, eq. 4.1), in units of the gradient norm."""
 
 MOST_HEADROOM = 0.5
+"""Largest share of the clipping norm that may be left for rounding."""
 NORM_RANGE = (1e-10, 1e10)
 """Clipping norms whose squares, factors and noise float32 can hold."""
 

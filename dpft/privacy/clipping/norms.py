@@ -84,7 +84,7 @@ def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> Tensor:
 
 
 def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the squares of some examples, found in ``dtype``, without its losses, in float64."""
+    """Returns the squared norms of some examples in float64, without what ``dtype`` lost."""
     chosen = [use.double(examples) for use in uses]
     floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
     if dtype == torch.float64:
@@ -98,7 +98,7 @@ def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> T
 
 
 def _longest(uses: Sequence[Use]) -> Tensor:
-    """Returns the largest sum over positions of lengths, of inputs or output gradients, (b,)."""
+    """Returns the larger of the summed lengths of inputs and of output gradients, shape (b,)."""
     return torch.stack([use.extent() for use in uses]).amax(0)
 
 

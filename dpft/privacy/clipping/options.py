@@ -1,4 +1,4 @@
-"""What a run clips with, in one value for all that make a clipper."""
+"""The options of a clipper in one value, so that training, checks and measurements clip alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The one thing a layer rule talks to: it takes each use of a parameter as backward meets it."""
+"""The recorder, to which layer rules hand each use of a parameter as the backward pass meets it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,9 +28,11 @@ class Recorder:
         self.receive: Callable[[Tensor, Use], None] = self.keep
         """What an engine does with each use, in the middle of the backward pass."""
         self.token: Tensor | None = None
-        """Inside a region that is mapped over the batch: something that is mapped, to go by."""
+        """Inside a region that ``vmap`` maps over the batch, a tensor that it maps; None elsewhere.
+
+        A layer needs it to be mapped itself, whatever its other inputs are."""
         self.looping = False
-        """Inside a region that runs one example after another."""
+        """Whether a region is running that takes one example after another."""
 
     def start(self, batch_size: int) -> None:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""
@@ -60,7 +62,11 @@ class Recorder:
 
     @contextmanager
     def inside(self, token: Tensor | None) -> Iterator[None]:
-        """Marks what runs as inside a region, mapped over ``token``, or looping without one."""
+        """Marks what runs meanwhile as inside a region.
+
+        Args:
+            token: A tensor that ``vmap`` maps; None where the region loops over its examples.
+        """
         self.token, self.looping = token, token is None
         try:
             yield
@@ -73,7 +79,7 @@ class Recorder:
         return self.looping or self.token is not None
 
     def keep(self, parameter: Tensor, use: Use) -> None:
-        """Holds a use until ``take``; where ``receive`` does not say otherwise, every use."""
+        """Holds a use until ``take``; the default of ``receive``."""
         self._uses[parameter].append(use)
 
     def take(self) -> dict[Tensor, list[Use]]:
@@ -83,7 +89,7 @@ class Recorder:
         return taken
 
     def stop(self) -> None:
-        """Ends a backward pass."""
+        """Ends a backward pass: uses are refused until the next one."""
         self._batch_size = 0
 
 

@@ -1,4 +1,4 @@
-"""Proof on the spot: the clipper against the one-at-a-time loop, on data that is not private."""
+"""Holds the clipper against the one-example-at-a-time loop, on data that is not private."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ def _clipped(
     options: ClippingOptions,
     units: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns norms and sums; random state and gradients are left as they were, without any."""
+    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left."""
     with torch.random.fork_rng(), options.make(model) as clipper:
         norms = clipper.accumulate(compute_losses, units)
     return norms, _take_gradients(model)

@@ -64,11 +64,17 @@ class OuterUse:
         return ProductShape(count, steps, rows, self.right.shape[2])
 
     def norm_bound(self) -> Tensor:
-        """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,): the largest norm."""
+        """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,).
+
+        No gradient is longer, and one whose terms all point one way is as long.
+        """
         return (lengths(self.left) * lengths(self.right)).sum(1)
 
     def extent(self) -> Tensor:
-        """Returns the larger of the sums over t of ``|left[i, t]|`` and ``|right[i, t]|``, (b,)."""
+        """Returns the larger of the sums over t of ``|left[i, t]|`` and ``|right[i, t]|``, (b,).
+
+        Where it is too large, float32 cannot scale the example (``norms.LONGEST``).
+        """
         return torch.maximum(lengths(self.left).sum(1), lengths(self.right).sum(1))
 
     def double(self, examples: Tensor) -> "OuterUse":
@@ -122,7 +128,7 @@ class RowsUse:
         return formed_squares(self._summed_and_squared(values), self.norm_bound())
 
     def norm_bound(self) -> Tensor:
-        """Returns the largest norm that values of these lengths could have, shape (b,)."""
+        """Returns the norm of a gradient whose rows each add up values of one direction, (b,)."""
         return self._summed_and_squared(lengths(self.values).unsqueeze(2)).sqrt()
 
     def _summed_and_squared(self, values: Tensor) -> Tensor:
@@ -187,7 +193,7 @@ class GradientUse:
         return Squares(values, values)
 
     def norm_bound(self) -> Tensor:
-        """Returns the norms, shape (b,)."""
+        """Returns the norms themselves, shape (b,): nothing in them can cancel."""
         return sums_of_squares(self.values).sqrt()
 
     def extent(self) -> Tensor:

@@ -24,7 +24,9 @@ from dpft.privacy.clipping.uses import OuterUse, Use
 WIDE_ROWS = 4096
 """A weight of at least this many rows is a vocabulary's."""
 BLOCK_ROWS = 4096
+"""Rows of the weight that are copied at a time."""
 PROBE = 64
+"""First entries of a position by which most positions that count are found."""
 WORTH_DROPPING = 0.9
 """Share of positions left below which picking them out costs less than multiplying by zeros."""
 

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.accounting import Accountants, account, account_composition
+from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import up
-from dpft.privacy.accounting.summary import AccountingReport, Answer, CompositionReport
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
@@ -24,32 +23,13 @@ AGREE = 1e-3
 """Most by which a calibrated epsilon may differ from the same accountant's answer here."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """An upper bound of what noisy steps cost.
-
-    Attributes:
-        epsilon: The bound, in full precision; 0 where no step was taken.
-        delta: At which it holds.
-        accountant: Whose it is.
-        epsilons: The answers of the accountants that were asked, as in ``AccountingReport``.
-        warnings: What a reader must know, a sentence each.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: str
-    epsilons: Mapping[str, Answer]
-    warnings: tuple[str, ...] = ()
-
-
 def account_for_spent(
     run: SpentRun,
     *,
     delta: float | None = None,
     accountant: str | None = None,
     accountants: Accountants,
-) -> Spending:
+) -> EpsilonBound:
     """Returns what a run's ledger cost.
 
     A run of exactly the steps its noise was calibrated for reports the epsilon of the calibration,
@@ -69,10 +49,10 @@ def account_for_spent(
     if calibration is not None and accountant not in (None, calibration.accountant):
         calibration = None
     leader = accountant or (calibration.accountant if calibration else run.accountant)
-    spending = _account(run.taken, at, leader, accountants)
+    bound = _account(run.taken, at, leader, accountants)
     if calibration is not None:
-        spending = _as_calibrated(spending, calibration.accountant, calibration.epsilon)
-    return _with_warnings(spending, _notes(run) + delta_warnings(at, run.num_examples))
+        bound = _as_calibrated(bound, calibration.accountant, calibration.epsilon)
+    return _with_warnings(bound, _notes(run) + delta_warnings(at, run.num_examples))
 
 
 def account_together(
@@ -81,7 +61,7 @@ def account_together(
     delta: float | None = None,
     accountant: str | None = None,
     accountants: Accountants,
-) -> Spending:
+) -> EpsilonBound:
     """Returns what several runs on the same data cost together, by PLD, else RDP.
 
     Args:
@@ -147,55 +127,44 @@ def _same(name: str, first: SpentRun, other: SpentRun) -> None:
 
 def _account(
     taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
-) -> Spending:
+) -> EpsilonBound:
     if len(taken) != 1:
         return _compose(taken, delta, leader, accountants)
     (mechanism,) = as_mechanisms(taken, delta)
-    return _spending(account(mechanism, accountant=leader, accountants=accountants), delta)
+    return account(mechanism, accountant=leader, accountants=accountants)
 
 
 def _compose(
     taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
-) -> Spending:
+) -> EpsilonBound:
     parts = as_mechanisms(taken, delta)
     if not parts:
         SampledGaussian(noise_multiplier=1, sample_rate=1, steps=1, delta=delta)  # checks delta
         none = "no noisy step is in the ledger, so nothing was spent."
-        return Spending(epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,))
-    report = account_composition(
-        Composition(parts=parts), accountant=leader, accountants=accountants
-    )
-    return _spending(report, delta)
+        return EpsilonBound(
+            epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
+        )
+    return account_composition(Composition(parts=parts), accountant=leader, accountants=accountants)
 
 
-def _spending(report: AccountingReport | CompositionReport, delta: float) -> Spending:
-    return Spending(
-        epsilon=report.epsilon,
-        delta=delta,
-        accountant=report.accountant,
-        epsilons=report.epsilons,
-        warnings=report.warnings,
-    )
-
-
-def _as_calibrated(spending: Spending, accountant: str, epsilon: float) -> Spending:
+def _as_calibrated(bound: EpsilonBound, accountant: str, epsilon: float) -> EpsilonBound:
     """Returns the calibrated epsilon in place of this machine's, unless it is found to be another.
 
     Where the accountant gives no answer here, what another one says cannot be compared with it.
     """
-    same = spending.accountant == accountant
+    same = bound.accountant == accountant
     if not same:
-        other = f"{spending.accountant} finds at most {up(spending.epsilon)}"
+        other = f"{bound.accountant} finds at most {up(bound.epsilon)}"
         unseen = f"{accountant}, whose epsilon the calibration gives, has no answer here; {other}."
-        spending = _with_warnings(spending, [unseen])
-    if same and abs(spending.epsilon - epsilon) > AGREE * max(1.0, epsilon):
+        bound = _with_warnings(bound, [unseen])
+    if same and abs(bound.epsilon - epsilon) > AGREE * max(1.0, epsilon):
         differs = f"the calibration says epsilon = {up(epsilon)}, which {accountant} does not find"
-        return _with_warnings(spending, [f"{differs} here."])
-    return replace(spending, epsilon=epsilon, accountant=accountant)
+        return _with_warnings(bound, [f"{differs} here."])
+    return replace(bound, epsilon=epsilon, accountant=accountant)
 
 
-def _with_warnings(spending: Spending, more: Sequence[str]) -> Spending:
-    return replace(spending, warnings=(*spending.warnings, *more))
+def _with_warnings(bound: EpsilonBound, more: Sequence[str]) -> EpsilonBound:
+    return replace(bound, warnings=(*bound.warnings, *more))
 
 
 def _notes(run: SpentRun) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
+from dpft.privacy.accounting import EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import SAMPLER
 from dpft.privacy.spending import Noise
@@ -13,14 +14,13 @@ from dpft.reports.accounting.epsilon import (
     plain_answers,
     warning_lines,
 )
-from dpft.runs.spending.bounds import Spending
 from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun
 
 YOUR_WORD = "that these runs share data, and that no other run does, is your word"
 
 
 def run_table(
-    run: SpentRun, spending: Spending, *, head_checked: bool, witnessed_lines: int | None = None
+    run: SpentRun, spending: EpsilonBound, *, head_checked: bool, witnessed_lines: int | None = None
 ) -> str:
     """Returns a run's ledger, its steps, every accountant's answer and the headline.
 
@@ -56,7 +56,7 @@ def _end_in_words(end: str | None) -> str:
     return f"shown by {end}" if end else "unproven"
 
 
-def run_record(run: SpentRun, spending: Spending) -> dict[str, Any]:
+def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
     """Returns the same under the keys of privacy.json; keys whose value is unknown are absent."""
     noises = list(run.taken)
     record = {
@@ -85,7 +85,7 @@ def run_record(run: SpentRun, spending: Spending) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def together_table(runs: Sequence[tuple[SpentRun, Spending]], together: Spending) -> str:
+def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: EpsilonBound) -> str:
     """Returns each run's own epsilon and that of all of them on the same data."""
     lines = [f"{'steps':>12}{'noise':>12}{'sample rate':>14}{'delta':>12}{'own epsilon':>14}  run"]
     for run, own in runs:
@@ -101,7 +101,7 @@ def together_table(runs: Sequence[tuple[SpentRun, Spending]], together: Spending
 
 
 def together_record(
-    runs: Sequence[tuple[SpentRun, Spending]], together: Spending
+    runs: Sequence[tuple[SpentRun, EpsilonBound]], together: EpsilonBound
 ) -> dict[str, Any]:
     """Returns the same ready for JSON, each run's record under ``runs``."""
     first, _ = runs[0]
@@ -115,7 +115,7 @@ def together_record(
     }
 
 
-def _record(spending: Spending, *, private: bool) -> dict[str, Any]:
+def _record(spending: EpsilonBound, *, private: bool) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "private": private,
@@ -128,7 +128,7 @@ def _record(spending: Spending, *, private: bool) -> dict[str, Any]:
     }
 
 
-def _headline(spending: Spending, steps: str, unit: str) -> str:
+def _headline(spending: EpsilonBound, steps: str, unit: str) -> str:
     return headline_of(
         spending.epsilon,
         delta=spending.delta,
@@ -156,7 +156,7 @@ def _noise_rows(noise: Noise, steps: int) -> list[tuple[str, str]]:
     ]
 
 
-def _run_lines(run: SpentRun, own: Spending) -> list[str]:
+def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
     """Returns a line for each noise of a run; the first has its epsilon and its folder."""
     lines = []
     end = f"{delta_up(own.delta):>12}{up(own.epsilon):>14}  {run.folder}"

@@ -16,10 +16,10 @@ from typing import Any
 
 from dpft.errors import DpftError, InputError
 from dpft.files import read_yaml, write_json
-from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
-from dpft.runs.spending.bounds import Spending, account_for_spent, account_together
+from dpft.runs.spending.bounds import account_for_spent, account_together
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.tuning.search import read_search
 
@@ -37,7 +37,7 @@ class SweptRun:
     """Which records it trained on, in words: runs of one wording share them."""
     unit: str | None
     """Whose records its epsilon protects; None of a run that nothing bounds."""
-    own: Spending | None
+    own: EpsilonBound | None
     """What it spent by itself; None of a run that nothing bounds."""
     spent: SpentRun | None
     """Its steps; None of a search, which has no steps to tell, and of an unbounded run."""
@@ -94,7 +94,7 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
 
 
 def _bounded(
-    folder: Path, config: Mapping[str, Any], own: Spending, spent: SpentRun | None
+    folder: Path, config: Mapping[str, Any], own: EpsilonBound, spent: SpentRun | None
 ) -> SweptRun:
     unit = config["privacy"]["unit"]
     return SweptRun(name=folder.name, records=_records(config), unit=unit, own=own, spent=spent)
@@ -113,7 +113,7 @@ def _search(folder: Path) -> list[SweptRun]:
     config = _read(folder / TUNE_CONFIGURATION)
     if config["privacy"]["noise_seed"] is not None:
         return [_unbounded(folder, config)]
-    own = Spending(
+    own = EpsilonBound(
         epsilon=search.calibration.epsilon,
         delta=search.delta,
         accountant=search.calibration.accountant,
@@ -145,7 +145,7 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
     }
 
 
-def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
+def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
     """Returns what runs that share records cost together."""
     open_runs = [run.name for run in runs if run.own is None]
     if open_runs:
@@ -163,7 +163,7 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     if not costs:
         return account_together(spent, accountants=accountants)
     costs += [account_together(spent, accountants=accountants)] if spent else []
-    return Spending(
+    return EpsilonBound(
         epsilon=math.fsum(cost.epsilon for cost in costs),
         delta=math.fsum(cost.delta for cost in costs),
         accountant=SUM,
@@ -171,7 +171,7 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> Spending:
     )
 
 
-def _cost(spending: Spending | None) -> dict[str, Any]:
+def _cost(spending: EpsilonBound | None) -> dict[str, Any]:
     if spending is None:
         return {"private": False}
     return {

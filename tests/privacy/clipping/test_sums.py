@@ -1,4 +1,3 @@
-import doctest
 import math
 
 import pytest
@@ -6,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.privacy.clipping import PerExampleClipper, sums
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines import ENGINES
 from dpft.privacy.clipping.sums import CompensatedSums, rounding_headroom
 from tests.slowness import slow_but
@@ -194,7 +193,3 @@ def test_the_headroom_is_small_grows_with_the_batch_and_shrinks_with_precision()
 def test_a_batch_whose_rounding_would_take_half_of_the_bound_is_refused():
     with pytest.raises(InputError, match="headroom must be from 0 to 0.5"):
         PerExampleClipper(nn.Linear(2, 2), 1.0, headroom=rounding_headroom(4e6))
-
-
-def test_the_example_in_the_docstring_holds():
-    assert doctest.testmod(sums).failed == 0

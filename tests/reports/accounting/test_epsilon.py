@@ -19,6 +19,7 @@ def report():
     return AccountingReport(
         mechanism=MECHANISM,
         epsilon=2.99731,
+        delta=MECHANISM.delta,
         accountant="prv",
         epsilons={"rdp": {"error": "It did not finish " + "x " * 60}, "gdp": 2.56, "prv": PRV},
         warnings=("rdp gave no bound: it did not finish. " * 4,),

@@ -15,7 +15,11 @@ def report(steps: int) -> AccountingReport:
     mechanism = SampledGaussian(noise_multiplier=1, sample_rate=0.1, steps=steps, delta=1e-5)
     epsilons = {"rdp": 3.0 * steps, "gdp": 2.0, "pld": 2.0 * steps, "prv": {"error": "no"}}
     return AccountingReport(
-        mechanism=mechanism, epsilon=2.0 * steps, accountant="pld", epsilons=epsilons
+        mechanism=mechanism,
+        epsilon=2.0 * steps,
+        delta=mechanism.delta,
+        accountant="pld",
+        epsilons=epsilons,
     )
 
 

@@ -44,7 +44,13 @@ def accounting(steps: int = 4, **changes: object) -> AccountingReport:
         "pld": {"error": "It did not finish."},
         "prv": {"lower": 2.97, "estimate": 2.98, "upper": 2.989},
     }
-    values = {"mechanism": mechanism, "epsilon": 2.989, "accountant": "prv", "epsilons": epsilons}
+    values = {
+        "mechanism": mechanism,
+        "epsilon": 2.989,
+        "delta": mechanism.delta,
+        "accountant": "prv",
+        "epsilons": epsilons,
+    }
     return AccountingReport(**{**values, **changes})
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.privacy.accounting import Accountants, account
+from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.runs.spending.bounds import Spending
 from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
@@ -112,7 +111,7 @@ def test_a_search_in_a_sweep_adds_its_epsilon_and_delta(
     workspace: Workspace, sweep: Outcome, accountants: Accountants
 ) -> None:
     (run,) = _swept(workspace.root / "sweep/0", accountants)
-    cost = Spending(epsilon=3.0, delta=1e-6, accountant="rdp (Papernot & Steinke)", epsilons={})
+    cost = EpsilonBound(epsilon=3.0, delta=1e-6, accountant="rdp (Papernot & Steinke)", epsilons={})
     search = replace(run, own=cost, spent=None)
     bill = _bill("some records", [run, search, run], accountants)["composed"]
     assert bill["epsilon"] == pytest.approx(3 + bound(6), rel=1e-3)

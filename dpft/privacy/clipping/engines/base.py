@@ -1,4 +1,4 @@
-"""What an engine is, and the checks of a loss that all engines share."""
+"""The interface of an engine, the step from norms to factors, and the checks all engines share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -38,14 +38,19 @@ class ClipDecision:
         norms: As in ``ClippedBatch``.
         factors: What each gradient is multiplied by, shape (groups, b or units); the loss scale
             is divided out here.
-        finite: Which examples (or units) take part, shape (b or units,).
-        everyone_is_finite: Whether all do.
+        finite: Which examples (or units) take part in the sum, shape (b or units,); the others
+            are left out as not finite.
+        everyone_is_finite: Whether all examples (or units) take part.
     """
 
     norms: Tensor
     factors: Tensor
     finite: Tensor
     everyone_is_finite: bool
+
+    def clipped_batch(self) -> ClippedBatch:
+        """Returns what an accumulation says of its batch: the norms, and how many are left out."""
+        return ClippedBatch(norms=self.norms, non_finite=int((~self.finite).sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +157,7 @@ class Engine(ABC):
         """Makes the model what it was before ``install``."""
 
     def compute(self, compute_losses: LossFunction) -> Tensor:
-        """Returns what ``compute_losses`` does, which an engine may call more than once."""
+        """Returns the losses; an engine may call ``compute_losses`` again, to prove them."""
         return compute_losses()
 
     @abstractmethod
@@ -192,10 +197,10 @@ class Engine(ABC):
 
 
 def check_is_tensor(losses: object) -> None:
-    """Refuses what is no tensor.
+    """Refuses losses that are no tensor, such as ``loss.item()``.
 
     Raises:
-        InputError: Such as ``loss.item()``.
+        InputError: They are something else.
     """
     if not isinstance(losses, Tensor):
         raise InputError(

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dpft.privacy.clipping.costs import keeping_is_cheaper
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
+from dpft.privacy.clipping.engines.recording import RecordingEngine
+from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
 
@@ -33,7 +34,7 @@ class BookKeepingEngine(RecordingEngine):
                 squares[self.groups[parameter]] += rows.squared_norms(kept, self.negligible)
             decision = self.decide_clipping(squares, rows.finite)
             self._contract(uses, rows, decision)
-        return clipped_batch(decision)
+        return decision.clipped_batch()
 
     def _backward(self, losses: Tensor) -> dict[Tensor, list[Use]]:
         """Returns every trainable parameter's uses, merged by kind."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.engines.base import ClippedBatch
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
+from dpft.privacy.clipping.engines.recording import RecordingEngine
+from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.uses import GradientUse, Use
 
 
@@ -29,7 +30,7 @@ class InstantiateEngine(RecordingEngine):
             for parameter, gradient in gradients.items():
                 add = partial(rows.add_weighted_sum, gradient, decision, self.groups[parameter])
                 parameter.grad = self.sums.add(parameter, parameter.grad, add)
-        return clipped_batch(decision)
+        return decision.clipped_batch()
 
     def _gradients(self, losses: Tensor, rows: Rows) -> dict[Tensor, GradientUse]:
         """Returns every trainable parameter's gradients, one for each unit."""

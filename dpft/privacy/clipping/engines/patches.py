@@ -14,8 +14,10 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
-from dpft.privacy.clipping.separation.flow import Flow, batch_size_of, learn_flow, mixed_output
+from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.flow import Flow, learn_flow
 from dpft.privacy.clipping.separation.mapping import MappedForward
+from dpft.privacy.clipping.separation.output_mixing import mixed_output
 from dpft.privacy.clipping.separation.region_plans import RegionPlans
 from dpft.privacy.clipping.separation.regions import Region
 from dpft.privacy.clipping.separation.signature import signature_of

@@ -1,7 +1,7 @@
 """What book-keeping, two-pass and instantiate share: a backward pass that reports uses."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -9,24 +9,19 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines.base import (
-    ClipDecision,
-    ClippedBatch,
     Engine,
     LossFunction,
     Tuning,
 )
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.factors import ClippingStyle
-from dpft.privacy.clipping.norms import squared_norms
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.separation.fingerprints import Disproved
-from dpft.privacy.clipping.separation.flow import evaluating, state_kept
 from dpft.privacy.clipping.separation.graph import describe_graph
+from dpft.privacy.clipping.separation.kept_state import RandomState, evaluating, state_kept
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import Verdict, bare_run, check_against
-from dpft.privacy.clipping.separation.random_state import RandomState
-from dpft.privacy.clipping.units import Units
-from dpft.privacy.clipping.uses import GradientUse, Use
+from dpft.privacy.clipping.uses import Use
 
 ERRORS_OF_A_PLAN = (
     InputError,
@@ -209,50 +204,8 @@ class RecordingEngine(Engine):
             self.recorder.stop()
 
 
-class Rows:
-    """Which row of a batch belongs to which privacy unit; without units each row is its own.
-
-    Gradients that are formed as tensors are added up by unit before anything else, so that what
-    is summed is what the norm was taken of, to the last digit. Factored uses stay by row, and
-    each row is weighted by its unit's factor.
-    """
-
-    def __init__(self, losses: Tensor, units: Tensor | None) -> None:
-        """Groups the rows of ``losses``."""
-        self._units = None if units is None else Units.of(units)
-        finite = losses.detach().isfinite()
-        self.finite = finite if self._units is None else self._units.sum((~finite).int()) == 0
-        """Which units have finite losses only, shape (units,)."""
-
-    def fold(self, use: Use) -> Use:
-        """Returns a use with formed gradients added up by unit."""
-        if self._units is None or not isinstance(use, GradientUse):
-            return use
-        return use.by_unit(self._units)
-
-    def squared_norms(self, uses: Sequence[Use], negligible: float) -> Tensor:
-        """Returns the squared norms of a parameter's folded uses, shape (units,)."""
-        units = self._units
-        if units is not None:
-            uses = [use if isinstance(use, GradientUse) else use.by_unit(units) for use in uses]
-        return squared_norms(uses, negligible=negligible)
-
-    def add_weighted_sum(self, use: Use, decision: ClipDecision, group: int, total: Tensor) -> None:
-        """Adds the weighted sum of a folded use to ``total``; what is not finite adds zero."""
-        factors, finite = decision.factors[group], decision.finite
-        if self._units is not None and not isinstance(use, GradientUse):
-            factors, finite = factors[self._units.index], finite[self._units.index]
-        kept = use if decision.everyone_is_finite else use.keep(finite)
-        kept.add_weighted_sum(factors.to(total.dtype), total)
-
-
 def _can_be_proved(losses: object) -> bool:
     """Whether these are losses at all; what is not is refused elsewhere."""
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         return False
     return len(losses) > 0 and losses.requires_grad
-
-
-def clipped_batch(decision: ClipDecision) -> ClippedBatch:
-    """Returns what a decision says of its batch: each norm, and how many examples are left out."""
-    return ClippedBatch(norms=decision.norms, non_finite=int((~decision.finite).sum()))

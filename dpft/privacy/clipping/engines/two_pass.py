@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, LossFunction
-from dpft.privacy.clipping.engines.recording import RecordingEngine, Rows, clipped_batch
+from dpft.privacy.clipping.engines.recording import RecordingEngine
+from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import widen
 
@@ -37,40 +38,45 @@ class TwoPassEngine(RecordingEngine):
             with torch.no_grad():
                 decision = self.decide_clipping(squares, rows.finite)
             self._contract(losses, rows, decision)
-        return clipped_batch(decision)
+        return decision.clipped_batch()
 
     def _squared_norms(self, losses: Tensor, rows: Rows) -> Tensor:
         """Returns the squared norms, shape (groups, units); no use outlives the pass."""
         while True:
-            squares = self.new_squares(len(rows.finite))
-            met: set[Tensor] = set()
-            reused: set[Tensor] = set()
-
-            def receive(
-                parameter: Tensor,
-                use: Use,
-                squares: Tensor = squares,
-                met: set[Tensor] = met,
-                reused: set[Tensor] = reused,
-            ) -> None:
-                if parameter in self.shared:
-                    self.recorder.keep(parameter, use)
-                elif parameter in met:
-                    reused.add(parameter)
-                else:
-                    met.add(parameter)
-                    squares[self.groups[parameter]] += self._norms_of([use], rows)
-
-            try:
-                self.backward(losses, receive, retain_graph=True)
-            finally:
-                kept = self.recorder.take()
+            squares, reused = self._norm_pass(losses, rows)
             if not reused:
-                for parameter, uses in kept.items():
-                    squares[self.groups[parameter]] += self._norms_of(merge_uses(uses), rows)
                 return squares
             # A layer called twice: its uses need each other. Once per model, not per batch.
             self.shared |= reused
+
+    def _norm_pass(self, losses: Tensor, rows: Rows) -> tuple[Tensor, set[Tensor]]:
+        """Runs one backward pass that lets each use go once its norm is taken.
+
+        Returns:
+            The squared norms, shape (groups, units), and the parameters with several uses though
+            they were not known as shared: where there are any, the norms are wrong.
+        """
+        squares = self.new_squares(len(rows.finite))
+        met: set[Tensor] = set()
+        reused: set[Tensor] = set()
+
+        def receive(parameter: Tensor, use: Use) -> None:
+            if parameter in self.shared:
+                self.recorder.keep(parameter, use)
+            elif parameter in met:
+                reused.add(parameter)
+            else:
+                met.add(parameter)
+                squares[self.groups[parameter]] += self._norms_of([use], rows)
+
+        try:
+            self.backward(losses, receive, retain_graph=True)
+        finally:
+            kept = self.recorder.take()
+        if not reused:
+            for parameter, uses in kept.items():
+                squares[self.groups[parameter]] += self._norms_of(merge_uses(uses), rows)
+        return squares, reused
 
     def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
         return rows.squared_norms([rows.fold(widen(use)) for use in uses], self.negligible)

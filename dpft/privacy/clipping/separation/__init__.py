@@ -1,1 +1,50 @@
-"""How examples' gradients are told apart where no layer rule does it, and how that is proved."""
+"""How examples' gradients are told apart where no layer rule does it, and how that is proved.
+
+A layer rule reads off the examples' gradients from what enters a layer and what comes back to it,
+as long as both carry the batch in front. A weight that no rule knows (a class token, Llama's norm)
+or that meets a tensor without the batch (BERT's positions, one row for all examples) needs another
+way. It is found when a kind of call of the model (``signature``) is met for the first time:
+
+1. ``flow`` runs the model on two and on three rows, and so learns which tensors carry the batch
+   and which module puts which weight to use.
+2. ``regions`` chooses the smallest modules around such uses that turn one example's inputs into
+   one example's outputs. ``region_plans`` keeps the choice for the next call of the kind.
+3. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
+   the gradients of the expanded weights are the examples' own.
+4. ``proof`` holds all that is recorded against the bare model, on the batch at hand. A plan that
+   it disproves is widened to larger modules, at last to the whole model, and then refused.
+
+Worked example: a scale that is no layer's weight, shared by all examples.
+
+>>> import torch
+>>> from torch import nn
+>>> from dpft.privacy.clipping.recorder import Recorder
+>>> from dpft.privacy.clipping.separation.flow import learn_flow
+>>> from dpft.privacy.clipping.separation.mapping import MappedForward
+>>> from dpft.privacy.clipping.separation.regions import RegionPlanner
+>>> class Scaled(nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.dense = nn.Linear(3, 3)
+...         self.scale = nn.Parameter(torch.ones(3))
+...     def forward(self, x):
+...         return self.dense(x) * self.scale
+>>> model = nn.Sequential(nn.Linear(3, 3), Scaled(), nn.Linear(3, 1))
+>>> names = {parameter: name for name, parameter in model.named_parameters()}
+>>> inputs = torch.ones(4, 3)
+>>> flow = learn_flow(model, model.forward, ((inputs,), {}), names)
+>>> [(names[use.weight], use.status.name) for use in flow.uses][-4:-1]
+[('1.dense.bias', 'BATCH'), ('1.scale', 'BATCH'), ('2.weight', 'BATCH')]
+
+The dense layers have a rule, and meet the batch. The scale has none: the smallest module around it
+becomes a region, in which the scale is expanded to four rows.
+
+>>> (region,) = RegionPlanner(model, names).by_flow(flow, widening=True)
+>>> type(region.module).__name__, list(region.expanded)
+('Scaled', ['scale'])
+>>> recorder = Recorder(names)
+>>> recorder.start(batch_size=4)
+>>> MappedForward(region, recorder)(inputs).sum().backward()
+>>> {names[weight]: tuple(use.values.shape) for weight, (use,) in recorder.take().items()}
+{'1.scale': (4, 3)}
+"""

@@ -1,4 +1,9 @@
-"""Whether each row of what one backward pass recorded is scaled in another, from little kept."""
+"""Fingerprints of recorded uses: whether weighting the losses scaled each row by its weight.
+
+A proof compares the uses of two backward passes. To hold both would take the memory of all the
+layers' inputs and output gradients twice, so of each row two numbers are kept: its norm, and its
+projection onto a fixed direction. Both are scaled exactly where the row is.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -38,7 +43,7 @@ class Pass:
         return torch.stack([rows, *each]).all(0)
 
     def parameters_with_gradients(self) -> set[Tensor]:
-        """Returns the parameters of which some row was not zero."""
+        """Returns the parameters to whose gradient some row of a use adds something."""
         return {use.parameter for use in self.uses if use.smallest_peak_norm > 0}
 
     def check_scaled(
@@ -82,7 +87,7 @@ class Fingerprint:
 
     Attributes:
         parameter: Whose use it is.
-        dtype: Of the use.
+        dtype: The dtype of the use's tensors.
         rows: For each tensor of the use its rows' norms and projections, shape (2, b).
     """
 
@@ -92,7 +97,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, parameter: Tensor, use: Use) -> Self:
-        """Returns the fingerprint of a use."""
+        """Returns the fingerprint of a use of ``parameter``."""
         tensors = [getattr(use, each.name) for each in fields(use)]
         tensors = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
         return cls(parameter, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
@@ -106,11 +111,15 @@ class Fingerprint:
         return min(float(rows[0].nan_to_num(0.0, 0.0).max()) for rows in self.rows)
 
     def at(self, rows: Tensor) -> Self:
-        """Returns the fingerprint of some rows."""
+        """Returns the fingerprint of some rows alone; ``rows`` picks them, shape (b,)."""
         return replace(self, rows=tuple(each[:, rows] for each in self.rows))
 
     def becomes(self, other: "Fingerprint", weights: Tensor, *, lossy: bool) -> bool:
-        """Whether each tensor is the same or scaled by the weights, one at least scaled."""
+        """Whether ``other`` is the fingerprint of this use with row i scaled by ``weights[i]``.
+
+        Of a product's two tensors backward scales one; so each must be scaled or unchanged, and
+        one at least scaled.
+        """
         if self.parameter is not other.parameter or len(self.rows) != len(other.rows):
             return False
         pairs = list(zip(self.rows, other.rows, strict=True))

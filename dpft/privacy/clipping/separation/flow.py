@@ -1,4 +1,4 @@
-"""Which tensors of a model carry the batch in front: learned from two runs, not guessed.
+"""How the batch passes through a model: which tensors carry it in front, learned from two runs.
 
 A leading dimension of 7 may be seven examples or seven positions; T5's (t, t) bias input at
 t = b passes every check of one shape. So the model runs twice, on two and on
@@ -7,10 +7,9 @@ leading dimension, and nothing else of its shape, follows. Weights are watched m
 module put each to use, and with what input.
 """
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,11 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from dpft.privacy.clipping.separation.arguments import named_tensors, take_rows
+from dpft.privacy.clipping.separation.kept_state import state_kept
+
 ROWS = (2, 3)
 """Batch sizes of the two runs; which ones does not matter, only that they differ."""
-
-MIXED = 1e-2
-"""Share of an output's size by which it may change with its neighbors: rounding is far below."""
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
@@ -75,13 +74,13 @@ class ModuleFlow:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """One operation on a weight.
+    """One operation that a model does on one of its weights.
 
     Attributes:
         weight: The weight.
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
-        status: Of its first tensor argument other than the weight.
+        status: Status of the operation's first tensor argument other than the weight.
     """
 
     weight: Tensor
@@ -97,7 +96,7 @@ class WeightUse:
 
 @dataclass(frozen=True)
 class Flow:
-    """What was learned of one model.
+    """How the batch passes through one model, and which of its weights meet it where.
 
     Attributes:
         modules: The flow through every module that was called.
@@ -123,7 +122,7 @@ def learn_flow(
             carries the batch in front.
         weights: Whose uses to report.
     """
-    few, more = (_observe(root, forward, _take_rows(arguments, rows), weights) for rows in ROWS)
+    few, more = (_observe(root, forward, take_rows(arguments, rows), weights) for rows in ROWS)
     modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
     same = len(few.uses) == len(more.uses)
     uses = [
@@ -133,97 +132,9 @@ def learn_flow(
     return Flow(modules, uses)
 
 
-@contextmanager
-def state_kept(root: nn.Module) -> Iterator[None]:
-    """Puts random state and the model's buffers back at the end: nobody is to see the runs."""
-    devices = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
-    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-
-
-@contextmanager
-def evaluating(root: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while."""
-    modes = [(module, module.training) for module in root.modules()]
-    root.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def fresh(leaf: Any) -> Any:
-    """Returns an argument that a forward may change: a copy of a cache, anything else itself."""
-    return copy.deepcopy(leaf) if type(leaf).__name__.endswith("Cache") else leaf
-
-
-def mixed_output(
-    root: nn.Module, forward: Callable[..., Any], arguments: tuple[Sequence[Any], Mapping[str, Any]]
-) -> str | None:
-    """Returns the place of an output whose rows change with the rows beside them, or None.
-
-    A gradient cannot show this where the influence is detached (batch statistics). In training
-    mode where the model is not random there, else in evaluation mode.
-    """
-
-    def run(rows: int) -> dict[str, Tensor]:
-        args, kwargs = _take_rows(arguments, rows)
-        return named_tensors(forward(*args, **kwargs))
-
-    with state_kept(root), torch.no_grad():
-        if _same(run(ROWS[0]), run(ROWS[0]), ROWS[0]) is not None:
-            with evaluating(root):
-                return _same(run(ROWS[0]), run(ROWS[1]), ROWS[0])
-        return _same(run(ROWS[0]), run(ROWS[1]), ROWS[0])
-
-
-def _same(few: Mapping[str, Tensor], more: Mapping[str, Tensor], rows: int) -> str | None:
-    """Returns the first place where the leading rows of two outputs differ."""
-    for place, expected in few.items():
-        got = more.get(place)
-        if got is None or not expected.is_floating_point() or expected.dim() == 0:
-            continue
-        if len(expected) != rows or got.shape[1:] != expected.shape[1:] or len(got) < rows:
-            continue
-        size = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
-        if not torch.allclose(got[:rows], expected, rtol=0, atol=MIXED * size, equal_nan=True):
-            return place
-    return None
-
-
-def named_tensors(tree: Any) -> dict[str, Tensor]:
-    """Returns the tensors of nested arguments or results by their places."""
-    places, _ = pytree.tree_flatten_with_path(tree)
-    return {pytree.keystr(place): leaf for place, leaf in places if isinstance(leaf, Tensor)}
-
-
-def batch_size_of(arguments: Any) -> int:
-    """Returns the leading dimension of the first tensor among nested arguments; 0 for none."""
-    return next((len(x) for x in named_tensors(arguments).values() if x.dim()), 0)
-
-
-def _take_rows(arguments: Any, rows: int) -> Any:
-    """Returns the arguments with ``rows`` examples in place of however many there are."""
-    count = batch_size_of(arguments)
-
-    def take(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
-            return fresh(leaf)
-        return leaf.detach()[torch.arange(rows, device=leaf.device) % count]
-
-    return pytree.tree_map(take, arguments)
-
-
 @dataclass
 class _Observation:
-    """What one run showed."""
+    """The modules called and the weights used in one run of a model, with the shapes they met."""
 
     calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
         default_factory=lambda: defaultdict(list)

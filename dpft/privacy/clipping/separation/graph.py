@@ -1,4 +1,7 @@
-"""What losses were computed by, read from their autograd graph: cheap enough for every batch."""
+"""The autograd graph behind losses: a digest of its operations, its leaves, and its gradients.
+
+The digest is cheap enough to be taken of every batch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +19,7 @@ def describe_graph(losses: Tensor, names: Mapping[Tensor, str]) -> int:
     Two batches with one digest took one way through one computation, whatever their sizes.
 
     Raises:
-        RunError: As ``other_leaves``.
+        RunError: The losses depend on a parameter that the clipper does not know.
     """
     nodes = []
     for node in _nodes(losses):
@@ -26,10 +29,12 @@ def describe_graph(losses: Tensor, names: Mapping[Tensor, str]) -> int:
 
 
 def other_leaves(losses: Tensor, names: Mapping[Tensor, str]) -> list[Tensor]:
-    """Returns what else the losses have a gradient for: inputs, such as a caller's embeddings.
+    """Returns the leaves beside the parameters that the losses have a gradient for.
+
+    Such as embeddings that a caller made the model's inputs.
 
     Raises:
-        RunError: A parameter is among it, whose gradient would not be clipped.
+        RunError: A parameter is among them, whose gradient would not be clipped.
     """
     found = [_check_leaf(node, names) for node in _nodes(losses)]
     return [leaf for leaf in found if leaf is not None]

@@ -23,8 +23,9 @@ from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.expansion import expanded
 from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.flow import Status, fresh
-from dpft.privacy.clipping.separation.random_state import random_state_kept_on_failure
+from dpft.privacy.clipping.separation.arguments import fresh
+from dpft.privacy.clipping.separation.flow import Status
+from dpft.privacy.clipping.separation.kept_state import random_state_kept_on_failure
 from dpft.privacy.clipping.separation.regions import Region
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class _Body(nn.Module):
 
 
 class MappedForward:
-    """The forward of a region: the module's own, one example at a time, all at once."""
+    """The forward of a region: the module's own on each example alone, mapped over all of them."""
 
     def __init__(
         self, region: Region, recorder: Recorder, forward: Callable[..., Any] | None = None
@@ -141,13 +142,17 @@ class MappedForward:
 
 
 class _Arguments:
-    """What a region is called with, its tensors that carry the batch apart from the rest."""
+    """The arguments of a region's call, with the tensors that carry the batch set apart."""
 
     def __init__(self, tree: Any, region: Region) -> None:
-        """Finds what carries the batch.
+        """Finds the tensors that carry the batch.
+
+        Args:
+            tree: The call's positional and keyword arguments.
+            region: What is called.
 
         Raises:
-            RunError: Nothing does.
+            RunError: No argument carries the batch.
         """
         places, self._spec = pytree.tree_flatten_with_path(tree)
         self._leaves = [leaf for _, leaf in places]

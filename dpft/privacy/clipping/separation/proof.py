@@ -11,6 +11,30 @@ So the first batch of each kind of call is run three ways before it is used:
 
 Backward is linear, so together these say that row i is the gradient of loss i. Any two rows differ
 in their weight in one of the passes, of which eight rows need one and sixty-four two.
+
+Worked example: two examples with the losses 2w and 3w, whose gradients are 2 and 3. What the layers
+record of them with the losses weighted is held against the bare model's losses and gradient.
+
+>>> from dpft.privacy.clipping.uses import GradientUse
+>>> w, x = torch.nn.Parameter(torch.tensor([1.0])), torch.tensor([2.0, 3.0])
+>>> bare = bare_run(lambda: w * x, {w: "w"}, loss_scale=1.0)
+>>> def run(weights, receive):
+...     receive(w, GradientUse((weights * x)[:, None]))
+...     return (w * x).detach()
+>>> check_against(bare, run, {w: "w"}, precision=None).name
+'WHOLE'
+
+Had the layer changed the rows' places, the sum would still be right, and no row its example's own:
+
+>>> def swapped(weights, receive):
+...     receive(w, GradientUse((weights * x).flip(0)[:, None]))
+...     return (w * x).detach()
+>>> bare = bare_run(lambda: w * x, {w: "w"}, loss_scale=1.0)
+>>> try:
+...     check_against(bare, swapped, {w: "w"}, precision=None)
+... except Disproved as error:
+...     print(error)
+the gradient of w recorded for one example depends on another example's loss
 """
 
 import math
@@ -47,7 +71,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class BareRun:
-    """What the bare model gives.
+    """Losses and gradient of the model without the clipper, which the clipped model's must match.
 
     Attributes:
         losses: Shape (b,).
@@ -103,7 +127,7 @@ def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
 def check_against(
     bare: BareRun, run: Run, names: Mapping[Tensor, str], *, precision: torch.dtype | None
 ) -> Verdict:
-    """Compares the clipped model's run with the bare one's.
+    """Returns how far it is proved that the clipped model's uses are the examples' own gradients.
 
     Args:
         bare: From ``bare_run``; its gradients are used up.
@@ -113,7 +137,7 @@ def check_against(
         precision: What the model computes in under autocast, or None.
 
     Raises:
-        Disproved: They differ.
+        Disproved: Losses, rows or sums are not those of the bare model.
     """
     plain, rest = Pass(), _Rest(bare)
     with gradients_kept(bare.others):
@@ -147,7 +171,7 @@ class _Rest:
         self._norm_bounds = {p: torch.zeros_like(size) for p, size in self._sizes.items()}
 
     def also_subtract(self, note: Callable[[Tensor, Use], None]) -> Callable[[Tensor, Use], None]:
-        """Returns what notes a use and subtracts it."""
+        """Returns a receiver that hands each use to ``note`` and subtracts what it sums to."""
 
         def receive(parameter: Tensor, use: Use) -> None:
             note(parameter, use)
@@ -160,7 +184,7 @@ class _Rest:
     def check_nothing_is_left(
         self, names: Mapping[Tensor, str], tolerance: float, *, half: bool
     ) -> None:
-        """Compares what is left with what there was.
+        """Refuses uses that do not add up to the bare model's gradients.
 
         Raises:
             Disproved: A parameter's uses do not add up to its gradient.

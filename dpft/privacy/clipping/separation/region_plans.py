@@ -54,7 +54,7 @@ class RegionPlan:
 
 @dataclass
 class _Proof:
-    """What is known of one kind of batch."""
+    """How far one kind of batch is proved, and how many of its batches have come."""
 
     verdict: Verdict = Verdict.WHOLE
     batches: int = 1
@@ -73,7 +73,12 @@ class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
     def __init__(self, model: nn.Module, names: dict[Tensor, str]) -> None:
-        """Starts with nothing learned."""
+        """Prepares for a model of which no call was seen yet.
+
+        Args:
+            model: The model.
+            names: The trainable parameters and what to call them in messages.
+        """
         self._planner = RegionPlanner(model, names)
         self._plans: dict[Hashable, RegionPlan] = {}
         self._proofs: dict[Hashable, _Proof] = {}
@@ -82,7 +87,7 @@ class RegionPlans:
         self._replayed: Iterator[RegionPlan] | None = None
 
     def by_kind(self) -> list[Region]:
-        """Returns the regions where nothing is known."""
+        """Returns the regions to begin with, before any call of the model was seen."""
         return self._planner.by_kind()
 
     def plan_for(self, signature: Signature, learn: Callable[[], Flow | None]) -> RegionPlan:
@@ -97,7 +102,7 @@ class RegionPlans:
         return plan
 
     def start(self) -> None:
-        """Forgets the calls of the computation before."""
+        """Begins a computation of losses: forgets the calls of the model that the last one made."""
         self._calls = []
 
     @property
@@ -107,17 +112,17 @@ class RegionPlans:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """What the calls since ``start`` computed in under autocast, or None."""
+        """The dtype that autocast computed in during the calls since ``start``; None without it."""
         found = (signature.precision for signature, _ in self._calls)
         return next((precision for precision in found if precision is not None), None)
 
     @property
     def were_ever_proved(self) -> bool:
-        """Whether any calls were."""
+        """Whether any call of the model was ever proved."""
         return bool(self._proofs)
 
     def are_proved(self, graph: int) -> bool:
-        """Whether a batch of these calls may be used: proved, now or before.
+        """Whether the batch of the calls since ``start`` may be used: its kind has been proved.
 
         Args:
             graph: Digest of the graph that the calls since ``start`` led to; another graph is
@@ -145,7 +150,10 @@ class RegionPlans:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Answers calls with the plans of those since ``start``, in order, whatever they are."""
+        """Gives the n-th call inside the plan that the n-th call since ``start`` got.
+
+        A proof repeats a computation, and must judge the plans that the computation used.
+        """
         self._replayed = iter([plan for _, plan in self._calls])
         try:
             yield

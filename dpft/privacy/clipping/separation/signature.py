@@ -1,4 +1,4 @@
-"""What kind of call of the model this is, as far as the batch's way through it depends on that.
+"""The kind of a call of the model: all of the call that decides how the batch passes through.
 
 Two calls of one kind differ in sizes and values alone. What differs in more (an argument given or
 not, a mask of another rank, a switch, positions shared instead of one per example, one token
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.flow import batch_size_of
+from dpft.privacy.clipping.separation.arguments import batch_size_of
 
 PLAIN = (type(None), bool, str)
 

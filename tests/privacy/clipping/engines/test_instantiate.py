@@ -20,6 +20,16 @@ def test_gradients_are_clipped_by_hand_arithmetic():
     assert torch.allclose(model.weight.grad, torch.tensor([[0.9, 1.2]]), rtol=1e-5)
 
 
+def test_uses_of_one_weight_add_up_before_the_norm():
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight.data.fill_(2.0)
+    engine = InstantiateEngine(layer, STYLE)
+    engine.install()
+    clipped = engine.accumulate(layer(layer(torch.ones(1, 1)))[:, 0], None)
+    # The derivative of w * w at 2.
+    assert clipped.norms.tolist() == [4.0]
+
+
 def test_no_use_is_kept_even_of_a_tied_weight():
     model, batch = gpt2(tied=True), records()
     engine = InstantiateEngine(model, STYLE)

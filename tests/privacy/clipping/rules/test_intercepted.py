@@ -19,13 +19,28 @@ def recording(layer):
     return embedding_subclass_forward(layer, recorder), recorder
 
 
-@pytest.mark.parametrize("passed", [True, False])
-def test_a_subclass_that_does_or_does_not_pass_its_padding_on(passed):
-    class Own(nn.Embedding):
-        def forward(self, ids):
-            return 2 * F.embedding(ids, self.weight, padding_idx=1 if passed else None)
+class Doubled(nn.Embedding):
+    """Passes on a padding of its own, or none."""
 
-    layer = Own(6, 3, padding_idx=2).double()
+    passed: int | None = None
+
+    def forward(self, ids):
+        return 2 * F.embedding(ids, self.weight, padding_idx=self.passed)
+
+
+@pytest.mark.parametrize(("passed", "without_gradient"), [(1, {1}), (None, set())])
+def test_the_padding_is_what_the_look_up_is_given(passed, without_gradient):
+    layer = Doubled(3, 2, padding_idx=2)
+    layer.passed = passed
+    forward, recorder = recording(layer)
+    forward(IDS).sum().backward()
+    ((use,),) = recorder.take().values()
+    rows = use.instantiate().abs().sum((0, 2))
+    assert {row for row in range(3) if rows[row] == 0} == without_gradient
+
+
+def test_a_subclass_is_exact():
+    layer = Doubled(6, 3).double()
     assert_equals_the_loop(layer, lambda: layer(IDS))
 
 
@@ -54,8 +69,10 @@ def test_a_look_up_that_mixes_examples_is_refused():
 
 
 def test_in_a_loop_over_the_examples_nothing_is_recorded():
-    layer = nn.Embedding(6, 3)
+    layer = Doubled(6, 3)
     forward, recorder = recording(layer)
     with recorder.inside(None):
-        forward(IDS[:1]).sum().backward()
+        outputs = forward(IDS[:1])
+    outputs.sum().backward()
+    assert torch.equal(outputs, layer(IDS[:1]))
     assert recorder.take() == {} and layer.weight.grad is not None

@@ -8,12 +8,7 @@ from torch import nn
 from dpft.privacy.clipping.separation.flow import (
     ModuleFlow,
     Status,
-    batch_size_of,
-    evaluating,
-    fresh,
     learn_flow,
-    mixed_output,
-    state_kept,
 )
 
 D = 3
@@ -125,51 +120,3 @@ def test_learning_leaves_random_state_and_buffers_and_hooks_as_they_were():
     flow_of(model, torch.ones(4, D))
     assert torch.equal(torch.get_rng_state(), before) and float(model.calls) == 0
     assert not model.inner._forward_hooks and not model.inner._forward_pre_hooks
-
-
-def test_state_is_put_back_after_an_error_too():
-    model, before = nn.BatchNorm1d(D), torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), state_kept(model):
-        model(torch.randn(4, D))
-        raise ZeroDivisionError
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(model.running_mean, torch.zeros(D))
-
-
-def test_evaluation_mode_ends_with_each_modules_own_mode():
-    model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-    assert [module.training for module in model.modules()] == [True, True, False]
-
-
-def test_a_cache_is_copied_and_nothing_else():
-    class SomeCache(list):
-        pass
-
-    cache, other = SomeCache([1]), [1]
-    assert fresh(cache) == cache and fresh(cache) is not cache and fresh(other) is other
-
-
-def mixed_place(model, x):
-    return mixed_output(model, model.forward, ((x,), {}))
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_an_output_that_changes_with_the_rows_beside_it_is_named(rate):
-    class Mean(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = nn.Dropout(rate)
-
-        def forward(self, x):
-            return {"own": self.drop(x), "mixed": self.drop(x - x.detach().mean(0))}
-
-    x = torch.randn(3, D, generator=torch.Generator().manual_seed(0))
-    assert mixed_place(Mean(), x) == "['mixed']"
-    assert mixed_place(nn.Sequential(nn.Linear(D, D), nn.Dropout(rate)), x) is None
-
-
-def test_the_first_tensor_with_rows_says_how_many_examples_there_are():
-    assert batch_size_of(((), {"scale": torch.tensor(2.0), "x": torch.ones(5, 2)})) == 5
-    assert batch_size_of(((None, "text"), {})) == 0

@@ -1,0 +1,36 @@
+"""The nested arguments of a call of a model: their tensors, and calls of fewer or more rows."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def named_tensors(tree: Any) -> dict[str, Tensor]:
+    """Returns the tensors of nested arguments or results by their places."""
+    places, _ = pytree.tree_flatten_with_path(tree)
+    return {pytree.keystr(place): leaf for place, leaf in places if isinstance(leaf, Tensor)}
+
+
+def batch_size_of(arguments: Any) -> int:
+    """Returns the leading dimension of the first tensor among nested arguments; 0 for none."""
+    return next((len(x) for x in named_tensors(arguments).values() if x.dim()), 0)
+
+
+def take_rows(arguments: Any, rows: int) -> Any:
+    """Returns the arguments with ``rows`` examples in place of however many there are."""
+    count = batch_size_of(arguments)
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
+            return fresh(leaf)
+        return leaf.detach()[torch.arange(rows, device=leaf.device) % count]
+
+    return pytree.tree_map(take, arguments)
+
+
+def fresh(leaf: Any) -> Any:
+    """Returns an argument that a forward may change: a copy of a cache, anything else itself."""
+    return copy.deepcopy(leaf) if type(leaf).__name__.endswith("Cache") else leaf
