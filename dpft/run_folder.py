@@ -125,3 +125,26 @@ def checkpoint_name(step: int) -> str:
 def has_ledger_or_trials(run: Path) -> bool:
     """Returns whether a folder shows, by names alone, that privacy was spent in it."""
     return (run / LEDGER).exists() or (run / TUNING).exists()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the folder itself where it is a run's, else the runs of the sweep in it, by number.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if (folder / CONFIGURATION).is_file():
+        return [folder]
+    found = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]
+    if not found:
+        lacks = f"has no {CONFIGURATION} and no run in it" if folder.is_dir() else "does not exist"
+        raise InputError(
+            f"runs must be folders of runs, or of sweeps of them, got {str(folder)!r}, which"
+            f" {lacks}; give what `dpft train` named, such as outputs/DATE/TIME."
+        )
+    return sorted(found, key=_by_number)
+
+
+def _by_number(run: Path) -> tuple[int, str]:
+    """Returns what orders the runs of a sweep: 2 comes before 10, and words before both."""
+    return (int(run.name) if run.name.isdecimal() else -1, run.name)

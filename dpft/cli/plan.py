@@ -1,34 +1,12 @@
-"""``dpft plan``: what ``dpft train`` with the same arguments would do and cost.
+"""``dpft plan``: what ``dpft train`` with the same arguments would do and cost."""
 
-Needs no more of a model than its config.json; reads local data only to count it where no public
-number is configured.
-"""
-
-import dataclasses
 import json
-from typing import Any
 
 from dpft.cli.overrides import checked_overrides
 from dpft.config.schema import POLYMORPHIC, PlanConfig
-from dpft.kinds import CLASSIFIER, Head
-from dpft.methods.base import count_parameters
-from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import meta_model, new_names, quiet_transformers
-from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.models.loading import quiet_transformers
 from dpft.reports.accounting.plan_table import plan_table
-from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
-from dpft.runs.records import load_training_data
-from dpft.runs.run_plan import (
-    RunPlan,
-    plan_run,
-    warn_of_delta,
-    warn_of_noise,
-    with_transferred_batch_size,
-)
-from dpft.runs.task_model import layout_of, prepare_model, training_head
-from dpft.runs.vocabulary import grow_as_planned
-from dpft.tasks.classification import ClassificationTask
-from dpft.training.measure import Measurement, measure_step
+from dpft.runs.planned_run import describe_run
 
 CONFIG = PlanConfig
 expand = checked_overrides
@@ -39,84 +17,8 @@ __all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
 def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
     quiet_transformers()
-    config = allow_large_delta(config)
-    architecture = read_architecture(config.model)
-    head = training_head(config, architecture)
-    config = with_transferred_batch_size(config, lambda: load_training_data(config).num_units)
-    plan = plan_run(config, lambda: load_training_data(config).num_units)
-    accounting = account_for_plan(config, plan)
-    record = describe(config, plan, accounting, architecture, head)
-    if config.plan.measure:
-        record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
-    if plan.privacy is not None:
-        warn_of_delta(plan.privacy)
-        warn_of_noise(plan.privacy, record["trainable_parameters"])
+    planned = describe_run(config)
     if config.output == "json":
-        print(json.dumps(record, indent=2, sort_keys=True))
+        print(json.dumps(planned.record, indent=2, sort_keys=True))
     else:
-        print(plan_table(record, plan.privacy, accounting))
-
-
-def allow_large_delta(config: PlanConfig) -> PlanConfig:
-    """Returns the configuration with a large delta allowed: planning only warns of it."""
-    guarantee = config.privacy.guarantee
-    if guarantee is None:
-        return config
-    privacy = dataclasses.replace(guarantee, allow_large_delta=True)
-    return dataclasses.replace(config, privacy=privacy)
-
-
-def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
-    """Returns what the planned steps cost; None for a non-private run."""
-    guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
-        return None
-    return account(plan.privacy.mechanism(), accountant=guarantee.accountant)
-
-
-def describe(
-    config: PlanConfig,
-    plan: RunPlan,
-    accounting: AccountingReport | None,
-    architecture: Architecture,
-    head: Head,
-) -> dict[str, Any]:
-    """Returns the plan under the keys of privacy.json (docs/design.md, the run's folder)."""
-    new = new_names(architecture, head)
-    model = meta_model(architecture, head)
-    grow_as_planned(model, architecture, head, config.task.special_tokens)
-    counts = count_parameters(config.method.prepare(model, new), new)
-    if plan.privacy is not None and accounting is not None:
-        record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
-    else:
-        record = non_private_record(
-            num_examples=plan.size.num_examples,
-            expected_batch_size=config.train.expected_batch_size,
-            steps=plan.steps,
-        )
-    return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
-
-
-def measure(
-    config: PlanConfig, plan: RunPlan, architecture: Architecture, head: Head
-) -> Measurement:
-    """Times one micro-batch of a model with random weights, so that none are fetched."""
-    device = config.train.prepare()
-    fresh = dataclasses.replace(architecture.model, init="random")
-    untrained = dataclasses.replace(architecture, model=fresh)
-    model, _ = prepare_model(config, untrained, head, planned=True)
-    labels = config.task.labels if isinstance(config.task, ClassificationTask) else ()
-    words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
-    model.to(device)  # type: ignore[arg-type]
-    guarantee = config.privacy.guarantee
-    return measure_step(
-        model,
-        vocab_size=model.config.get_text_config().vocab_size,
-        max_length=config.task.max_length,
-        micro_batch_size=config.train.micro_batch_size,
-        expected_batch_size=config.train.expected_batch_size,
-        steps=plan.steps,
-        options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
-        layout=layout_of(config.task, architecture, head, words=words),
-        precision=config.train.precision,
-    )
+        print(plan_table(planned.record, planned.plan.privacy, planned.accounting))

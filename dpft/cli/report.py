@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dpft.config.report import ReportConfig
-from dpft.errors import InputError
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
-from dpft.links import refuse_links
-from dpft.privacy.completeness import knows_the_end
 from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run.run_record import find_runs, read_record
 from dpft.reports.run.scores import mark
-from dpft.run_folder import LEDGER, SHEET_KEY
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.run_folder import SHEET_KEY
+from dpft.runs.finished_runs import read_finished_runs
 
 CONFIG = ReportConfig
 LISTS = ("runs", "ratings")
@@ -59,18 +55,7 @@ def report_runs(config: ReportConfig) -> None:
         InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
         StateError: A run's files are damaged.
     """
-    finished, unfinished = find_runs(config.folders)
-    if not finished:
-        raise InputError(
-            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
-            " them by dpft train resume=RUN."
-        )
-    for folder in finished:
-        refuse_links(folder)
-        # A report may be handed on without its ledger; where one is, or is known of, it must fit.
-        if (folder / LEDGER).exists() or knows_the_end(folder):
-            read_ended_ledger(folder)
-    records = [read_record(folder) for folder in finished]
+    records, unfinished = read_finished_runs(config.folders)
     comparison = compare(
         records,
         unfinished=unfinished,
@@ -110,10 +95,6 @@ def quoted(word: str) -> str:
     """Returns a word as a value of Hydra's grammar that means just that word."""
     # Hydra reads a backslash as itself but before a quote or at the value's end.
     return "'" + word.replace("'", "\\'") + "'"
-
-
-def _stands_alone(word: str) -> bool:
-    return "=" not in word and not word.startswith(("~", "+"))
 
 
 def _joined(words: list[str], key: str) -> list[str]:

@@ -95,7 +95,7 @@ def resumed_configuration(
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
 
-def planned_again(
+def restored_plan(
     config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
 ) -> RunPlan:
     """Returns the plan that a run was bound to, once its configuration is known to say the same.

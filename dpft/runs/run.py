@@ -48,8 +48,8 @@ from dpft.runs.resuming import (
     Secrets,
     has_scores,
     hint_of_resume,
-    planned_again,
     read_secrets,
+    restored_plan,
     same_records,
     save_fingerprint,
 )
@@ -209,7 +209,7 @@ def prepare(
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
-        plan = planned_again(config, resume_point, lambda: data.num_units)
+        plan = restored_plan(config, resume_point, lambda: data.num_units)
     warn(config, plan)
     model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)

@@ -23,7 +23,7 @@ from dpft.models.loading import (
     seeded,
 )
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
-from dpft.runs.vocabulary import grow_as_planned, known_tokens, load_with_tokens
+from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats
@@ -109,7 +109,7 @@ def encoding_of(
             tokenizer=tokenizer,
             layout=layout,
             max_length=task.max_length,
-            special_tokens=known_tokens(task, tokenizer),
+            special_tokens=known_tokens(task.name, task.special_tokens, tokenizer),
         )
     words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
     layout = layout_of(task, architecture, head, words=words)

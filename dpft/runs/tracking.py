@@ -44,12 +44,14 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
     if not isinstance(config.tracking, TrackerConfig):
         yield ()
         return
-    public = told_once(config, plan, read_overrides(folder) or ())
+    public = tracker_config(config, plan, read_overrides(folder) or ())
     with open_tracking(config.tracking, folder, public=public) as tracking:
         yield (tracking,)
 
 
-def told_once(config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]) -> dict[str, Any]:
+def tracker_config(
+    config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]
+) -> dict[str, Any]:
     """Returns what a tracker says of the whole run: configuration, and what it is planned to do.
 
     Args:

@@ -20,11 +20,10 @@ from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer, new_names
-from dpft.models.vocabulary import add_tokens
+from dpft.models.vocabulary import add_tokens, load_with_tokens
 from dpft.run_folder import CONFIGURATION, LEDGER, MODEL
 from dpft.runs.spending.spent_run import read_ended_ledger
 from dpft.runs.task_model import check_lengths, encoding_of, head_of
-from dpft.runs.vocabulary import load_with_tokens
 from dpft.tasks.base import Task
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.cli.plan import account_for_plan
 from dpft.errors import InputError
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.summary import account
@@ -27,6 +26,7 @@ from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.reports.plots import epsilon_points
 from dpft.reports.run.privacy_record import account_for_run, plan_record
 from dpft.run_folder import LEDGER
+from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.tuning import search
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dpft.files import SCHEMA_VERSION
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
 from dpft.privacy.accounting.over_steps import failures
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.accounting.summary import AccountingReport, Answer
+from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER
 from dpft.reports.accounting.epsilon import plain_answers, warning_lines
 
 RULE_HOLDS = (
@@ -80,6 +82,41 @@ def noise_record(points: Sequence[BatchSizeNoise]) -> list[dict[str, Any]]:
         for point, rule in zip(points, square_root_rule(points), strict=True)
     ]
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def batch_sizes_record(
+    sweeps: Mapping[str, Sequence[BatchSizeNoise]],
+    *,
+    fixed: Mapping[str, float | None],
+    eps: float | None,
+    delta: float,
+    num_examples: int | None,
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """Returns noise over batch sizes ready for JSON.
+
+    Args:
+        sweeps: What was fixed, in words that begin with its name, to the points, ascending.
+        fixed: What was fixed, by name: steps, epochs.
+        eps: The budget.
+        delta: At which it is meant.
+        num_examples: The public number.
+        warnings: What a reader must know, a sentence each.
+    """
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "eps": eps,
+        "delta": delta,
+        "num_examples": num_examples,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "sampler": SAMPLER,
+        "square_root_rule": RULE_HOLDS,
+        "warnings": list(warnings),
+    }
+    for words, points in sweeps.items():
+        name = words.partition(" ")[0]
+        record[f"fixed_{name}"] = {name: fixed[name], "points": noise_record(points)}
+    return record
 
 
 _NOISE_HEADING = (

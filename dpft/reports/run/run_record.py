@@ -7,7 +7,7 @@ from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
-from dpft.run_folder import CONFIGURATION, METRICS, OVERRIDES, PRIVACY
+from dpft.run_folder import CONFIGURATION, METRICS, OVERRIDES, PRIVACY, runs_in
 
 PARTS = {"task", "split", "stage", "split_is_public", "metrics"}
 """What every entry of metrics.json has."""
@@ -130,20 +130,7 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     Raises:
         InputError: One of them is neither.
     """
-    found = [run for folder in named for run in _runs_of(folder)]
+    found = [run for folder in named for run in runs_in(folder)]
     distinct = list({run.resolve(): run for run in found}.values())
     finished = [run for run in distinct if (run / PRIVACY).exists()]
     return finished, [run for run in distinct if run not in finished]
-
-
-def _runs_of(folder: Path) -> list[Path]:
-    if (folder / CONFIGURATION).is_file():
-        return [folder]
-    below = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}")]
-    if not below:
-        missing = "has none" if folder.is_dir() else "does not exist"
-        raise InputError(
-            f"runs must name folders of runs or of sweeps, got {str(folder)!r}, which {missing};"
-            " give what `dpft train` named, such as outputs/DATE/TIME."
-        )
-    return sorted(below, key=lambda path: (len(path.name), path.name))

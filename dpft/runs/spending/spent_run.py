@@ -17,7 +17,7 @@ from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TUNING
+from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TUNING, runs_in
 
 CLOSING_LINE = "closing line"
 """What shows the end of a finished run's ledger where private/ is not there."""
@@ -115,24 +115,13 @@ def run_folders(given: str) -> tuple[str, ...]:
         InputError: It is neither, or a run of the sweep was not private.
     """
     path = Path(given)
-    if (path / CONFIGURATION).is_file():
-        return (given,)
-    found = [config.parent for config in path.glob(f"[!.]*/{CONFIGURATION}") if config.is_file()]
-    if not found:
-        raise InputError(
-            f"runs must be folders of dpft runs, or of a sweep of them, got {given!r}, which has no"
-            f" {CONFIGURATION} and no run in it; give the folders that `dpft train` named."
-        )
-    return tuple(str(child) for child in sorted(found, key=_natural) if _has_steps(child))
+    runs = runs_in(path)
+    return (given,) if runs == [path] else tuple(str(run) for run in runs if _has_steps(run))
 
 
 def _has_steps(folder: Path) -> bool:
     _configuration(folder)  # One without privacy has no ledger, and must not be left out.
     return (folder / LEDGER).exists()
-
-
-def _natural(path: Path) -> tuple[int, str]:
-    return (int(path.name) if path.name.isdecimal() else -1, path.name)
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

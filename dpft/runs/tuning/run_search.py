@@ -32,11 +32,11 @@ from dpft.runs.resuming import hint_of_resume
 from dpft.runs.tuning.publish import publish
 from dpft.runs.tuning.search import Search, draw_search, read_search, same_records, write_search
 from dpft.runs.tuning.trial_scores import (
-    Outcome,
-    read_outcome,
+    TrialScore,
+    read_trial_score,
     score_metric,
     score_of,
-    write_outcome,
+    write_trial_score,
 )
 from dpft.runs.tuning.trials import run_trial
 from dpft.training.checkpoint import delete_generator_states
@@ -139,15 +139,15 @@ def finish(
         ended: list[tuple[float, Path]] = []
         for number, trial in enumerate(search.trials):
             path = trial_folder(folder, number)
-            outcome = read_outcome(path)
-            if outcome is None:
+            trial_score = read_trial_score(path)
+            if trial_score is None:
                 code = run_trial(command, search, trial, path, write_origin)
-                outcome = Outcome(score=None) if code else score_of(path, spec)
-                write_outcome(path, outcome)
+                trial_score = TrialScore(score=None) if code else score_of(path, spec)
+                write_trial_score(path, trial_score)
             # it never runs again; also where a search was killed between the two
             delete_generator_states(path / CHECKPOINTS)
-            if outcome.score is not None:
-                ended.append((outcome.score, path))
+            if trial_score.score is not None:
+                ended.append((trial_score.score, path))
     if not ended:
         raise RunError(
             f"the search ended without a single score; the logs in {folder / TUNING}, which must"

@@ -13,7 +13,7 @@ from dpft.run_folder import METRICS, TRIAL_SCORE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialScore:
     """How a trial ended; private."""
 
     score: float | None
@@ -37,7 +37,7 @@ def score_metric(command: TuneCommand) -> MetricSpec:
     return specs[name]
 
 
-def score_of(trial: Path, spec: MetricSpec) -> Outcome:
+def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
     """Returns the score of a finished trial, the mean over the parts of its split."""
     entries = json.loads((trial / METRICS).read_text(encoding="utf-8"))["evaluations"]
     values = [
@@ -47,17 +47,17 @@ def score_of(trial: Path, spec: MetricSpec) -> Outcome:
     ]
     mean = math.fsum(values) / len(values) if values else math.nan
     if not math.isfinite(mean):
-        return Outcome(score=None)
-    return Outcome(score={HIGHER: mean, LOWER: -mean}[spec.better or HIGHER])
+        return TrialScore(score=None)
+    return TrialScore(score={HIGHER: mean, LOWER: -mean}[spec.better or HIGHER])
 
 
-def write_outcome(trial: Path, outcome: Outcome) -> None:
+def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
     """Writes how a trial ended, after which it never runs again."""
     trial.mkdir(mode=0o700, exist_ok=True)
-    write_json(trial / TRIAL_SCORE, asdict(outcome), mode=0o600)
+    write_json(trial / TRIAL_SCORE, asdict(trial_score), mode=0o600)
 
 
-def read_outcome(trial: Path) -> Outcome | None:
+def read_trial_score(trial: Path) -> TrialScore | None:
     """Returns how a trial ended; None where it has not.
 
     Raises:
@@ -71,4 +71,4 @@ def read_outcome(trial: Path) -> Outcome | None:
     score = content.get("score", math.nan)
     if score is not None and not (isinstance(score, float) and math.isfinite(score)):
         raise StateError(f"{path} is damaged: it must hold a score; put it back as it was.")
-    return Outcome(score=score)
+    return TrialScore(score=score)
