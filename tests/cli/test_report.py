@@ -123,7 +123,10 @@ def test_a_folder_takes_markdown_csv_and_html(runs: Workspace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["none"], "runs must be folders of runs, or of sweeps of them, got 'none', which does not exist"),
+        (
+            ["none"],
+            "runs must be folders of runs, or of sweeps of them, got 'none', which does not exist",
+        ),
         (["sweep", f"ratings={SHEET}"], "exactly one of runs and ratings must be given, got both"),
         (["sweep", "metric=blue"], "metric must be one that the runs were scored by, got 'blue'"),
         *slow(
