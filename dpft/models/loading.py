@@ -8,24 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
-from dpft.models.heads import (
-    AUTO_CLASSES,
-    describe,
-    fresh_model,
-    language_kind,
-    new_parameters,
-)
+from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import (
     check_tokenizer_files,

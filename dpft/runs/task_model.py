@@ -16,12 +16,7 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture
 from dpft.models.heads import padding_id
-from dpft.models.loading import (
-    language_head,
-    meta_model,
-    new_names,
-    seeded,
-)
+from dpft.models.loading import language_head, meta_model, new_names, seeded
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.tasks.base import LabelTask, Task

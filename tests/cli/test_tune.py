@@ -15,7 +15,7 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
 from dpft.run_folder import KEYS
-from dpft.runs import run
+from dpft.runs import prepared_run, run
 from dpft.runs.tuning import run_search, search, trials
 from dpft.training import private_run
 from dpft.training.diagnostics import Diagnostics
@@ -175,7 +175,7 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
         (run, "report", 2, KeyboardInterrupt(), 130),
         (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
         # What a trial needs is gone for a while.
-        (run, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
+        (prepared_run, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
         (run_search, "publish", 1, KeyboardInterrupt(), 130),
     ],
 )

@@ -5,16 +5,7 @@ import torch
 
 from dpft.errors import InputError
 from dpft.methods.base import method_names
-from tests.methods.shapes import (
-    NAMES,
-    fresh,
-    logits,
-    loss_of,
-    prepared,
-    read_back,
-    recipe,
-    train,
-)
+from tests.methods.shapes import NAMES, fresh, logits, loss_of, prepared, read_back, recipe, train
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference
 from tests.privacy.clipping.oracle import total_norm

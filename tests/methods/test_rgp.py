@@ -23,12 +23,7 @@ from dpft.methods.base import count_parameters
 from dpft.methods.rgp import RGP, ReparametrizedLinear
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import TrainingState, restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import (
-    AdamW,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
 from tests.training import toy

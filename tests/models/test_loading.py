@@ -10,13 +10,7 @@ from transformers import BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedToken
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import (
-    language_head,
-    load_model,
-    load_tokenizer,
-    meta_model,
-    new_names,
-)
+from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model, new_names
 from dpft.models.pooling import MEAN, PooledClassifier
 from dpft.models.source import ModelConfig
 from tests.models import small

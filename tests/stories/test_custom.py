@@ -10,7 +10,7 @@ import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
 from dpft.errors import InputError
-from dpft.runs import held_out, run
+from dpft.runs import held_out, prepared_run
 from dpft.runs.held_out import Division
 from dpft.runs.records import TrainingData
 from tests.slowness import slow
@@ -100,8 +100,8 @@ def test_held_out_rows_are_never_trained_on(
         divided.append(data)
         raise InputError("enough seen.")
 
-    monkeypatch.setattr(run, "divide", divide)
-    monkeypatch.setattr(run, "make_training_set", records)
+    monkeypatch.setattr(prepared_run, "divide", divide)
+    monkeypatch.setattr(prepared_run, "make_training_set", records)
     quick = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.self_check=false")
     given = (
         *QA,

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from dpft.training import loop, session
-from tests.stories.tiny import (
-    EVALUATION,
-    TRAINING,
-    Outcome,
-    Workspace,
-    make_workspace,
-    write_rows,
-)
+from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace, write_rows
 
 RUN = (
     *TRAINING, "train.steps=5", "train.checkpoint_every=2", "train.num_threads=1",

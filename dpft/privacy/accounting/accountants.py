@@ -12,12 +12,7 @@ from typing import Any, Self
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.limits import LimitedProcess, Limits
-from dpft.privacy.accounting.mechanism import (
-    AccountantError,
-    Epsilon,
-    Mechanism,
-    SampledGaussian,
-)
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, Mechanism, SampledGaussian
 
 LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
 """Accountants whose proven upper bound may be reported, in the order in which they are asked."""

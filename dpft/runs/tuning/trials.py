@@ -19,10 +19,7 @@ from dpft.runs.folder import WriteOrigin
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.tuning.captured_output import everything_to, owner_only
-from dpft.runs.tuning.search import (
-    Search,
-    Trial,
-)
+from dpft.runs.tuning.search import Search, Trial
 from dpft.training.checkpoint import checkpoints
 
 

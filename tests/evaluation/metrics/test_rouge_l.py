@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpft.evaluation.metrics.rouge_l import (
-    longest_common_subsequence,
-    rouge_l,
-    segment_rouge_l,
-)
+from dpft.evaluation.metrics.rouge_l import longest_common_subsequence, rouge_l, segment_rouge_l
 
 WORDS = st.text("abc", max_size=6)
 

@@ -4,11 +4,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.mechanism import (
-    AccountantError,
-    Composition,
-    SampledGaussian,
-)
+from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import account, account_composition
 
 

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.engines.base import (
-    ClipDecision,
-    ClippedBatch,
-    Engine,
-)
+from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
 BLOCK = 2**20

@@ -5,11 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpft.privacy.clipping.separation.flow import (
-    ModuleFlow,
-    Status,
-    learn_flow,
-)
+from dpft.privacy.clipping.separation.flow import ModuleFlow, Status, learn_flow
 
 D = 3
 

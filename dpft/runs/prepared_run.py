@@ -1,0 +1,106 @@
+"""Everything a run needs before its folder is written to: what can be refused is refused here.
+
+No private record is used before the plan stands and the clipper has been proved on synthetic data.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.config.schema import TrainConfig
+from dpft.data.encoding import Encoding
+from dpft.evaluation.metrics.base import metric_specs
+from dpft.methods.base import ParameterCounts, count_parameters
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import load_tokenizer
+from dpft.models.vocabulary import add_tokens
+from dpft.runs.held_out import Division, divide
+from dpft.runs.records import load_training_data, make_training_set, unit_key
+from dpft.runs.resuming import Secrets, restored_plan
+from dpft.runs.run_plan import RunPlan, plan_run, warn_of_noise, with_transferred_batch_size
+from dpft.runs.task_model import encoding_of, prepare_model, training_head
+from dpft.runs.tracking import check_tracking
+from dpft.runs.training import prove_clipper, warn
+from dpft.training.loop import TrainingSet
+from dpft.training.precision import warn_if_slow
+from dpft.training.resume import ResumePoint
+
+Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
+"""From a run's configuration, and a count of its units, to its plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its folder is written to."""
+
+    config: TrainConfig
+    plan: RunPlan
+    encoding: Encoding
+    tokenizer: PreTrainedTokenizerBase
+    division: Division
+    model: PreTrainedModel
+    """On its device, its clipper proved."""
+    counts: ParameterCounts
+    training_set: TrainingSet
+    unit_key: bytes | None
+    """Secret, where units have several records."""
+
+
+def prepare(
+    config: TrainConfig,
+    secrets: Secrets | None,
+    resume_point: ResumePoint | None,
+    planner: Planner = plan_run,
+) -> Prepared:
+    """Returns the parts of a run, nothing of it written yet.
+
+    Args:
+        config: Of the run.
+        secrets: Of the run that goes on; None: fresh ones are drawn.
+        resume_point: Where that run broke off.
+        planner: Makes the plan of a run that begins.
+
+    Raises:
+        InputError: Anything does not fit.
+        RunError: The clipper is not exact on this model.
+    """
+    if config.eval.enabled:
+        metric_specs(config.task.metrics)
+    check_tracking(config)
+    device = config.train.prepare()
+    warn_if_slow(config.train.precision, device)
+    architecture = read_architecture(config.model)
+    head = training_head(config, architecture)
+    tokenizer = load_tokenizer(architecture, kind=head.kind)
+    add_tokens(tokenizer, config.task.special_tokens)
+    encoding = encoding_of(config.task, architecture, head, tokenizer)
+    data = load_training_data(config)
+    division = divide(config, data, None if secrets is None else secrets.held_out_key)
+    config = with_transferred_batch_size(config, lambda: data.num_units)
+    if resume_point is None:
+        plan = planner(config, lambda: data.num_units)
+    else:
+        plan = restored_plan(config, resume_point, lambda: data.num_units)
+    warn(config, plan)
+    model, new = prepare_model(config, architecture, head)
+    counts = count_parameters(model, new)
+    if plan.privacy is not None:
+        warn_of_noise(plan.privacy, counts.trainable)
+    model.to(device)  # type: ignore[arg-type]
+    prove_clipper(config, plan, model, encoding.layout)
+    key = unit_key(config) if secrets is None else secrets.unit_key
+    training_set = make_training_set(
+        config, data.only(division.kept), encoding, device, unit_key=key
+    )
+    return Prepared(
+        config=config,
+        plan=plan,
+        encoding=encoding,
+        tokenizer=tokenizer,
+        division=division,
+        model=model,
+        counts=counts,
+        training_set=training_set,
+        unit_key=None if data.units is None else key,
+    )
