@@ -47,7 +47,7 @@ class Task(ABC):
     split_parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
-    """Modules of ``dpft.evaluation.metrics`` that score it."""
+    """Names of metrics of ``dpft.evaluation.metrics`` that score it."""
 
     ships_sample: ClassVar[bool] = False
     """Whether a sample of its data comes with dpft, for source=embedded."""

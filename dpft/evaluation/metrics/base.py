@@ -1,7 +1,7 @@
 """What every metric is: a name, a plain function and the columns it reads.
 
-A metric is a module of this package that registers its ``METRIC``. The function holds the
-arithmetic and needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
+A module of this package registers one metric, or a few that share their arithmetic. The function of
+a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class MetricSpec:
     """One metric: what it is called, what it reads and how it is computed."""
 
     name: str
-    """Name of the module."""
+    """What ``task.metrics`` calls it, which is the name of its function."""
     inputs: str
     """The kind of columns it reads, which are the parameters of ``score``: ``TEXTS``, say."""
     score: Callable[..., float]
@@ -69,7 +69,7 @@ def register(spec: MetricSpec) -> None:
 
 
 def metric_names() -> list[str]:
-    """Returns the names of the metrics, which are those of their modules."""
+    """Returns the names of all metrics, sorted."""
     return list(METRICS.entries())
 
 

@@ -1,4 +1,3 @@
-import importlib
 import inspect
 from pathlib import Path
 
@@ -18,10 +17,10 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", metric_names())
-def test_a_metric_is_a_module_of_its_own_name(name):
+def test_a_metric_is_a_function_of_its_own_name(name):
     spec = metric_spec(name)
     assert spec.name == name
-    assert spec.score is getattr(importlib.import_module(f"dpft.evaluation.metrics.{name}"), name)
+    assert spec.score.__name__ == name
     assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs] + (
         ["settings"] if spec.reads_settings else []
     )
@@ -34,7 +33,7 @@ def test_the_metrics_of_every_task_exist(name):
     assert (metrics or name == "custom") and set(metrics) <= set(metric_names())
 
 
-@pytest.mark.parametrize("name", ["blue", "base", "local", "needs", "ngrams", "ptb", "rouge"])
+@pytest.mark.parametrize("name", ["blue", "base", "needs", "rouge", "tokens"])
 def test_an_unknown_metric_is_refused_with_the_known_ones(name):
     with pytest.raises(InputError, match=f"one of accuracy, .*, got '{name}'"):
         metric_spec(name)
