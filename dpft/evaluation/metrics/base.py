@@ -61,16 +61,12 @@ class MetricSpec:
 
 
 METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics")
+"""Every metric by name; a module of this package registers its own by ``register``."""
 
 
 def register(spec: MetricSpec) -> None:
     """Makes a metric known by its name."""
     METRICS.register(spec.name)(spec)
-
-
-def metric_names() -> list[str]:
-    """Returns the names of all metrics, sorted."""
-    return list(METRICS.entries())
 
 
 def metric_spec(name: str) -> MetricSpec:

@@ -5,8 +5,8 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import metric_names, metric_spec, metric_specs
-from dpft.tasks.registry import task_names
+from dpft.evaluation.metrics.base import METRICS, metric_spec, metric_specs
+from dpft.tasks.base import TASKS
 
 CONF = Path(__file__).parents[3] / "conf" / "task"
 COLUMNS = {
@@ -16,7 +16,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("name", metric_names())
+@pytest.mark.parametrize("name", METRICS.entries())
 def test_a_metric_is_a_function_of_its_own_name(name):
     spec = metric_spec(name)
     assert spec.name == name
@@ -27,10 +27,10 @@ def test_a_metric_is_a_function_of_its_own_name(name):
     assert spec.description and spec.citation
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", TASKS.entries())
 def test_the_metrics_of_every_task_exist(name):
     metrics = yaml.safe_load((CONF / f"{name}.yaml").read_text())["metrics"]
-    assert (metrics or name == "custom") and set(metrics) <= set(metric_names())
+    assert (metrics or name == "custom") and set(metrics) <= set(METRICS.entries())
 
 
 @pytest.mark.parametrize("name", ["blue", "base", "needs", "rouge", "tokens"])
