@@ -4,7 +4,6 @@ With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.runs.
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from dpft.runs.human_eval import rated_runs, write_sheet
 
 CONFIG = EvaluateConfig
 POLYMORPHIC = TASK
-logger = logging.getLogger(__name__)
 
 # What a run decides and ``run=`` therefore takes from it, unless an override says otherwise.
 SECTIONS = ("task", "model", "eval", "decode", "metrics")

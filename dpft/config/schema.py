@@ -16,11 +16,9 @@ from dpft.methods.base import Method, method_class
 from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
-from dpft.tasks.base import Task
-from dpft.tasks.registry import chosen_task_class
+from dpft.tasks.base import Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
-from dpft.training.trackers.base import NoTracking, TrackingConfig
-from dpft.training.trackers.registry import tracking_class
+from dpft.training.trackers.base import NoTracking, TrackingConfig, tracking_class
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}

@@ -126,11 +126,6 @@ class Layout:
         return replace(batch, inputs=inputs, positions=positions, words=torch.tensor(self.words))
 
 
-def collate(rows: Sequence[TokenizedExample], pad_token_id: int) -> Batch:
-    """Returns rows of a causal language model as one batch, as ``Layout.collate``."""
-    return Layout(pad_token_id=pad_token_id).collate(rows)
-
-
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
     """Returns the rows as one int64 tensor, shape (b, length), filled up with the value."""
     return torch.tensor([row + [value] * (length - len(row)) for row in rows])

@@ -10,8 +10,6 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-KEY_BYTES = 32
-
 
 def group_by_unit(values: Sequence[str]) -> list[list[int]]:
     """Returns the positions of each unit's records, units in the order in which each first occurs.
@@ -40,7 +38,7 @@ def bounded_units(
         values: The unit of each record.
         usable: Whether a record can be trained on, in the same order; the others are left out.
         records_per_unit: Most records of a unit.
-        key: Secret; ``KEY_BYTES`` bytes.
+        key: Secret; 32 bytes.
 
     Guarantees:
         What is kept of a unit is a function of that unit's own records and the key.

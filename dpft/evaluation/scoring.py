@@ -32,7 +32,7 @@ def compute_metrics(
     """Returns the metrics' values, and the reason of each that has none.
 
     Args:
-        names: Metrics, modules of ``dpft.evaluation.metrics``.
+        names: Names of metrics of ``dpft.evaluation.metrics``.
         columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
         settings: Models of the metrics' own; None: no models.
 

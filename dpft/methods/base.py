@@ -229,11 +229,7 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
 
 
 METHODS: Registry[type[Method]] = Registry("dpft.methods")
-
-
-def method_names() -> list[str]:
-    """Returns the names of the methods, which are those of their modules."""
-    return list(METHODS.entries())
+"""Every method by name; a module of this package registers its class."""
 
 
 def method_class(name: str) -> type[Method]:

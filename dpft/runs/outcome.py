@@ -1,6 +1,5 @@
 """What a run leaves beside its model: the scores after training, the privacy record, the report."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from dpft.run_folder import PRIVACY
 from dpft.runs.evaluation import write_scores
 from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_resume_point
-
-logger = logging.getLogger(__name__)
 
 
 def report(

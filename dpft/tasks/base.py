@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
+from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
 SPLITS = ("train", "validation", "test")
@@ -47,7 +48,7 @@ class Task(ABC):
     split_parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
-    """Modules of ``dpft.evaluation.metrics`` that score it."""
+    """Names of metrics of ``dpft.evaluation.metrics`` that score it."""
 
     ships_sample: ClassVar[bool] = False
     """Whether a sample of its data comes with dpft, for source=embedded."""
@@ -238,3 +239,28 @@ class LabelTask(Task):
         Args:
             outputs: Probabilities of label words or classes, or one number, a score.
         """
+
+
+TASKS: Registry[type[Task]] = Registry("dpft.tasks")
+"""Every task by name; a module of this package registers its class, or one class for several."""
+
+
+def task_class(name: str) -> type[Task]:
+    """Returns the class of the task of that name.
+
+    Raises:
+        InputError: There is no such task.
+    """
+    tasks = TASKS.entries()
+    if name not in tasks:
+        raise InputError(f"task.name must be one of {', '.join(tasks)}, got {name!r}.")
+    return tasks[name]
+
+
+def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
+    """Returns the class of the task that the values of its keys, ``name`` among them, stand for.
+
+    Raises:
+        InputError: There is no such task, or the keys do not go together.
+    """
+    return task_class(values["name"]).chosen(values)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.tasks.base import Task
+from dpft.tasks.base import TASKS, Task
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_form import CHAT, LABELS, PLAIN, TEMPLATES, CustomFields, form_of
 from dpft.tasks.custom_labels import CustomLabels
 from dpft.tasks.custom_texts import CustomTexts
-from dpft.tasks.registry import TASKS
 
 
 @TASKS.register("custom")

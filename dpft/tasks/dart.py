@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TextTask
+from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
-from dpft.tasks.registry import TASKS
 from dpft.tasks.values import list_of, objects_of, text_of, texts_of
 
 Triple = tuple[str, ...]

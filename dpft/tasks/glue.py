@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
+from dpft.tasks.base import TASKS
 from dpft.tasks.classification import ClassificationTask, as_number
 from dpft.tasks.records import LabelledExample
-from dpft.tasks.registry import TASKS
 
 HIDDEN_LABEL = -1
 """What GLUE's test splits have in place of a label."""

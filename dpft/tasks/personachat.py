@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TextTask
+from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
-from dpft.tasks.registry import TASKS
 from dpft.tasks.values import objects_of, texts_of
 
 PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"

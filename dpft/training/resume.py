@@ -7,7 +7,6 @@ that bits depend on is written down, and a replay in another one draws new noise
 """
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -29,7 +28,6 @@ from dpft.training.loop import TrainingSet
 
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ import pytest
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.runs.generation import text_task
-from dpft.tasks import registry
-from dpft.tasks.base import TextTask
+from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import Example
@@ -53,9 +52,9 @@ class NoteTask(TextTask):
 @pytest.fixture(scope="module", autouse=True)
 def notes():
     """A task ``notes`` beside dpft's own."""
-    known = registry.task_classes() | {"notes": NoteTask}
+    known = TASKS.entries() | {"notes": NoteTask}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "task_classes", lambda: known)
+        patch.setattr(TASKS, "entries", lambda: known)
         yield
 
 

@@ -5,7 +5,7 @@ import evaluate
 import pytest
 
 from dpft.evaluation.local_metric import LocalMetric, compute
-from dpft.evaluation.metrics.base import metric_names, metric_spec
+from dpft.evaluation.metrics.base import METRICS, metric_spec
 from dpft.evaluation.metrics_config import MetricsConfig
 
 COLUMNS = {
@@ -16,7 +16,7 @@ COLUMNS = {
 
 
 # METEOR's Java takes seconds; models of a metric's own are in the metric's tests
-QUICK = sorted(set(metric_names()) - {"meteor", "meteor_plain", "bertscore", "bleurt"})
+QUICK = sorted(set(METRICS.entries()) - {"meteor", "meteor_plain", "bertscore", "bleurt"})
 
 
 @pytest.mark.parametrize("name", QUICK)

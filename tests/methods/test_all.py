@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpft.errors import InputError
-from dpft.methods.base import method_names
+from dpft.methods.base import METHODS
 from tests.methods.shapes import NAMES, fresh, logits, loss_of, prepared, read_back, recipe, train
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference
@@ -46,7 +46,7 @@ over_the_grid = pytest.mark.parametrize(("name", "shape"), slow_but(FAST, FITTIN
 
 
 def test_the_grid_holds_methods_that_exist() -> None:
-    assert set(RECIPES) <= set(method_names())
+    assert set(RECIPES) <= set(METHODS.entries())
 
 
 @pytest.mark.parametrize(("name", "shape"), sorted(REFUSED))

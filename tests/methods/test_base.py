@@ -2,14 +2,14 @@ import pytest
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.methods.base import Method, count_parameters, method_class, method_names
+from dpft.methods.base import METHODS, Method, count_parameters, method_class
 from dpft.methods.full import Full
 
 
 def test_a_method_is_found_by_the_name_of_its_module() -> None:
-    assert "full" in method_names() and "base" not in method_names()
+    assert "full" in METHODS.entries() and "base" not in METHODS.entries()
     assert method_class("full") is Full
-    assert all(issubclass(method_class(name), Method) for name in method_names())
+    assert all(issubclass(method_class(name), Method) for name in METHODS.entries())
 
 
 def test_an_unknown_method_is_refused_with_the_list() -> None:

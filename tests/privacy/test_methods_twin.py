@@ -29,7 +29,7 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
-from dpft.methods.base import Method, method_class, method_names
+from dpft.methods.base import METHODS, Method, method_class
 from dpft.models.losses import per_example_losses
 from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
@@ -98,7 +98,7 @@ REFUSED = {
 }
 GRID = [
     (name, shape)
-    for name in method_names()
+    for name in METHODS.entries()
     for shape in SHAPES
     if shape not in REFUSED.get(name, ())
 ]

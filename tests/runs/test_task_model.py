@@ -14,10 +14,9 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
-from dpft.tasks.base import Task
+from dpft.tasks.base import Task, task_class
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample
-from dpft.tasks.registry import task_class
 from tests.models import small
 
 CONF = Path(__file__).parents[2] / "conf" / "task"

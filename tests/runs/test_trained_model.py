@@ -18,9 +18,8 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import head_of, prepare_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
-from dpft.tasks.base import Task
+from dpft.tasks.base import Task, task_class
 from dpft.tasks.records import LabelledExample
-from dpft.tasks.registry import task_class
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.training_config import TrainingConfig
 from tests.models import small

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from dpft.methods.base import method_names
+from dpft.methods.base import METHODS
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
@@ -84,7 +84,7 @@ COUNTED = ("full", "lora", "prefix", "rgp", "two_phase")
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(COUNTED, method_names()),
+    slow_but(COUNTED, METHODS.entries()),
 )
 def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     workspace: Workspace, trained: Train, name: str
@@ -119,7 +119,7 @@ def test_a_run_read_back_scores_as_it_did_when_training_ended(
     assert scores_after(trained(name)) == entry["metrics"]
 
 
-@pytest.mark.parametrize("name", slow_but((*COUNTED, "adapter"), method_names()))
+@pytest.mark.parametrize("name", slow_but((*COUNTED, "adapter"), METHODS.entries()))
 def test_a_runs_model_names_no_path_that_the_user_did_not_give(
     workspace: Workspace, trained: Train, name: str
 ) -> None:

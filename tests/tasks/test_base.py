@@ -1,9 +1,9 @@
 import pytest
 
 from dpft.errors import InputError
+from dpft.tasks.base import task_class
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.records import Example
-from dpft.tasks.registry import task_class
 
 
 @pytest.mark.parametrize(

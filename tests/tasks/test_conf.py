@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from dpft.config.convert import Schema, build
 from dpft.config.keys import key_name
-from dpft.tasks.base import Task
-from dpft.tasks.registry import chosen_task_class, task_class, task_names
+from dpft.tasks.base import TASKS, Task, chosen_task_class, task_class
 
 FORMS = {"custom": {"text": "{text}"}}
 """What must be chosen beyond the YAML."""
@@ -17,7 +16,7 @@ FORMS = {"custom": {"text": "{text}"}}
 CONF = Path(__file__).parents[2] / "conf" / "task"
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", TASKS.entries())
 def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     assert set(values) == {key_name(field) for field in fields(task_class(name))}
@@ -29,7 +28,7 @@ def test_e2e_trains_on_the_published_number_of_examples():
     assert OmegaConf.load(CONF / "e2e.yaml").num_train_examples == 42061
 
 
-@pytest.mark.parametrize("name", sorted({*task_names()} - {"custom"}))
+@pytest.mark.parametrize("name", sorted({*TASKS.entries()} - {"custom"}))
 def test_the_yaml_reads_the_published_data_unless_told_otherwise(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     published = [source for source, key in (("hub", "hub_name"), ("url", "urls")) if values[key]]

@@ -3,11 +3,11 @@ from dataclasses import fields, replace
 import pytest
 
 from dpft.errors import InputError
+from dpft.tasks.base import chosen_task_class
 from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
 from dpft.tasks.custom_labels import CustomLabels, spelled
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import LabelledExample
-from dpft.tasks.registry import chosen_task_class
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}

@@ -10,9 +10,9 @@ from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.groups import group_examples
 from dpft.tasks import dart
+from dpft.tasks.base import task_class
 from dpft.tasks.dart import DartTask
 from dpft.tasks.records import Example
-from dpft.tasks.registry import task_class
 
 TASK = DartTask(name="dart")
 TRIPLES = [["Mars Hill College", "JOINED", "1973"], ["Mars Hill College", "TYPE", " Private "]]

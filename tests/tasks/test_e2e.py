@@ -5,9 +5,9 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.tasks import e2e
+from dpft.tasks.base import TASKS, task_class
 from dpft.tasks.e2e import E2ETask, linearise
 from dpft.tasks.records import Example
-from dpft.tasks.registry import task_class, task_names
 
 RECORD = (
     "name[The Punter], eatType[restaurant], food[Indian], priceRange[£20-25],"
@@ -79,5 +79,5 @@ def test_a_malformed_record_is_refused_without_being_quoted(record):
 
 
 def test_the_task_is_found_by_its_name():
-    assert "e2e" in task_names()
+    assert "e2e" in TASKS.entries()
     assert task_class("e2e") is E2ETask

@@ -8,8 +8,8 @@ from dpft.data.sources import load_examples
 from dpft.data.tokenization import tokenize, tokenize_prompts
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
+from dpft.tasks.base import task_class
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
-from dpft.tasks.registry import task_class
 from tests.data.conftest import letter_tokenizer
 
 TASK = PersonaChatTask(name="personachat")

@@ -36,11 +36,12 @@ def check_classes(name: str, *columns: Sequence[float]) -> None:
             )
 
 
-METRIC = MetricSpec(
-    name="accuracy",
-    inputs=LABELS,
-    score=accuracy,
-    description="Share of examples whose predicted class is right; 0..1.",
-    citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
+register(
+    MetricSpec(
+        name="accuracy",
+        inputs=LABELS,
+        score=accuracy,
+        description="Share of examples whose predicted class is right; 0..1.",
+        citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
+    )
 )
-register(METRIC)

@@ -1,7 +1,7 @@
 """What every metric is: a name, a plain function and the columns it reads.
 
-A metric is a module of this package that registers its ``METRIC``. The function holds the
-arithmetic and needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
+A module of this package registers one metric, or a few that share their arithmetic. The function of
+a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class MetricSpec:
     """One metric: what it is called, what it reads and how it is computed."""
 
     name: str
-    """Name of the module."""
+    """What ``task.metrics`` calls it, which is the name of its function."""
     inputs: str
     """The kind of columns it reads, which are the parameters of ``score``: ``TEXTS``, say."""
     score: Callable[..., float]
@@ -61,16 +61,12 @@ class MetricSpec:
 
 
 METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics")
+"""Every metric by name; a module of this package registers its own by ``register``."""
 
 
 def register(spec: MetricSpec) -> None:
     """Makes a metric known by its name."""
     METRICS.register(spec.name)(spec)
-
-
-def metric_names() -> list[str]:
-    """Returns the names of the metrics, which are those of their modules."""
-    return list(METRICS.entries())
 
 
 def metric_spec(name: str) -> MetricSpec:

@@ -129,13 +129,14 @@ def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizer
     return tokenizer
 
 
-METRIC = MetricSpec(
-    name="bertscore",
-    inputs=TEXTS,
-    score=bertscore,
-    description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
-    citation="Zhang et al. 2020 (arXiv 1904.09675).",
-    missing=missing_bertscore,
-    reads_settings=True,
+register(
+    MetricSpec(
+        name="bertscore",
+        inputs=TEXTS,
+        score=bertscore,
+        description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
+        citation="Zhang et al. 2020 (arXiv 1904.09675).",
+        missing=missing_bertscore,
+        reads_settings=True,
+    )
 )
-register(METRIC)

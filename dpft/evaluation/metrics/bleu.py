@@ -28,11 +28,12 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     return float(scorer.corpus_score(list(predictions), streams).score)
 
 
-METRIC = MetricSpec(
-    name="bleu",
-    inputs=TEXTS,
-    score=bleu,
-    description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
-    citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
+register(
+    MetricSpec(
+        name="bleu",
+        inputs=TEXTS,
+        score=bleu,
+        description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
+        citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
+    )
 )
-register(METRIC)

@@ -101,13 +101,14 @@ def _scores(
     return scores
 
 
-METRIC = MetricSpec(
-    name="bleurt",
-    inputs=TEXTS,
-    score=bleurt,
-    description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
-    citation="Sellam et al. 2020 (arXiv 2004.04696).",
-    missing=missing_bleurt,
-    reads_settings=True,
+register(
+    MetricSpec(
+        name="bleurt",
+        inputs=TEXTS,
+        score=bleurt,
+        description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
+        citation="Sellam et al. 2020 (arXiv 2004.04696).",
+        missing=missing_bleurt,
+        reads_settings=True,
+    )
 )
-register(METRIC)

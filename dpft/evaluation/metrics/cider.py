@@ -1,7 +1,7 @@
 """CIDEr as the E2E NLG Challenge computes it: coco-caption's, over Penn Treebank tokens.
 
 The library's own tokenizer needs Java and writes texts into its folder in site-packages; over
-``dpft.evaluation.metrics.ptb`` the 19 challenge systems score the same to 9e-4, TGen 2.2341
+``dpft.evaluation.metrics.tokens`` the 19 challenge systems score the same to 9e-4, TGen 2.2341
 (published 2.2338), and scores are the same with and without Java.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
 from dpft.evaluation.metrics.needs import missing_modules
-from dpft.evaluation.metrics.ptb import ptb_tokens
+from dpft.evaluation.metrics.tokens import ptb_tokens
 from dpft.evaluation.metrics_config import MetricsConfig
 
 
@@ -38,12 +38,13 @@ def missing_cider(settings: MetricsConfig) -> str | None:
     return missing_modules("pycocoevalcap.cider.cider")
 
 
-METRIC = MetricSpec(
-    name="cider",
-    inputs=TEXTS,
-    score=cider,
-    description="Mean CIDEr, coco-caption's, all references; 0..10.",
-    citation="Vedantam et al. 2015 (arXiv 1411.5726).",
-    missing=missing_cider,
+register(
+    MetricSpec(
+        name="cider",
+        inputs=TEXTS,
+        score=cider,
+        description="Mean CIDEr, coco-caption's, all references; 0..10.",
+        citation="Vedantam et al. 2015 (arXiv 1411.5726).",
+        missing=missing_cider,
+    )
 )
-register(METRIC)

@@ -28,11 +28,13 @@ def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     return float(f1_score(gold, predicted, labels=[1], average="macro", zero_division=0.0))
 
 
-METRIC = MetricSpec(
-    name="f1",
-    inputs=LABELS,
-    score=f1,
-    description="F1 of two classes, class 1 the positive one; 0..1.",
-    citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
+register(
+    MetricSpec(
+        name="f1",
+        inputs=LABELS,
+        score=f1,
+        description="F1 of two classes, class 1 the positive one; 0..1.",
+        citation="van Rijsbergen 1979 (Information Retrieval);"
+        " Wang et al. 2019 (arXiv 1804.07461).",
+    )
 )
-register(METRIC)

@@ -25,11 +25,13 @@ def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> f
     return float(matthews_corrcoef(gold, predicted))
 
 
-METRIC = MetricSpec(
-    name="matthews_correlation",
-    inputs=LABELS,
-    score=matthews_correlation,
-    description="Matthews correlation of predicted and right classes; -1..1.",
-    citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
+register(
+    MetricSpec(
+        name="matthews_correlation",
+        inputs=LABELS,
+        score=matthews_correlation,
+        description="Matthews correlation of predicted and right classes; -1..1.",
+        citation="Matthews 1975 (Biochimica et Biophysica Acta 405);"
+        " Gorodkin 2004 for more classes.",
+    )
 )
-register(METRIC)

@@ -18,12 +18,13 @@ def mean_length(predictions: Sequence[str], references: Sequence[Sequence[str]])
     return sum(len(text.split()) for text in predictions) / len(predictions)
 
 
-METRIC = MetricSpec(
-    name="mean_length",
-    inputs=TEXTS,
-    score=mean_length,
-    description="Mean words of a prediction, parted by blanks; from 0 upwards.",
-    citation="Gehrmann et al. 2021 (GEM, arXiv 2102.01672), section 5.",
-    better=None,
+register(
+    MetricSpec(
+        name="mean_length",
+        inputs=TEXTS,
+        score=mean_length,
+        description="Mean words of a prediction, parted by blanks; from 0 upwards.",
+        citation="Gehrmann et al. 2021 (GEM, arXiv 2102.01672), section 5.",
+        better=None,
+    )
 )
-register(METRIC)

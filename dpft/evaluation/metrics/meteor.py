@@ -1,10 +1,13 @@
 """METEOR 1.5 for English, by the Java program that pycocoevalcap carries.
 
-It is run as coco-caption, and with it the E2E NLG Challenge, runs it: on lower-cased tokens without
-punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.ptb``, so no tokenizer
-writes texts to a file: they reach the program through a pipe, one input a line. The 19 challenge
-systems score as with pycocoevalcap's tokenizer to 1.2e-4. The WebNLG and DART scorers give it
-plain text instead: ``meteor_plain``.
+``meteor`` runs it as coco-caption, and with it the E2E NLG Challenge, does: on lower-cased tokens
+without punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.tokens``, so no
+tokenizer writes texts to a file: they reach the program through a pipe, one input a line. The 19
+challenge systems score as with pycocoevalcap's tokenizer to 1.2e-4.
+
+``meteor_plain`` runs it as the WebNLG and DART scorers do: on plain text, with ``-norm``. Here all
+references count, as for WebNLG; DART's script (Yale-LILY/dart, evaluation/prepare_files.py) hands
+METEOR the first reference only.
 """
 
 import subprocess
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
 from dpft.evaluation.metrics.needs import missing_java, missing_modules
-from dpft.evaluation.metrics.ptb import ptb_tokens
+from dpft.evaluation.metrics.tokens import ptb_tokens
 from dpft.evaluation.metrics_config import MetricsConfig
 
 SEPARATOR = " ||| "
@@ -35,6 +38,20 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     """
     pairs = zip(predictions, references, strict=True)
     return corpus_score([score_line(prediction, texts) for prediction, texts in pairs])
+
+
+def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns METEOR of the corpus, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: The texts each prediction is compared to, at least one.
+
+    Raises:
+        NotComputed: The Java program cannot be started or breaks off.
+    """
+    pairs = zip(predictions, references, strict=True)
+    return corpus_score([plain_line(prediction, texts) for prediction, texts in pairs])
 
 
 def corpus_score(lines: Sequence[str]) -> float:
@@ -67,6 +84,16 @@ def score_line(prediction: str, references: Sequence[str]) -> str:
     'SCORE ||| a pub ||| a pub | | | bar'
     """
     return joined([" ".join(ptb_tokens(text)) for text in (*references, prediction)])
+
+
+def plain_line(prediction: str, references: Sequence[str]) -> str:
+    """Returns the program's line for one input; blanks and line ends become one blank each.
+
+    >>> plain_line("A pub|||bar.", ["A  pub."])
+    'SCORE ||| A pub. ||| A pub bar.'
+    """
+    texts = (*references, prediction)
+    return joined([" ".join(text.replace("|||", " ").split()) for text in texts])
 
 
 def joined(texts: Sequence[str]) -> str:
@@ -108,12 +135,24 @@ def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
     return float(scores[-1])
 
 
-METRIC = MetricSpec(
-    name="meteor",
-    inputs=TEXTS,
-    score=meteor,
-    description="METEOR 1.5 of the corpus, English, all references; 0..1.",
-    citation="Denkowski and Lavie 2014 (WMT).",
-    missing=missing_meteor,
+register(
+    MetricSpec(
+        name="meteor",
+        inputs=TEXTS,
+        score=meteor,
+        description="METEOR 1.5 of the corpus, English, all references; 0..1.",
+        citation="Denkowski and Lavie 2014 (WMT).",
+        missing=missing_meteor,
+    )
 )
-register(METRIC)
+register(
+    MetricSpec(
+        name="meteor_plain",
+        inputs=TEXTS,
+        score=meteor_plain,
+        description="METEOR 1.5 of the corpus on plain text, English, all references; 0..1.",
+        citation="Denkowski and Lavie 2014 (WMT).",
+        key="meteor",
+        missing=missing_meteor,
+    )
+)

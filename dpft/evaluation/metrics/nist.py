@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.ngrams import ngrams
+from dpft.evaluation.metrics.tokens import ngrams
 
 MAX_N = 5
 BETA = math.log(2) / math.log(1.5) ** 2
@@ -82,11 +82,12 @@ def length_penalty(predictions: Sequence[Tokens], references: Sequence[Sequence[
     return math.exp(-BETA * math.log(ratio) ** 2) if ratio else 0.0
 
 
-METRIC = MetricSpec(
-    name="nist",
-    inputs=TEXTS,
-    score=nist,
-    description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
-    citation="Doddington 2002 (HLT).",
+register(
+    MetricSpec(
+        name="nist",
+        inputs=TEXTS,
+        score=nist,
+        description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
+        citation="Doddington 2002 (HLT).",
+    )
 )
-register(METRIC)

@@ -31,12 +31,13 @@ def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
     return math.inf if mean > 700 else math.exp(mean)
 
 
-METRIC = MetricSpec(
-    name="perplexity",
-    inputs=LIKELIHOODS,
-    score=perplexity,
-    description="Per-token perplexity of the references given their prompts; from 1 upwards.",
-    citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
-    better=LOWER,
+register(
+    MetricSpec(
+        name="perplexity",
+        inputs=LIKELIHOODS,
+        score=perplexity,
+        description="Per-token perplexity of the references given their prompts; from 1 upwards.",
+        citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
+        better=LOWER,
+    )
 )
-register(METRIC)

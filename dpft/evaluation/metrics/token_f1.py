@@ -43,12 +43,13 @@ def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * common / (len(prediction) + len(reference)) if common else 0.0
 
 
-METRIC = MetricSpec(
-    name="token_f1",
-    inputs=TEXTS,
-    score=token_f1,
-    description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
-    citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
-    key="f1",
+register(
+    MetricSpec(
+        name="token_f1",
+        inputs=TEXTS,
+        score=token_f1,
+        description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
+        citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
+        key="f1",
+    )
 )
-register(METRIC)

@@ -15,7 +15,7 @@ from dpft.reports.plots import Point, heat_map, line_plot
 DELTA = "privacy.delta"
 LINES = (EPS, DELTA)
 """Keys along which lines are drawn."""
-MODELS, METHODS = ("model.name", "model.path"), ("method.name", "method.rank", "method.length")
+MODELS, METHODS = {"model.name", "model.path"}, {"method.name", "method.rank"}
 """Keys by which the number of parameters differs: of all of them, of those that train."""
 
 
@@ -82,11 +82,9 @@ def _against_parameters(
 
     Over models it is the size of the whole, over methods what is trained of it.
     """
-    if not {"model.name", "model.path", "method.name", "method.rank"} & set(keys):
+    if not (MODELS | METHODS) & set(keys):
         return None
-    axis = (
-        "total_parameters" if {"model.name", "model.path"} & set(keys) else "trainable_parameters"
-    )
+    axis = "total_parameters" if MODELS & set(keys) else "trainable_parameters"
     series: dict[str, list[Point]] = {}
     for index, cell in cells.items():
         size = float(settings[index].runs[0].privacy[axis])

@@ -8,7 +8,6 @@ from typing import Any
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.comparison.significance import best
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
-from dpft.reports.pages import line
 from dpft.reports.run.run_record import RunRecord
 
 
@@ -118,13 +117,6 @@ def _pivot(
         columns=columns,
         cells=[[found.get((row, column)) for column in columns] for row in rows],
     )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table, its first column to the left and the others to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    cells = [[line(cell) for cell in row] for row in (header, *rows)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], rule, *cells[1:]))
 
 
 def printed_epsilon(runs: Sequence[RunRecord]) -> str:

@@ -14,8 +14,7 @@ from dpft.reports.pages import render_markdown
 from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
-from dpft.tasks.base import LabelTask
-from dpft.tasks.registry import task_classes
+from dpft.tasks.base import TASKS, LabelTask
 
 CARD = "README.md"
 ADAPTER = "adapter_config.json"
@@ -99,7 +98,7 @@ def _base(model: Mapping[str, Any]) -> str | None:
 
 def _dataset(task: Mapping[str, Any]) -> str | None:
     """Returns the name on the hub of published data; None for any other."""
-    known = task_classes().get(str(task["name"]))
+    known = TASKS.entries().get(str(task["name"]))
     if known is None or known.published_hub_name is None or task.get("data_dir") is not None:
         return None
     source, train = task.get("source"), (task.get("urls") or {}).get("train")
@@ -109,7 +108,7 @@ def _dataset(task: Mapping[str, Any]) -> str | None:
 
 
 def _kind(task: str) -> str:
-    known = task_classes().get(task)
+    known = TASKS.entries().get(task)
     labels = known is not None and issubclass(known, LabelTask)
     return "text-classification" if labels else "text-generation"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpft.errors import InputError
+from dpft.registration import Registry
 from dpft.training.windows import WINDOW
 
 
@@ -55,6 +56,11 @@ class TrackingConfig(ABC):
     name: str
 
 
+TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers")
+"""Every choice of ``tracking=<name>``; a module of this package registers its configuration."""
+
+
+@TRACKING.register("none")
 @dataclass(frozen=True, kw_only=True)
 class NoTracking(TrackingConfig):
     """The run's folder is all that a run leaves."""
@@ -111,3 +117,15 @@ def require_package(module: str, tracking: str) -> None:
             f"tracking={tracking} needs the package {tracking}, got none that can be imported;"
             " pip install 'dpft[tracking]', or set tracking=none."
         ) from error
+
+
+def tracking_class(name: str) -> type[TrackingConfig]:
+    """Returns the configuration class of ``tracking=<name>``.
+
+    Raises:
+        InputError: There is no such tracker.
+    """
+    choices = TRACKING.entries()
+    if name not in choices:
+        raise InputError(f"tracking must be one of {', '.join(choices)}, got {name!r}.")
+    return choices[name]

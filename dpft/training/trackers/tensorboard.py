@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpft.training.trackers.base import Place, TrackerConfig, require_package
+from dpft.training.trackers.base import TRACKING, Place, TrackerConfig, require_package
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
 
+@TRACKING.register("tensorboard")
 @dataclass(frozen=True, kw_only=True)
 class TensorBoard(TrackerConfig):
     """The ``tracking`` section of the configuration."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dpft.errors import InputError
-from dpft.training.trackers.base import Place, TrackerConfig, require_package
+from dpft.training.trackers.base import TRACKING, Place, TrackerConfig, require_package
 
 if TYPE_CHECKING:
     import wandb
@@ -24,6 +24,7 @@ FINISH_SECONDS = 60
 """What the upload of the last points may take before the run goes on without it."""
 
 
+@TRACKING.register("wandb")
 @dataclass(frozen=True, kw_only=True)
 class WeightsAndBiases(TrackerConfig):
     """The ``tracking`` section of the configuration."""

@@ -3,8 +3,7 @@ import sys
 import pytest
 
 from dpft.errors import InputError
-from dpft.training.trackers.base import NoTracking
-from dpft.training.trackers.registry import TRACKING, tracking_class
+from dpft.training.trackers.base import TRACKING, NoTracking, tracking_class
 from dpft.training.trackers.tensorboard import TensorBoard
 from dpft.training.trackers.wandb import WeightsAndBiases
 
@@ -27,7 +26,9 @@ def test_a_missing_package_is_refused_with_the_way_to_install_it(tracker, monkey
 def test_a_configuration_loads_without_its_package(monkeypatch) -> None:
     for name in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert {name: tracking_class(name)().name for name in TRACKING} == {n: n for n in TRACKING}
+    names = ["none", "tensorboard", "wandb"]
+    assert list(TRACKING.entries()) == names
+    assert [tracking_class(name)().name for name in names] == names
 
 
 def test_an_unknown_tracker_is_refused() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.evaluation.metrics.ptb import ptb_tokens
+from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
 
 
 # what stanford-corenlp-3.4.1's PTBTokenizer -preserveLines -lowerCase prints,
@@ -25,3 +25,8 @@ def test_tokens_equal_the_stanford_tokenizer_without_punctuation(text, tokens):
 
 def test_a_currency_sign_is_a_token_of_its_own():
     assert ptb_tokens("£20-25") == ["£", "20-25"]
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, ["a", "b", "a"]), (2, ["ab", "ba"]), (4, [])])
+def test_ngrams_are_every_n_consecutive_tokens(n, expected):
+    assert ["".join(ngram) for ngram in ngrams("aba", n)] == expected

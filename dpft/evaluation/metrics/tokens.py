@@ -1,4 +1,4 @@
-"""Penn Treebank tokens as the COCO caption scorers see them, without Java.
+"""Tokens of a text as the COCO caption scorers see them, without Java, and n-grams of tokens.
 
 coco-caption, and with it the E2E NLG Challenge, lower-cases with the Stanford PTBTokenizer 3.4.1
 and drops punctuation. This is the part of that tokenizer that English sentences use. On the
@@ -8,6 +8,7 @@ which the Stanford tokenizer takes for abbreviations).
 """
 
 import re
+from collections.abc import Iterator, Sequence
 
 _TOKEN = re.compile(
     r"""
@@ -31,3 +32,12 @@ def ptb_tokens(text: str) -> list[str]:
     ['it', 'is', "n't", 'the', 'punter', "'s", 'family-friendly', 'pub', '(', '£', '20-25', ')']
     """
     return [token for token in _TOKEN.findall(text.lower()) if token not in _PUNCTUATION]
+
+
+def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+    """Returns every n consecutive tokens, in order; none of a shorter sequence.
+
+    >>> list(ngrams("a b c".split(), 2))
+    [('a', 'b'), ('b', 'c')]
+    """
+    return (tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1))

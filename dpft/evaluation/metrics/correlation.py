@@ -1,0 +1,64 @@
+"""Correlation of predicted and right scores, Pearson's and Spearman's: STS-B's two metrics."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
+
+
+def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
+    """Returns the linear correlation, -1..1; not a number where either does not vary.
+
+    Args:
+        predicted: Score of each example.
+        gold: The right score of each.
+    """
+    from scipy.stats import pearsonr
+
+    if not varies(predicted) or not varies(gold):
+        return math.nan
+    return float(pearsonr(predicted, gold).statistic)
+
+
+def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
+    """Returns the correlation of ranks, -1..1; not a number where either does not vary.
+
+    Equal scores share the mean of their ranks.
+
+    Args:
+        predicted: Score of each example.
+        gold: The right score of each.
+    """
+    from scipy.stats import spearmanr
+
+    if not varies(predicted) or not varies(gold):
+        return math.nan
+    return float(spearmanr(predicted, gold).statistic)
+
+
+def varies(scores: Sequence[float]) -> bool:
+    """Returns whether scores are finite and not all equal; else scipy warns of each."""
+    values = np.asarray(scores, dtype=float)
+    return bool(np.isfinite(values).all() and np.unique(values).size > 1)
+
+
+register(
+    MetricSpec(
+        name="pearson",
+        inputs=LABELS,
+        score=pearson,
+        description="Pearson correlation of predicted and right scores; -1..1.",
+        citation="Pearson 1895 (Proceedings of the Royal Society 58); Cer et al. 2017 (STS-B).",
+    )
+)
+register(
+    MetricSpec(
+        name="spearman",
+        inputs=LABELS,
+        score=spearman,
+        description="Spearman rank correlation of predicted and right scores; -1..1.",
+        citation="Spearman 1904 (American Journal of Psychology 15); Cer et al. 2017 (STS-B).",
+    )
+)

@@ -1,0 +1,70 @@
+"""Distinct-1 and Distinct-2: how many of the n-grams in all predictions are different ones."""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
+from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
+
+
+def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns distinct unigrams over unigrams of all predictions together, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: Not read.
+
+    Raises:
+        NotComputed: No prediction has a word.
+    """
+    return distinct_share(predictions, 1)
+
+
+def distinct_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns distinct bigrams over bigrams of all predictions together, 0..1.
+
+    Args:
+        predictions: One text per input.
+        references: Not read.
+
+    Raises:
+        NotComputed: No prediction has two words.
+    """
+    return distinct_share(predictions, 2)
+
+
+def distinct_share(predictions: Sequence[str], n: int) -> float:
+    """Returns distinct n-grams over n-grams, each counted over all predictions, 0..1.
+
+    Tokens are lower-cased, without punctuation.
+
+    Args:
+        predictions: Texts.
+        n: Length of an n-gram.
+
+    Raises:
+        NotComputed: No prediction has n tokens.
+    """
+    found = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text), n)]
+    if not found:
+        raise NotComputed(f"no prediction is {n} word{'s' * (n > 1)} long")
+    return len(set(found)) / len(found)
+
+
+register(
+    MetricSpec(
+        name="distinct_1",
+        inputs=TEXTS,
+        score=distinct_1,
+        description="Distinct words over words of all predictions, lower case; 0..1.",
+        citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+    )
+)
+register(
+    MetricSpec(
+        name="distinct_2",
+        inputs=TEXTS,
+        score=distinct_2,
+        description="Distinct bigrams over bigrams of all predictions, lower case; 0..1.",
+        citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+    )
+)
