@@ -155,7 +155,7 @@ def _generation_config(
     start = getattr(architecture, "decoder_start_token_id", None)
     seq2seq = bool(architecture.is_encoder_decoder)
 
-    settings: GenerationConfig = GenerationConfig(  # type: ignore[no-untyped-call]
+    settings: GenerationConfig = GenerationConfig(
         max_new_tokens=config.max_new_tokens,
         do_sample=False,
         use_cache=True,

@@ -43,7 +43,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def output_embeddings(model: PreTrainedModel) -> nn.Module | None:
     """Returns a language model's head, None for other models."""
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Module | None = model.get_output_embeddings()
     return head
 
 
@@ -107,7 +107,7 @@ def final_norm_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
 def _body(model: PreTrainedModel) -> nn.Module:
     if not model.config.is_encoder_decoder:
         return model.base_model
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    decoder: nn.Module = model.get_decoder()
     return decoder
 
 

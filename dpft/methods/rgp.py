@@ -206,7 +206,7 @@ def _dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.L
         InputError: Two layers share a weight, so its gradient would come in two parts.
     """
     left_out = input_embeddings(model)
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Module | None = model.get_output_embeddings()
     if head is not None:
         left_out |= set(head.parameters())
     layers: dict[str, nn.Linear | Conv1D] = {}
@@ -232,7 +232,7 @@ def _reparametrized(model: nn.Module) -> list[ReparametrizedLinear]:
 
 def _bare_linear(inputs: int, outputs: int, *, like: Tensor) -> nn.Linear:
     """Returns a layer of zeros; no generator is asked."""
-    layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+    layer: nn.Linear = nn.utils.skip_init(
         nn.Linear, inputs, outputs, bias=False, device=like.device, dtype=like.dtype
     )
     nn.init.zeros_(layer.weight)

@@ -117,7 +117,7 @@ def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
             return found
     if head.kind in (CAUSAL, SEQ2SEQ):
         return None
-    return type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]
+    return type(AutoModel.from_config(config))
 
 
 def _bare_names(model: PreTrainedModel) -> dict[str, str]:

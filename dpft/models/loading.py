@@ -183,5 +183,5 @@ def _check_tokenizer(
 
 def quiet_transformers() -> None:
     """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
+    set_verbosity_error()

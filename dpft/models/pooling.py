@@ -15,7 +15,7 @@ MEAN = "mean"
 POOLINGS = (MEAN,)
 
 
-class PooledClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
+class PooledClassifier(PreTrainedModel):
     """An encoder, the mean of its last layer over the tokens, dropout, and one linear layer."""
 
     config_class = PretrainedConfig
@@ -38,7 +38,7 @@ class PooledClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
             self.backbone.pooler = None
         self.dropout = nn.Dropout(float(getattr(config, "hidden_dropout_prob", 0.0)))
         self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 1))
-        self.post_init()  # type: ignore[no-untyped-call]
+        self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialises the head, as the architectures of transformers do theirs."""

@@ -141,7 +141,7 @@ def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> N
     if not pieces:
         return
     grow(model, max(pieces) + 1)
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Module | None = model.get_output_embeddings()
     tables = [_rows(model.get_input_embeddings())]
     if head is not None:
         tables += [table for table in (_rows(head), _bias(head)) if table is not None]

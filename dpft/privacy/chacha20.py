@@ -89,4 +89,5 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
 
 def _rotated(words: Tensor, bits: int) -> Tensor:
     """Returns int32 words with their bits rotated to the left."""
-    return (words << bits) | ((words >> (32 - bits)) & (2**bits - 1))
+    low_bits: int = 2**bits - 1
+    return (words << bits) | ((words >> (32 - bits)) & low_bits)

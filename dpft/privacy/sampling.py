@@ -1,6 +1,7 @@
 """Poisson sampling: the only sampler whose batches the accountant's event describes."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.keys import AgingKey
@@ -21,7 +22,7 @@ class SamplingStream:
         """Draws from ``key``, which ages with the steps."""
         self._key = key
 
-    def draw(self, count: int, *, step: int) -> np.ndarray:
+    def draw(self, count: int, *, step: int) -> NDArray[np.float64]:
         """Returns a step's numbers, shape (count,): the first ones are the same for any count."""
         key = self._key.at(step)
         blocks = [
@@ -57,9 +58,9 @@ class PoissonSampler:
         return [int(index) for index in np.flatnonzero(numbers < self._sample_rate)]
 
 
-def uniforms(bits: bytearray) -> np.ndarray:
+def uniforms(bits: bytearray) -> NDArray[np.float64]:
     """Returns a number in [0, 1) of each 8 bytes: a multiple of 2^-53, float64."""
-    return (np.frombuffer(bits, dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+    return (np.frombuffer(bits, dtype=np.uint64) >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def _sizes(count: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Uniform numbers one draw after the other, for a search, which has no steps to address them by."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.sampling import uniforms
@@ -14,7 +15,7 @@ class UniformStream:
         self._key = key
         self._draws = 0
 
-    def draw(self, count: int) -> np.ndarray:
+    def draw(self, count: int) -> NDArray[np.float64]:
         """Returns the next ``count`` numbers, shape (count,)."""
         address = Address(Purpose.SEARCH, block=self._draws)
         self._draws += 1

@@ -29,7 +29,7 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     """
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-    tokenize: Callable[[str], str] = Tokenizer13a()  # type: ignore[no-untyped-call]
+    tokenize: Callable[[str], str] = Tokenizer13a()
     written = [tokenize(text.lower()).split() for text in predictions]
     compared = [[tokenize(text.lower()).split() for text in texts] for texts in references]
     information = ngram_information([tokens for group in compared for tokens in group])

@@ -72,7 +72,7 @@ def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
@@ -189,7 +189,7 @@ def pretrain(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, recipe:
         wanted = labels[:, 1:] != IGNORED_LABEL
         logits = model.lm_head(hidden[:, :-1][wanted])
         loss = cross_entropy(logits, labels[:, 1:][wanted])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
@@ -212,7 +212,7 @@ def build(output: Path, recipe: Recipe) -> None:
     model = build_model(recipe, tokenizer)
     logger.info("%d parameters", model.num_parameters())
     pretrain(model, tokenizer, recipe)
-    model.half()  # type: ignore[no-untyped-call]
+    model.half()
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -40,7 +40,8 @@ def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int
         steps: Number of steps.
     """
     mu = _root(lambda mu: _log_delta(mu, eps) - math.log(delta), high=1.0)
-    return math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
+    noise_multiplier: float = math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
+    return noise_multiplier
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -51,4 +51,5 @@ def _upper_bound(mechanism: Mechanism, delta: float, interval: float) -> float:
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
     )
     accountant.compose(mechanism.event())
-    return accountant.get_epsilon(delta)
+    bound: float = accountant.get_epsilon(delta)
+    return bound

@@ -76,7 +76,8 @@ def _bounds(mechanism: SampledGaussian) -> tuple[float, float, float]:
             max_self_compositions=[mechanism.steps],
             eps_max=half_width,
         )
-    return accountant.compute_epsilon(delta, [mechanism.steps])
+    bounds: tuple[float, float, float] = accountant.compute_epsilon(delta, [mechanism.steps])
+    return bounds
 
 
 def _half_width(variable: Any, steps: int, delta_error: float) -> float:

@@ -16,6 +16,7 @@ from dpft.privacy.accounting.mechanism import Epsilon, Mechanism, SampledGaussia
 if TYPE_CHECKING:
     import dp_accounting
     import numpy as np
+    from numpy.typing import NDArray
 
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -37,7 +38,7 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     return Epsilon(upper=_accountant(mechanism).get_epsilon(mechanism.delta))
 
 
-def curve(mechanism: SampledGaussian) -> "np.ndarray":
+def curve(mechanism: SampledGaussian) -> "NDArray[np.float64]":
     """Returns the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
 
     Args:
@@ -47,15 +48,16 @@ def curve(mechanism: SampledGaussian) -> "np.ndarray":
 
 
 @lru_cache(maxsize=256)
-def _one_step(noise_multiplier: float, sample_rate: float) -> "np.ndarray":
+def _one_step(noise_multiplier: float, sample_rate: float) -> "NDArray[np.float64]":
     """Returns the divergences of one step, kept: a run asks for them again and again."""
     step = SampledGaussian(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=1, delta=0.5
     )
-    return _accountant(step).rdp
+    divergences: NDArray[np.float64] = _accountant(step).rdp
+    return divergences
 
 
-def epsilon_of_curve(divergences: "np.ndarray", delta: float) -> Epsilon:
+def epsilon_of_curve(divergences: "NDArray[np.float64]", delta: float) -> Epsilon:
     """Returns the upper bound that divergences at ``ORDERS`` convert to.
 
     Args:

@@ -103,7 +103,8 @@ def _between(low: _Point, high: _Point, eps: float) -> float:
     """Returns where the line through both points, on logarithms, meets ``eps``."""
     top, bottom = _log(low[1]), _log(high[1])
     share = min(max((top - _log(eps)) / (top - bottom), 0.001), 0.999)
-    return low[0] * (high[0] / low[0]) ** share
+    growth: float = (high[0] / low[0]) ** share
+    return low[0] * growth
 
 
 def _log(epsilon: float) -> float:

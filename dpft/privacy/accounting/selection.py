@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp, rdp
@@ -75,7 +76,7 @@ class TrialCount:
         return number
 
 
-def selection_curve(trial: np.ndarray, count: TrialCount) -> np.ndarray:
+def selection_curve(trial: NDArray[np.float64], count: TrialCount) -> NDArray[np.float64]:
     """Returns the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.
 
     Args:
@@ -87,11 +88,11 @@ def selection_curve(trial: np.ndarray, count: TrialCount) -> np.ndarray:
     least_other = min(other.min(), _at_order_one(trial, count))
     released = trial + math.log(count.expected) / (orders - 1) + (1 + count.eta) * least_other
     # Renyi divergence never falls in its order: what bounds a larger order bounds this one.
-    least: np.ndarray = np.minimum.accumulate(released[::-1])[::-1]
+    least: NDArray[np.float64] = np.minimum.accumulate(released[::-1])[::-1]
     return least
 
 
-def _at_order_one(trial: np.ndarray, count: TrialCount) -> float:
+def _at_order_one(trial: NDArray[np.float64], count: TrialCount) -> float:
     """Returns the term of the other order 1, where nothing of a finite divergence is left."""
     return -math.log(count.gamma) if math.isfinite(trial[0]) else math.inf
 

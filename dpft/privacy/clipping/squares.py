@@ -113,15 +113,17 @@ def sums_of_squares(values: Tensor) -> Tensor:
     dtype = torch.promote_types(values.dtype, torch.float32)
     last = values.shape[-1] if values.dim() > 2 else values[0].numel()
     # Row by row first: one chain of a million float32 additions would lose digits.
-    rows = torch.linalg.vector_norm(values.reshape(len(values), -1, last), dim=2, dtype=dtype)
-    return rows.square().sum(1)
+    rows = values.reshape(len(values), -1, last)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
+    return norms.square().sum(1)
 
 
 def lengths(rows: Tensor) -> Tensor:
     """Returns the norm of each position, (b, t) from (b, t, ·), or more where squares underflow."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
     lost: float = (rows.shape[2] * torch.finfo(dtype).tiny) ** 0.5
-    return torch.linalg.vector_norm(rows, dim=2, dtype=dtype).add_(lost)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
+    return norms.add_(lost)
 
 
 def in_norm_dtype(tensor: Tensor) -> Tensor:

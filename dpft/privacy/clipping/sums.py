@@ -92,7 +92,7 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
     n is the expected batch size and a margin that a Poisson draw exceeds with probability below
     1e-13: the draw itself is private.
     """
-    most = expected_batch_size + 8 * expected_batch_size**0.5 + 32
+    most: float = expected_batch_size + 8 * expected_batch_size**0.5 + 32
     return ROUNDINGS * torch.finfo(dtype).eps / 2 * most
 
 
@@ -113,5 +113,7 @@ def _add_keeping_loss(total: Tensor, part: Tensor) -> None:
 
 def _blocks(tensor: Tensor, other: Tensor) -> tuple[Tensor, ...]:
     if tensor.is_contiguous() and other.is_contiguous():
-        return tensor.view(-1).split(CPU_BLOCK if tensor.device.type == "cpu" else DEVICE_BLOCK)
+        size = CPU_BLOCK if tensor.device.type == "cpu" else DEVICE_BLOCK
+        blocks: tuple[Tensor, ...] = tensor.view(-1).split(size)
+        return blocks
     return (tensor,)

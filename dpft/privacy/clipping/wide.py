@@ -130,7 +130,8 @@ def _squares(left: Tensor, right: Tensor) -> Squares:
 
 def _norm(matrix: Tensor) -> Tensor:
     # Row by row first: one chain of a million float32 additions would lose digits.
-    return torch.linalg.vector_norm(torch.linalg.vector_norm(matrix, dim=1))
+    norm: Tensor = torch.linalg.vector_norm(torch.linalg.vector_norm(matrix, dim=1))
+    return norm
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -71,7 +71,7 @@ class EventFile:
         self.begin()
         for tag, value in values.items():
             # float32, the default, would round an upper bound down as often as up
-            summary = scalar(tag, value, new_style=True, double_precision=True)  # type: ignore[no-untyped-call]
+            summary = scalar(tag, value, new_style=True, double_precision=True)
             self._put(Event(wall_time=seconds, step=step, summary=summary))
 
     def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
@@ -84,7 +84,7 @@ class EventFile:
         from torch.utils.tensorboard.summary import text
 
         lines = "".join(f"    {line}\n" for line in content.splitlines())  # Markdown's for code
-        summary = text(tag, lines)  # type: ignore[no-untyped-call]
+        summary = text(tag, lines)
         self._put(Event(wall_time=time.time(), step=0, summary=summary))
 
     def close(self, *, failed: bool) -> None:

@@ -43,7 +43,8 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
         leading = inputs.shape[: -1 - spatial]
         flat = for_product(inputs.flatten(0, -2 - spatial))
         outputs = _Convolution.apply(flat, layer.weight, layer.bias, layer, leading[0], record)
-        return outputs.unflatten(0, leading)
+        unflattened: Tensor = outputs.unflatten(0, leading)
+        return unflattened
 
     return forward
 
@@ -61,7 +62,7 @@ def _weight_gradients(layer: Convolution, inputs: Tensor, backprops: Tensor) -> 
     )
     dtype = sum_dtype(inputs)
     images = inputs.unsqueeze(2) if inputs.dim() == 3 else inputs
-    patches = F.unfold(images.to(dtype), kernel, dilation, padding, stride)
+    patches: Tensor = F.unfold(images.to(dtype), kernel, dilation, padding, stride)
     positions = patches.shape[2]
     patches = patches.unflatten(1, (layer.groups, -1))
     grouped = backprops.to(dtype).reshape(len(backprops), layer.groups, -1, positions)

@@ -36,7 +36,8 @@ def look_up(
         recorder.record(weight, RowsUse(flat_ids, as_sequence(backprops), len(weight)))
 
     def forward(ids: Tensor) -> Tensor:
-        return _Embedding.apply(ids, weight, record)
+        rows: Tensor = _Embedding.apply(ids, weight, record)
+        return rows
 
     return forward
 

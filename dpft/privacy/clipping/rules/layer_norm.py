@@ -25,7 +25,7 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
             recorder.record(layer.bias, GradientUse(_summed(backprops, middle)))
 
     def forward(inputs: Tensor) -> Tensor:
-        return _LayerNorm.apply(
+        outputs: Tensor = _LayerNorm.apply(
             for_normalisation(inputs),
             layer.weight,
             layer.bias,
@@ -33,6 +33,7 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
             layer.eps,
             record,
         )
+        return outputs
 
     return forward
 

@@ -22,7 +22,8 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
         _record_bias(layer.bias, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        return _Dense.apply(for_product(inputs), layer.weight, layer.bias, False, record)
+        outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, False, record)
+        return outputs
 
     return forward
 
@@ -36,7 +37,8 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
         _record_bias(layer.bias, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        return _Dense.apply(for_product(inputs), layer.weight, layer.bias, True, record)
+        outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, True, record)
+        return outputs
 
     return forward
 
@@ -73,7 +75,8 @@ class _Dense(torch.autograd.Function):
         bias = None if bias is None else bias.to(inputs.dtype)
         outputs = F.linear(inputs, weight.t() if transposed else weight, bias)
         # No view of a hidden tensor: a model may go on in place (Longformer's scaling does).
-        return torch.ops.aten._unsafe_view(outputs, outputs.shape)
+        unaliased: Tensor = torch.ops.aten._unsafe_view(outputs, outputs.shape)
+        return unaliased
 
     @staticmethod
     def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, None, None, None, None]:

@@ -28,11 +28,14 @@ def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Record
 
     def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
         (inputs,) = (*args, *kwargs.values())
+        outputs: Tensor
         if recorder.looping:
-            return type(layer).forward(layer, inputs)
-        if recorder.token is None:
-            return forward(inputs)
-        return _WholeBatchLayer.apply(forward, recorder.token, inputs)
+            outputs = type(layer).forward(layer, inputs)
+        elif recorder.token is None:
+            outputs = forward(inputs)
+        else:
+            outputs = _WholeBatchLayer.apply(forward, recorder.token, inputs)
+        return outputs
 
     return run
 
@@ -66,10 +69,11 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
     """
 
     def run(inputs: Tensor) -> Tensor:
-        own = partial(type(dropout).forward, dropout)
+        own: LayerForward = partial(type(dropout).forward, dropout)
         if recorder.token is None or not dropout.training:
             return own(inputs)
-        return _OneMask.apply(own, recorder.token, inputs)
+        outputs: Tensor = _OneMask.apply(own, recorder.token, inputs)
+        return outputs
 
     return run
 

@@ -180,7 +180,10 @@ class _Arguments:
         leaves = [fresh(leaf) for leaf in self._leaves]
         for place, row in zip(self._mapped, rows, strict=True):
             leaves[place] = row
-        return pytree.tree_unflatten(leaves, self._spec)
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
+            leaves, self._spec
+        )
+        return arguments
 
 
 def _split_tensors(outputs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
