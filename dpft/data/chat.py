@@ -126,7 +126,7 @@ class ChatEncoding(TextEncoding):
         question = [{"role": "user", "content": "What?"}]
         return self._continuation(question, PLACE).rpartition(PLACE)[2]
 
-    def _continuation(self, messages: list[dict[str, Any]], answer: str) -> str:
+    def _continuation(self, messages: list[dict[str, str]], answer: str) -> str:
         prompt = self._written(messages, asks=True)
         whole = self._written([*messages, {"role": "assistant", "content": answer}], asks=False)
         if not whole.startswith(prompt):
@@ -137,7 +137,7 @@ class ChatEncoding(TextEncoding):
             )
         return whole[len(prompt) :]
 
-    def _written(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
+    def _written(self, messages: list[dict[str, str]], *, asks: bool) -> str:
         """Returns the messages as the template writes them.
 
         Args:
@@ -176,6 +176,6 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _messages(example: Any) -> list[dict[str, Any]]:
+def _messages(example: Any) -> list[dict[str, str]]:
     """Returns a chat example's messages as chat templates take them."""
     return [asdict(message) for message in example.messages]

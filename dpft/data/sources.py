@@ -8,7 +8,6 @@ import io
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
@@ -18,9 +17,10 @@ from dpft.data.rows import examples_of, set_apart, unit_of
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
 from dpft.tasks.base import SPLITS, Task
+from dpft.tasks.records import Record
 
 
-def load_examples(task: Task, split: str) -> list[Any]:
+def load_examples(task: Task, split: str) -> list[Record]:
     """Returns every example of a split, or of one of its parts, in the order of its source.
 
     Args:
@@ -36,7 +36,7 @@ def load_examples(task: Task, split: str) -> list[Any]:
     return [example for example, _ in _records(task, split, None)]
 
 
-def load_with_units(task: Task, split: str, column: str) -> tuple[list[Any], list[str]]:
+def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
     """Returns every example of a split, and beside it the value of its row that is its unit.
 
     Args:
@@ -53,11 +53,11 @@ def load_with_units(task: Task, split: str, column: str) -> tuple[list[Any], lis
     return [example for example, _ in records], [unit for _, unit in records]
 
 
-def _records(task: Task, split: str, column: str | None) -> list[tuple[Any, str]]:
+def _records(task: Task, split: str, column: str | None) -> list[tuple[Record, str]]:
     known = [part for name in SPLITS for part in task.parts(name)]
     if split not in known:
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
-    records = []
+    records: list[tuple[Record, str]] = []
     taken: set[str] = set()
     for row in _ROWS[task.effective_source](task, split):
         unit = "" if column is None else unit_of(row, column)

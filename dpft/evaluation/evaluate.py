@@ -19,12 +19,13 @@ from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns, compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.base import LabelTask, Task
-from dpft.tasks.records import Example
+from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from dpft.data.encoding import Encoding
+    from dpft.evaluation.outputs import ModelOutputs
 
 STAGES = ("before", "after")
 """Before or after fine-tuning."""
@@ -66,7 +67,7 @@ def evaluate_model(
     model: "PreTrainedModel",
     encoding: "Encoding",
     task: Task,
-    examples: Sequence[Any],
+    examples: Sequence[Record],
     *,
     config: EvalConfig,
     decode: DecodeConfig,
@@ -105,32 +106,19 @@ def evaluate_model(
         extra_positions=extra_positions,
     )
     if isinstance(task, LabelTask):
-        chosen = _chosen(task, examples, config, name)
-        count = _counter("predictions", len(chosen), on_progress)
-        labels = [task.predicted(answer) for answer in outputs.answers(chosen, count)]
-        paired = label_predictions(task, chosen, labels)
-        read = {LABELS: label_columns(chosen, labels)}
-        return _evaluation(task, name, stage, len(chosen), paired, read, metrics)
-    groups = _groups(task, examples, config, name)
-    kinds = {spec.inputs for spec in metric_specs(task.metrics)}
-    columns: dict[str, Columns] = {}
-    predictions: tuple[Prediction, ...] = ()
-    if TEXTS in kinds:
-        count = _counter("predictions", len(groups), on_progress)
-        predictions = _predictions(groups, outputs.texts(groups, decode, count))
-        columns[TEXTS] = _text_columns(predictions)
-    if LIKELIHOODS in kinds:
-        scored = [example for group in groups for example in group.examples]
-        count = _counter("likelihoods", len(scored), on_progress)
-        columns[LIKELIHOODS] = outputs.likelihoods(scored, count)._asdict()
-    return _evaluation(task, name, stage, len(groups), predictions, columns, metrics)
+        records = _labelled(task, examples, config, name)
+        scored = _model_labels(task, records, outputs, on_progress)
+    else:
+        groups = _groups(task, examples, config, name)
+        scored = _model_texts(task, groups, outputs, decode, on_progress)
+    return _evaluation(task, name, stage, scored, metrics)
 
 
 def evaluate_parts(
     model: "PreTrainedModel",
     encoding: "Encoding",
     task: Task,
-    parts: Mapping[str, Sequence[Any]],
+    parts: Mapping[str, Sequence[Record]],
     *,
     config: EvalConfig,
     decode: DecodeConfig,
@@ -158,7 +146,7 @@ def evaluate_parts(
     ]
 
 
-def inputs_of(task: Task, examples: Sequence[Any]) -> list[str]:
+def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
     """Returns what predictions of a split are made from, as a file of predictions names it.
 
     Args:
@@ -166,13 +154,15 @@ def inputs_of(task: Task, examples: Sequence[Any]) -> list[str]:
         examples: A split, or a part of one.
     """
     if isinstance(task, LabelTask):
+        assert are_labelled(examples)
         return [label_input(number, example) for number, example in enumerate(examples)]
+    assert are_texts(examples)
     return [group.input for group in group_examples(examples)]
 
 
 def score_predictions(
     task: Task,
-    examples: Sequence[Any],
+    examples: Sequence[Record],
     predictions: Sequence[str],
     *,
     config: EvalConfig,
@@ -199,32 +189,94 @@ def score_predictions(
     """
     name = split or config.split
     if isinstance(task, LabelTask):
-        chosen = _chosen(task, examples, config, name)
-        _check_count(predictions, len(chosen), name)
-        labels = read_labels(task, predictions)
-        paired = label_predictions(task, chosen, labels)
-        read = {LABELS: label_columns(chosen, labels)}
-        return _evaluation(task, name, stage, len(chosen), paired, read, metrics)
-    groups = _groups(task, examples, config, name)
-    _check_count(predictions, len(groups), name)
-    paired = _predictions(groups, predictions)
-    columns = {TEXTS: _text_columns(paired)}
-    return _evaluation(task, name, stage, len(groups), paired, columns, metrics)
+        records = _labelled(task, examples, config, name)
+        _check_count(predictions, len(records), name)
+        scored = _labels(task, records, read_labels(task, predictions))
+    else:
+        groups = _groups(task, examples, config, name)
+        _check_count(predictions, len(groups), name)
+        paired = _predictions(groups, predictions)
+        columns = {TEXTS: _text_columns(paired)}
+        scored = _Scored(count=len(groups), predictions=paired, columns=columns)
+    return _evaluation(task, name, stage, scored, metrics)
 
 
-def _chosen(task: Task, examples: Sequence[Any], config: EvalConfig, split: str) -> Sequence[Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """What metrics read of a split, and the predictions it comes from."""
+
+    count: int
+    """Distinct inputs."""
+    predictions: tuple[Prediction, ...]
+    columns: Mapping[str, Columns]
+    """Kind of columns (texts, likelihoods, labels) to the columns."""
+
+
+def _model_labels(
+    task: LabelTask,
+    records: Sequence[LabelledExample],
+    outputs: "ModelOutputs",
+    on_progress: Progress | None,
+) -> _Scored:
+    """Returns the label that the model gives each record."""
+    count = _counter("predictions", len(records), on_progress)
+    return _labels(task, records, [task.predicted(a) for a in outputs.answers(records, count)])
+
+
+def _labels(
+    task: LabelTask, records: Sequence[LabelledExample], labels: Sequence[float]
+) -> _Scored:
+    return _Scored(
+        count=len(records),
+        predictions=label_predictions(task, records, labels),
+        columns={LABELS: label_columns(records, labels)},
+    )
+
+
+def _model_texts(
+    task: Task,
+    groups: Sequence[Group],
+    outputs: "ModelOutputs",
+    decode: DecodeConfig,
+    on_progress: Progress | None,
+) -> _Scored:
+    """Returns the model's text for each input, and its likelihoods, as far as metrics read them."""
+    kinds = {spec.inputs for spec in metric_specs(task.metrics)}
+    columns: dict[str, Columns] = {}
+    predictions: tuple[Prediction, ...] = ()
+    if TEXTS in kinds:
+        count = _counter("predictions", len(groups), on_progress)
+        predictions = _predictions(groups, outputs.texts(groups, decode, count))
+        columns[TEXTS] = _text_columns(predictions)
+    if LIKELIHOODS in kinds:
+        examples = [example for group in groups for example in group.examples]
+        count = _counter("likelihoods", len(examples), on_progress)
+        columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
+    return _Scored(count=len(groups), predictions=predictions, columns=columns)
+
+
+def _labelled(
+    task: Task, examples: Sequence[Record], config: EvalConfig, split: str
+) -> Sequence[LabelledExample]:
     """Returns the records to score, at least one."""
+    _check_not_empty(task, examples, split)
+    assert are_labelled(examples)
+    return examples[: config.limit]
+
+
+def _groups(task: Task, examples: Sequence[Record], config: EvalConfig, split: str) -> list[Group]:
+    """Returns the distinct inputs to score, at least one."""
+    _check_not_empty(task, examples, split)
+    assert are_texts(examples)
+    return group_examples(examples, limit=config.limit)
+
+
+def _check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:
     if not examples:
         raise InputError(
             f"the {split} split of task {task.name} must have at least one example, got none;"
             " choose another with eval.split."
         )
-    return examples[: config.limit]
-
-
-def _groups(task: Task, examples: Sequence[Example], config: EvalConfig, split: str) -> list[Group]:
-    _chosen(task, examples, config, split)
-    return group_examples(examples, limit=config.limit)
 
 
 def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
@@ -263,23 +315,17 @@ def _counter(task: str, total: int, on_progress: Progress | None) -> Callable[[i
 
 
 def _evaluation(
-    task: Task,
-    split: str,
-    stage: str,
-    count: int,
-    predictions: tuple[Prediction, ...],
-    columns: Mapping[str, Columns],
-    metrics: MetricsConfig | None,
+    task: Task, split: str, stage: str, scored: _Scored, metrics: MetricsConfig | None
 ) -> Evaluation:
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}.")
-    values, not_computed = compute_metrics(task.metrics, columns, metrics)
+    values, not_computed = compute_metrics(task.metrics, scored.columns, metrics)
     return Evaluation(
         task=task.name,
         split=split,
-        examples=count,
+        examples=scored.count,
         stage=stage,
         metrics=values,
         not_computed=not_computed,
-        predictions=predictions,
+        predictions=scored.predictions,
     )

@@ -7,7 +7,6 @@ then metrics.json and the texts, in public or, for a private split, in private/.
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -38,6 +37,7 @@ from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
 from dpft.runs.task_model import written_tokens
 from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
+from dpft.tasks.records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def evaluate(
     config: TrainConfig | EvaluateConfig,
     model: PreTrainedModel,
     encoding: Encoding,
-    scored: Mapping[str, Sequence[Any]],
+    scored: Mapping[str, Sequence[Record]],
     *,
     stage: str = "after",
     extra_positions: int = 0,

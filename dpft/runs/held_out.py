@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.held_out import fingerprint, new_key, split_held_out
@@ -21,6 +20,7 @@ from dpft.files import write_text
 from dpft.run_folder import HELD_OUT_KEY, private_path
 from dpft.runs.records import TrainingData, load_training_data
 from dpft.runs.trained_model import saved_run
+from dpft.tasks.records import Record
 
 HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
@@ -38,7 +38,7 @@ class Division:
 
     kept: Sequence[int]
     """Places of those to train on."""
-    scored: dict[str, list[Any]]
+    scored: dict[str, list[Record]]
     """Those to score, by part of the split; none where nothing is scored."""
     key: bytes | None = None
     """Secret, where records were held out."""
@@ -79,7 +79,7 @@ def keep_key(folder: Path, division: Division) -> None:
         write_text(path, f"{division.key.hex()}\n{division.fingerprint}\n", mode=0o600)
 
 
-def records_to_score(config: EvaluateConfig) -> dict[str, list[Any]]:
+def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     """Returns the records to score, by part of the split.
 
     Args:
@@ -132,7 +132,7 @@ def not_evaluated(config: TrainConfig) -> list[Evaluation]:
     ]
 
 
-def _own_split(config: TrainConfig) -> dict[str, list[Any]]:
+def _own_split(config: TrainConfig) -> dict[str, list[Record]]:
     if not config.eval.enabled:
         return {}
     if _is_unscored(config):

@@ -26,6 +26,7 @@ from dpft.runs.trained_model import (
     trained_model_of_run,
 )
 from dpft.tasks.base import TextTask
+from dpft.tasks.records import are_texts
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,9 @@ def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
 
 
 def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
-    parts = records_to_score(config).values()
-    return group_examples([example for part in parts for example in part], limit=limit)
+    records = [record for part in records_to_score(config).values() for record in part]
+    assert are_texts(records)
+    return group_examples(records, limit=limit)
 
 
 def _trained_model(config: EvaluateConfig, decode: DecodeConfig) -> TrainedModel:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.privacy.keys import secret_key
 from dpft.run_folder import UNIT_KEY, private_path
+from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet
 
 
@@ -22,7 +22,7 @@ from dpft.training.loop import TrainingSet
 class TrainingData:
     """Every record that was read, before any of them is left out."""
 
-    examples: Sequence[Any]
+    examples: Sequence[Record]
     units: Sequence[str] | None
     """The privacy unit of each; None: each is one of its own."""
 

@@ -1,6 +1,8 @@
 """What a task makes of a row: a text to learn, or texts and their label."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,16 @@ class Piece:
 
 
 Record = Example | LabelledExample
+
+
+def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
+    """Says whether every record is a text to learn, as those of a text task are."""
+    return all(isinstance(record, Example) for record in records)
+
+
+def are_labelled(records: Sequence[Record]) -> TypeGuard[Sequence[LabelledExample]]:
+    """Says whether every record has a label, as those of a label task have."""
+    return all(isinstance(record, LabelledExample) for record in records)
 
 
 def is_unicode(text: str) -> bool:

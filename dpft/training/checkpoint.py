@@ -98,10 +98,7 @@ def save_checkpoint(
     folder.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.parent)
     target = folder / checkpoint_name(step)
-    partial = folder / f".{target.name}.partial"
-    for stale in folder.glob(PARTIAL_CHECKPOINT):  # of a process that was killed
-        shutil.rmtree(stale)
-    partial.mkdir(mode=0o700)
+    partial = _empty_partial(target)
     _save_tensors(partial / WEIGHTS, _model_state(training_state.model))
     _save_tensors(partial / OPTIMIZER, _optimizer_state(training_state))
     files, keys_changed = [WEIGHTS, OPTIMIZER], 0
@@ -117,12 +114,26 @@ def save_checkpoint(
         "checksums": {name: _checksum(partial / name) for name in files},
     }
     write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
+    _put_in_place(partial, target)
+    _drop_older(folder, keep)
+    return target
+
+
+def _empty_partial(target: Path) -> Path:
+    """Makes the folder to write a checkpoint in; removes those that killed processes left."""
+    for stale in target.parent.glob(PARTIAL_CHECKPOINT):
+        shutil.rmtree(stale)
+    partial = target.with_name(f".{target.name}.partial")
+    partial.mkdir(mode=0o700)
+    return partial
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Gives a complete checkpoint its name; it is on the disk before, and its name afterwards."""
     sync_folder(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    sync_folder(folder)
-    _drop_older(folder, keep)
-    return target
+    sync_folder(target.parent)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -18,6 +18,7 @@ from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.models.positions import max_positions
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 BATCH_SIZE = 64
@@ -81,24 +82,8 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
     """Returns the F1 of each pair of texts, none of them empty."""
     import torch
     from bert_score.utils import bert_cos_score_idf
-    from transformers import AutoConfig, AutoModel
 
-    folder = Path(str(settings.bertscore_model))
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        layers = settings.bertscore_layers or best_layers(folder, config)
-        if config.is_encoder_decoder or layers > config.num_hidden_layers:
-            raise InputError(
-                f"{_KEY} must hold an encoder of at least {layers} layers, got {folder}"
-                f" ({config.model_type}, {config.num_hidden_layers} layers)."
-            )
-        tokenizer = _tokenizer(folder, config)
-        model = AutoModel.from_pretrained(
-            folder, num_hidden_layers=layers, local_files_only=True, use_safetensors=True
-        )
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{_KEY} must hold an encoder and its tokenizer: {reason}") from None
+    model, tokenizer = _encoder(Path(str(settings.bertscore_model)), settings.bertscore_layers)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights: dict[int | None, float] = defaultdict(lambda: 1.0)
     weights |= {tokenizer.sep_token_id: 0.0, tokenizer.cls_token_id: 0.0}
@@ -113,6 +98,36 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
     )
     values: list[float] = scores[:, 2].tolist()
     return values
+
+
+def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
+    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer.
+
+    Args:
+        folder: ``metrics.bertscore_model``.
+        layers: How many layers to use; None: the best ones that are known.
+
+    Raises:
+        InputError: The folder does not hold an encoder of so many layers and its tokenizer.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        layers = layers or best_layers(folder, config)
+        if config.is_encoder_decoder or layers > config.num_hidden_layers:
+            raise InputError(
+                f"{_KEY} must hold an encoder of at least {layers} layers, got {folder}"
+                f" ({config.model_type}, {config.num_hidden_layers} layers)."
+            )
+        tokenizer = _tokenizer(folder, config)
+        model: nn.Module = AutoModel.from_pretrained(
+            folder, num_hidden_layers=layers, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{_KEY} must hold an encoder and its tokenizer: {reason}") from None
+    return model, tokenizer
 
 
 def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizerBase":
