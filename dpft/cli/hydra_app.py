@@ -21,11 +21,12 @@ from yaml import YAMLError
 
 from dpft.cli.hydra_errors import as_input_error
 from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, swept_folders
-from dpft.cli.hydra_record import recorded_job
+from dpft.cli.hydra_record import recorded_job, words_of_job
 from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
+from dpft.config.words import Words
 from dpft.errors import InputError
 from dpft.run_folder import has_ledger_or_trials
 from dpft.runs.exit_codes import exit_code_of_job
@@ -49,8 +50,9 @@ class Subcommand:
     """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
     reads_records: bool = True
     """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
-    configuration: Callable[[DictConfig], Any] | None = None
-    """``configuration(composed)``, optional: what is run, in place of the composed values."""
+    configuration: Callable[[DictConfig, Words], Any] | None = None
+    """``configuration(composed, words)``, optional: what is run, in place of the composed values.
+    """
 
     @classmethod
     def of(cls, name: str) -> "Subcommand":
@@ -71,7 +73,7 @@ class Subcommand:
 
     def _run(self, config: DictConfig) -> None:
         if self.configuration is not None:
-            self.run(self.configuration(config))
+            self.run(self.configuration(config, words_of_job()))
             return
         self.run(load(config, self.config, polymorphic=self.polymorphic))
 

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.config.keys import WITNESS
+from dpft.config.words import Words
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
 _job_config: ContextVar[DictConfig | None] = ContextVar("job_config", default=None)
@@ -35,9 +36,9 @@ def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None
         _words.reset(tokens[1])
 
 
-def given_words() -> tuple[str, ...]:
-    """Returns the words of the command line that started the running job."""
-    return _words.get()
+def words_of_job() -> Words:
+    """Returns what the running job was started with."""
+    return Words(job=tuple(HydraConfig.get().overrides.task), typed=_words.get())
 
 
 def write_hydra_record(folder: Path) -> None:

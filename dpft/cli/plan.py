@@ -2,14 +2,13 @@
 
 import json
 
-from dpft.cli.overrides import checked_overrides
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.models.loading import quiet_transformers
 from dpft.reports.accounting.plan_table import plan_table
+from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.planned_run import describe_run
 
 CONFIG = PlanConfig
-expand = checked_overrides
 
 __all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
 

@@ -20,6 +20,7 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import write_samples
+from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
 from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
 from dpft.reports.run.run_record import read_evaluations, read_record
@@ -32,6 +33,7 @@ from dpft.run_folder import (
     hold_run,
     private_folder,
 )
+from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteOrigin
 from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
@@ -92,16 +94,18 @@ def score_and_write(
         InputError: Anything does not fit, or another process writes to the run's folder.
         StateError: A file of the run is damaged.
     """
-    if config.run is None:
+    refuse_links(folder)
+    with crash_kept(folder):
+        if config.run is not None:
+            with hold_run(folder):
+                check_readable(folder)
+                evaluations = score(config)
+                write_anew(config, folder, evaluations)
+            return evaluations
         evaluations = score(config)
         folder.mkdir(parents=True, exist_ok=True)
         if write_origin is not None:
             write_origin(folder)
-        write_anew(config, folder, evaluations)
-        return evaluations
-    with hold_run(folder):
-        check_readable(folder)
-        evaluations = score(config)
         write_anew(config, folder, evaluations)
     return evaluations
 

@@ -15,11 +15,13 @@ from dpft.data.prompts import load_prompts, refuse_records
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.files import write_json, write_jsonl
+from dpft.models.loading import quiet_transformers
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.run.synthetic import cost, synthetic_record
 from dpft.run_folder import GENERATED, PRIVACY, hold_run
+from dpft.runs.crashes import crash_kept
 from dpft.runs.progress import batch_progress
-from dpft.runs.trained_model import TrainedModel, trained_model_of_run
+from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.records import Example
 
@@ -36,14 +38,28 @@ class Target(NamedTuple):
     statement: Path
 
 
-def generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> None:
-    """Writes them with the model of the run in ``folder``.
+def generate(config: GenerateConfig) -> Target:
+    """Writes the records with a run's model, and beside them the statement of what they cost.
+
+    A crash's text is kept in the run's private/.
 
     Args:
-        config: Whose texts are of what task, and how they are written.
-        saved: The run's own.
-        folder: The run's.
+        config: Which run, whose texts are of what task, and how they are written.
+
+    Returns:
+        The two files.
+
+    Raises:
+        InputError: Anything does not fit, or another process writes to the run's folder.
+        StateError: A file of the run is damaged.
     """
+    quiet_transformers()
+    folder = Path(config.run)
+    with crash_kept(folder):
+        return _generate(config, saved_run(config.run), folder)
+
+
+def _generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> Target:
     privacy = privacy_of(folder)
     task = text_task(config.task)
     prompts = prompts_of(config, task, saved.task)
@@ -57,6 +73,7 @@ def generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> None:
         records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
         write(config, target, privacy, records)
     logger.info("records: %s, what they cost: %s", *target)
+    return target
 
 
 def privacy_of(folder: Path) -> dict[str, Any]:

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.cli.overrides import checked_overrides
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
+from dpft.runs.overrides import checked_overrides
 from dpft.runs.run_plan import public_size, with_transferred_batch_size
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded

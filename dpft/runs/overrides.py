@@ -1,4 +1,4 @@
-"""The words of a command line that set keys, and what a command takes from the run it names.
+"""What a command takes from the run that its words name, and which words do not go together.
 
 With ``run=RUN`` a subcommand's ``expand`` chooses the run's task before Hydra composes, so that
 every key of that task can be set; the values come from the run's config.yaml afterwards, unless an
@@ -7,33 +7,18 @@ override says otherwise.
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from hydra.core.hydra_config import HydraConfig
-
-from dpft.cli.hydra_record import given_words
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
+from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
+from dpft.links import refuse_links
 from dpft.runs.trained_model import saved_configuration
 
 Config = TypeVar("Config")
-
-
-def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Returns the keys that the overrides set, and the values as they were written."""
-    return dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
-
-
-def overridden_keys() -> list[str]:
-    """Returns the keys that the running job's overrides set."""
-    return list(given_overrides(HydraConfig.get().overrides.task))
-
-
-def is_on_command_line(key: str) -> bool:
-    """Returns whether a word of the present command line sets a key."""
-    return key in given_overrides(given_words())
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
@@ -48,18 +33,23 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
     return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
 
 
-def inherit(config: Config, folder: str, sections: Sequence[str]) -> Config:
+def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) -> Config:
     """Returns a configuration with the run's own sections, changed where an override says so.
 
     Args:
         config: As Hydra composed it; a dataclass with a field ``run``.
         folder: The run's folder.
         sections: Those of its sections that the run decides.
+        words: What the job was started with; the first chose the run's task.
+
+    Raises:
+        InputError: There is no such run, or it has a symbolic link in its folder.
     """
+    refuse_links(Path(folder))
     saved = saved_configuration(folder)
     taken = {name: saved[name] for name in sections}
     given = plain(config)
-    for override in HydraConfig.get().overrides.task[1:]:  # the first is with_task_of_run's
+    for override in words.job[1:]:
         path = override.partition("=")[0].lstrip("+~").split(".")
         if path[0] in taken:
             copy_key(path, given, taken)

@@ -1,0 +1,105 @@
+"""From what the words of a command compose to, to the configuration of what is to be done.
+
+One function for each command that takes anything from a run's folder; the command line and the
+Python interface call the same.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpft.config.keys import WITNESS
+from dpft.config.load import load
+from dpft.config.schema import (
+    POLYMORPHIC,
+    TASK,
+    EvaluateConfig,
+    GenerateConfig,
+    TrainCommand,
+)
+from dpft.config.tune import TuneCommand
+from dpft.config.words import Words, given_overrides
+from dpft.errors import InputError
+from dpft.runs.human_eval import rated_runs
+from dpft.runs.overrides import inherit, with_task_of_run
+from dpft.runs.resuming import resumed_configuration
+from dpft.runs.trained_model import saved_run
+from dpft.runs.tuning.run_search import resumed_search
+from dpft.runs.witnessing import refuse_witness_of_file
+
+OF_RUN = ("task", "model", "eval", "decode", "metrics")
+"""Sections that a run decides: ``eval run=`` takes them from it unless a word says otherwise."""
+
+
+def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
+    """Returns what was composed, or with ``resume=RUN`` what that run was begun with.
+
+    Raises:
+        InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
+    """
+    sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+    refuse_witness_of_file(sections["privacy"], given=words.were_typed(WITNESS))
+    if composed.get("resume") is not None:
+        values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        return resumed_configuration(str(composed.resume), values, words.keys)
+    return load(composed, TrainCommand, polymorphic=POLYMORPHIC)
+
+
+def tune_configuration(composed: DictConfig, words: Words) -> TuneCommand:
+    """Returns what was composed, or with ``resume=RUN`` what that search was begun with.
+
+    Raises:
+        InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
+    """
+    if composed.get("resume") is None:
+        return load(composed, TuneCommand, polymorphic=POLYMORPHIC)
+    others = sorted(set(words.keys) - {"resume"})
+    if others:
+        raise InputError(
+            f"dpft tune resume=RUN goes on as the search was begun, got {others[0]} too; drop it."
+        )
+    return resumed_search(str(composed.resume))
+
+
+def evaluate_overrides(overrides: list[str]) -> list[str]:
+    """Returns the overrides, with the task of the run that ``run=`` names chosen first.
+
+    Raises:
+        InputError: There is no such run, or another model is given with it.
+    """
+    expanded = with_task_of_run(overrides)
+    models = sorted(key for key in given_overrides(overrides) if key.partition(".")[0] == "model")
+    if expanded != overrides and models:
+        raise InputError(
+            f"at most one of run and {models[0]} may be given, got both; run=RUN scores the "
+            "run's own model, and without run= any other model is scored."
+        )
+    return expanded
+
+
+def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateConfig]:
+    """Returns what is to be scored; for a rating sheet each run that is to be on it.
+
+    Raises:
+        InputError: It is incomplete or wrong, or a run that it names is none.
+    """
+    config = load(composed, EvaluateConfig, polymorphic=TASK)
+    if config.human_eval is not None:
+        return [inherit(config, folder, OF_RUN, words) for folder in rated_runs(config)]
+    return [config if config.run is None else inherit(config, config.run, OF_RUN, words)]
+
+
+def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
+    """Returns what is to be written, texts as long as the run's unless a word says otherwise.
+
+    Raises:
+        InputError: It is incomplete or wrong, or the run that it names is none.
+    """
+    config = load(composed, GenerateConfig, polymorphic=TASK)
+    saved = saved_run(config.run)
+    config = inherit(config, config.run, ("task",), words)
+    if "decode.max_new_tokens" in words.keys:
+        return config
+    longest = saved.decode.max_new_tokens
+    return replace(config, decode=replace(config.decode, max_new_tokens=longest))
