@@ -68,7 +68,7 @@ class TrainCommand(TrainConfig):
     """Folder of a run that broke off, to go on with it."""
 
     def settings(self) -> TrainConfig:
-        """Returns what the run is, however it was called: without its witness (see there)."""
+        """Returns the configuration that the run's folder keeps, which never names its witness."""
         parts = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
         if self.privacy.guarantee is not None:
             parts["privacy"] = replace(self.privacy.guarantee, witness=None)
@@ -149,7 +149,7 @@ class ExportConfig:
 
 
 def check_human_eval(config: EvaluateConfig) -> None:
-    """Refuses a rating sheet of nothing, or of no run.
+    """Refuses a rating sheet without inputs, or without a run whose model writes the responses.
 
     Raises:
         InputError: human_eval is below 1 or stands without run, or human_eval_runs without it.
@@ -165,10 +165,10 @@ def check_human_eval(config: EvaluateConfig) -> None:
 
 
 def check_complete(task: Task) -> None:
-    """Refuses a task that lacks what it needs.
+    """Refuses a task of which keys that it needs are not given.
 
     Raises:
-        InputError: It says what.
+        InputError: The sentence of ``Task.lacks``.
     """
     if task.lacks is not None:
         raise InputError(task.lacks)

@@ -112,7 +112,7 @@ class Task(ABC):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Those of all its columns that need not hold text."""
+        """Columns, required or optional, whose values need not be text."""
         return ()
 
     def parts(self, split: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class Place:
     folder: Path
     """The tracker's own folder in the run's; it exists."""
     run_id: str
-    """By which the tracker knows the run again; random."""
+    """Random name by which the tracker knows the run again."""
     goes_on: bool
     """Whether an earlier session of the run has written there."""
     config: Mapping[str, Any]
