@@ -12,22 +12,22 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.methods.base import Method, method_class
+from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
-from dpft.training.trackers.base import NoTracking, TrackingConfig, tracking_class
+from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
 POLYMORPHIC = {
     **TASK,
-    "method": by_name(method_class),
+    "method": by_name(METHODS.named),
     "privacy": by_name(privacy_class),
     "optimizer": by_name(optimizer_class),
-    "tracking": by_name(tracking_class),
+    "tracking": by_name(TRACKING.named),
 }
 
 

@@ -228,17 +228,5 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
     )
 
 
-METHODS: Registry[type[Method]] = Registry("dpft.methods")
+METHODS: Registry[type[Method]] = Registry("dpft.methods", key="method.name")
 """Every method by name; a module of this package registers its class."""
-
-
-def method_class(name: str) -> type[Method]:
-    """Returns the class of the method of that name.
-
-    Raises:
-        InputError: There is no such method.
-    """
-    methods = METHODS.entries()
-    if name not in methods:
-        raise InputError(f"method.name must be one of {', '.join(methods)}, got {name!r}.")
-    return methods[name]

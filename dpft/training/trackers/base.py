@@ -56,7 +56,7 @@ class TrackingConfig(ABC):
     name: str
 
 
-TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers")
+TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", key="tracking")
 """Every choice of ``tracking=<name>``; a module of this package registers its configuration."""
 
 
@@ -117,15 +117,3 @@ def require_package(module: str, tracking: str) -> None:
             f"tracking={tracking} needs the package {tracking}, got none that can be imported;"
             " pip install 'dpft[tracking]', or set tracking=none."
         ) from error
-
-
-def tracking_class(name: str) -> type[TrackingConfig]:
-    """Returns the configuration class of ``tracking=<name>``.
-
-    Raises:
-        InputError: There is no such tracker.
-    """
-    choices = TRACKING.entries()
-    if name not in choices:
-        raise InputError(f"tracking must be one of {', '.join(choices)}, got {name!r}.")
-    return choices[name]
