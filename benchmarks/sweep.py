@@ -7,7 +7,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpft.reports.comparison.tables import markdown_table, parameters
+from benchmarks.tables import markdown_table
+from dpft.reports.comparison.tables import parameters
 from dpft.reports.run.run_record import RunRecord, find_runs, read_record
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")

@@ -1,4 +1,4 @@
-"""What the tables of the benchmarks share: the options of the machine, and the heading."""
+"""What the tables of the benchmarks share: the machine's options, headings and Markdown."""
 
 import argparse
 import os
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from dpft.reports.pages import line
 
 
 def add_options(parser: argparse.ArgumentParser, *, output: Path) -> None:
@@ -44,3 +46,10 @@ def heading(
         f"| {' | '.join(columns)} |\n"
         f"{'|---' * len(columns)}|\n"
     )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table, its first column to the left and the others to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    cells = [[line(cell) for cell in row] for row in (header, *rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], rule, *cells[1:]))

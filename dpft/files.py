@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a file that must be one.
+    """Returns the content of a file; a folder in its place is a corrupted run.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -150,7 +150,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _whole_number(digits: str) -> int:
-    """Returns a whole number of JSON.
+    """Returns the whole number that digits of JSON spell, if arithmetic on it is possible.
 
     Raises:
         ValueError: It has too many digits to be read.

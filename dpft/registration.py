@@ -5,6 +5,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from dpft.errors import InputError
+
 Entry = TypeVar("Entry")
 
 
@@ -14,13 +16,14 @@ class Registry(Generic[Entry]):
     A module that registers nothing is one that others of the package share; no list need say so.
     """
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, *, key: str) -> None:
         """Begins without an entry.
 
         Args:
             package: Dotted name of the package whose modules register themselves.
+            key: The configuration key that names an entry, for messages.
         """
-        self._package = package
+        self._package, self._key = package, key
         self._entries: dict[str, Entry] = {}
 
     def register(self, *names: str) -> Callable[[Entry], Entry]:
@@ -45,3 +48,14 @@ class Registry(Generic[Entry]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self._package}.{module.name}")
         return dict(sorted(self._entries.items()))
+
+    def named(self, name: str) -> Entry:
+        """Returns the entry of that name.
+
+        Raises:
+            InputError: There is none.
+        """
+        entries = self.entries()
+        if name not in entries:
+            raise InputError(f"{self._key} must be one of {', '.join(entries)}, got {name!r}.")
+        return entries[name]

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from dpft.errors import InputError
 from dpft.registration import Registry
 
 OFFER = "from offers_by_name import offers\n\n@offers.register({names})\ndef offer(): ...\n"
@@ -14,7 +15,8 @@ def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     package = tmp_path / "offers_by_name"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from dpft.registration import Registry\n\noffers = Registry('offers_by_name')\n"
+        "from dpft.registration import Registry\n\n"
+        "offers = Registry('offers_by_name', key='offer.name')\n"
     )
     (package / "first.py").write_text(OFFER.format(names="'zwei', 'two'"))
     (package / "helper.py").write_text("")
@@ -43,3 +45,9 @@ def test_a_name_is_given_once(offers) -> None:
     offers.register("three")(object())
     with pytest.raises(ValueError, match="offers_by_name has a three already"):
         offers.register("three")(object())
+
+
+def test_a_name_that_nothing_has_is_refused_with_those_there_are(offers) -> None:
+    assert offers.named("two") is sys.modules["offers_by_name.first"].offer
+    with pytest.raises(InputError, match="offer.name must be one of one, two, zwei, got 'three'"):
+        offers.named("three")

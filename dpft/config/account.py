@@ -41,7 +41,7 @@ class AccountConfig:
     witness: str | None = None
     """File of heads that ``privacy.witness`` wrote while the run trained."""
     accountant: str | None = None
-    """What leads; None: prv, or what led the run's own accounting."""
+    """The accountant whose bound is the headline; None: prv, or the one of the run's own report."""
     output: str = "table"
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class AccountConfig:
 
     @property
     def leader(self) -> str:
-        """The accountant that leads where no run says which."""
+        """The accountant whose bound is the headline where no run's report names one."""
         return self.accountant or LEADING_ACCOUNTANTS[0]
 
     @property

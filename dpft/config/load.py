@@ -31,7 +31,7 @@ def load(
         cfg: The composed configuration, without the ``hydra`` node.
         root: The dataclass of the whole configuration.
         polymorphic: Dotted key to the function from the values under it to their dataclass, for
-            the keys whose class is chosen (``{"method": by_name(method_class)}``).
+            the keys whose class is chosen (``{"method": by_name(METHODS.named)}``).
 
     Raises:
         InputError: A key is unknown, a value is missing, of the wrong type or not finite, or a

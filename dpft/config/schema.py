@@ -12,22 +12,22 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
-from dpft.methods.base import Method, method_class
+from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
-from dpft.training.trackers.base import NoTracking, TrackingConfig, tracking_class
+from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
 POLYMORPHIC = {
     **TASK,
-    "method": by_name(method_class),
+    "method": by_name(METHODS.named),
     "privacy": by_name(privacy_class),
     "optimizer": by_name(optimizer_class),
-    "tracking": by_name(tracking_class),
+    "tracking": by_name(TRACKING.named),
 }
 
 
@@ -68,7 +68,7 @@ class TrainCommand(TrainConfig):
     """Folder of a run that broke off, to go on with it."""
 
     def settings(self) -> TrainConfig:
-        """Returns what the run is, however it was called: without its witness (see there)."""
+        """Returns the configuration that the run's folder keeps, which never names its witness."""
         parts = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
         if self.privacy.guarantee is not None:
             parts["privacy"] = replace(self.privacy.guarantee, witness=None)
@@ -149,7 +149,7 @@ class ExportConfig:
 
 
 def check_human_eval(config: EvaluateConfig) -> None:
-    """Refuses a rating sheet of nothing, or of no run.
+    """Refuses a rating sheet without inputs, or without a run whose model writes the responses.
 
     Raises:
         InputError: human_eval is below 1 or stands without run, or human_eval_runs without it.
@@ -165,10 +165,10 @@ def check_human_eval(config: EvaluateConfig) -> None:
 
 
 def check_complete(task: Task) -> None:
-    """Refuses a task that lacks what it needs.
+    """Refuses a task of which keys that it needs are not given.
 
     Raises:
-        InputError: It says what.
+        InputError: The sentence of ``Task.lacks``.
     """
     if task.lacks is not None:
         raise InputError(task.lacks)

@@ -39,7 +39,7 @@ def split_held_out(
 
 
 def fingerprint(records: Sequence[Record], units: Sequence[str], key: bytes) -> str:
-    """Returns what tells these records, in this order, from any others; without the key nothing.
+    """Returns a keyed hash of the records in their order, which says nothing without the key.
 
     Args:
         records: What a task made of rows.

@@ -94,7 +94,7 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Returns a JSON object; one that says a name twice is none, since either could be meant."""
+    """Returns a JSON object as a dict; refuses one with a name twice: either could be meant."""
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError

@@ -36,7 +36,7 @@ def made_at(row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping
 
 
 def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Returns a row's examples in groups of its own: the second row of an input is "… (2)".
+    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)".
 
     Args:
         examples: Of one row.
@@ -81,7 +81,7 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
 
 
 def _names(task: Task, column: str) -> list[str]:
-    """Returns what a column may be called."""
+    """Returns the names under which a row may hold a column: its own, then its aliases."""
     return [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
 
 
@@ -91,7 +91,7 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
 
 
 def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
-    """Returns the rest of the sentence: what asks for a column, and where to look for it."""
+    """Returns the end of the error of a missing column: what asks for it, and where to look."""
     key = task.column_key(column)
     if key is None:
         return f"; task={task.name} needs {', '.join(needed)}."
@@ -99,7 +99,7 @@ def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
 
 
 def _named_by(key: str, row: Row) -> str:
-    """Returns the rest of the sentence where a key names a column that is not there.
+    """Returns the end of the error of a missing column that a configuration key names.
 
     What stands for a column's name may be a record: the first one, in a file without a header.
     """

@@ -37,7 +37,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
 
 
 def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
-    """Returns every example of a split, and beside it the value of its row that is its unit.
+    """Returns every example of a split and, in a second list, the privacy unit of each.
 
     Args:
         task: As ``load_examples``.

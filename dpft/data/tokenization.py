@@ -44,11 +44,11 @@ class Prompt:
     """A prompt in the three parts that cutting tells apart, in token ids."""
 
     start: list[int]
-    """Stays."""
+    """What opens the prompt; stays while the record can give way."""
     record: list[int]
-    """Gives way where there is no room."""
+    """The record's own text, which is cut where there is no room."""
     separator: list[int]
-    """Stays."""
+    """What ends the prompt; stays while the record can give way."""
     cut_start: bool
     """Whether the record loses its beginning, not its end."""
 

@@ -147,7 +147,7 @@ def evaluate_parts(
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
-    """Returns what predictions of a split are made from, as a file of predictions names it.
+    """Returns a split's inputs in the words by which a file of predictions names them.
 
     Args:
         task: The task the examples are of.

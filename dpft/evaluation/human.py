@@ -49,7 +49,7 @@ class Row:
     item: int
     """Number of the item, from 1."""
     response_id: str
-    """Unique on the sheet, and of another sheet no id."""
+    """Unique on the sheet; an id of one sheet is none of another's."""
     context: str
     response: str
     system: str
@@ -117,7 +117,7 @@ def sheet_text(rows: Sequence[Row]) -> str:
 
 
 def formula_safe(text: str) -> str:
-    """Returns the text as a cell that no spreadsheet computes; an apostrophe off, and it is back.
+    """Returns the text as a cell that no spreadsheet computes, an apostrophe before it if need be.
 
     >>> formula_safe("=1+1"), formula_safe("1 = 1")
     ("'=1+1", '1 = 1')
@@ -126,7 +126,7 @@ def formula_safe(text: str) -> str:
 
 
 def sheet_key(rows: Sequence[Row], systems: Sequence[str], **about: Any) -> dict[str, Any]:
-    """Returns the content of the key: whose each row is; it holds none of the texts.
+    """Returns the content of the key file: the system of each response, and none of the texts.
 
     Args:
         rows: The sheet's.

@@ -123,7 +123,10 @@ class ModelOutputs:
         return [answers[index] for index in range(len(examples))]
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """Yields batches on the model's device, longest records first, the model at rest."""
+        """Yields the records in batches on the model's device, longest first, without dropout.
+
+        Each batch comes after the positions of its records in ``examples``.
+        """
         rows = self.encoding.rows(examples)
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].input_ids))
         with evaluation_mode(self.model):

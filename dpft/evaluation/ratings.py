@@ -24,7 +24,7 @@ _LARGEST_CELL = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class KeyEntry:
-    """Whose a response was."""
+    """Which system wrote a response, and to which item of the sheet."""
 
     item: int
     system: str
@@ -32,16 +32,16 @@ class KeyEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What the key file tells of a sheet."""
+    """What the key file tells of a sheet: where its inputs are from, and who wrote what."""
 
     path: Path
     task: str
     split: str
     split_is_public: bool
     systems: tuple[str, ...]
-    """In the order of reports."""
+    """Names of the systems, in the order in which reports list them."""
     responses: dict[str, KeyEntry]
-    """By response id."""
+    """Response id to who wrote the response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Ratings:
     """What was read from the filled sheets."""
 
     given: tuple[Rating, ...]
-    """At least one."""
+    """All ratings of all sheets, at least one."""
     not_rated: int
     """Rows without a rating."""
 

@@ -87,7 +87,7 @@ def _cells(prediction: Prediction) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Returns a text for a cell of a table; its lines stay lines."""
+    """Returns a text as a cell of a Markdown table, its line ends as ``<br>``."""
     return "<br>".join(map(_inline, text.splitlines())) if text.strip() else "*empty*"
 
 

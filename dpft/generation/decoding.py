@@ -170,7 +170,7 @@ def _generation_config(
 
 
 Processors = Callable[[Sequence[int]], "LogitsProcessorList | None"]
-"""From the places of a batch's prompts to what changes their logits."""
+"""From the positions of a batch's prompts among all prompts to the processors of its logits."""
 
 
 def _processors(config: DecodeConfig) -> Processors:

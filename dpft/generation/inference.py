@@ -1,4 +1,4 @@
-"""A model at rest: no dropout, no settings of its own, and all put back afterwards.
+"""A model that is not training: no dropout, no settings of its own, all put back afterwards.
 
 It stands alone because evaluation happens in the middle of a run: the model goes on training
 after its "before" scores, so looking at it must change nothing.

@@ -29,7 +29,7 @@ def root_seed(seed: int | None) -> int:
 
 
 def uniforms(root: int, places: Sequence[int], length: int) -> Tensor:
-    """Returns the numbers in [0, 1) that choose the tokens of some prompts, float64.
+    """Returns a random number in [0, 1) for each token that may be written, float64.
 
     Args:
         root: What ``root_seed`` returned.
@@ -57,7 +57,7 @@ def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> Lo
 
 
 class _Choice(LogitsProcessor):
-    """Leaves the one token of each row that the row's next number chooses."""
+    """Chooses each text's next token by its next random number; no other token stays possible."""
 
     def __init__(self, draws: Tensor) -> None:
         self._columns = iter(draws.unbind(dim=1))

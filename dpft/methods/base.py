@@ -25,7 +25,7 @@ WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".b
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """How many numbers a run trains, of how many; a tied parameter counts once."""
+    """Numbers in the parameters of a prepared model; a tied parameter counts once."""
 
     trainable: int
     new: int
@@ -140,7 +140,7 @@ class Method(ABC):
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
     def relocate(self, folder: Path, to: Path) -> None:
-        """Makes a copy of what ``save`` wrote right for another place.
+        """Corrects, in a copy of what ``save`` wrote, the paths that name where it lies.
 
         Args:
             folder: The copy, where it lies now.
@@ -165,7 +165,7 @@ class Method(ABC):
         )
 
     def _also_trained(self, model: nn.Module, new: frozenset[str]) -> Iterator[nn.Parameter]:
-        """Yields the parameters that the unions of the configuration open."""
+        """Yields the parameters that ``train_new_modules`` and its like add to the method's own."""
         inputs = input_embeddings(model) if self.train_embeddings else set()
         for name, parameter in model.named_parameters():
             fresh = is_new(name, new)
@@ -209,7 +209,7 @@ def input_embeddings(model: nn.Module) -> set[nn.Parameter]:
 
 
 def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> ParameterCounts:
-    """Returns the counts of a prepared model.
+    """Returns how many numbers of a prepared model train, how many of them are new, and all.
 
     Args:
         model: After ``Method.prepare``.
@@ -228,17 +228,5 @@ def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> Par
     )
 
 
-METHODS: Registry[type[Method]] = Registry("dpft.methods")
+METHODS: Registry[type[Method]] = Registry("dpft.methods", key="method.name")
 """Every method by name; a module of this package registers its class."""
-
-
-def method_class(name: str) -> type[Method]:
-    """Returns the class of the method of that name.
-
-    Raises:
-        InputError: There is no such method.
-    """
-    methods = METHODS.entries()
-    if name not in methods:
-        raise InputError(f"method.name must be one of {', '.join(methods)}, got {name!r}.")
-    return methods[name]

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: where they go in a model, whatever an adapter is.
+"""Bottleneck adapters: where in a model they are put, whatever module an adapter is.
 
 A block's output projections, after attention and after the feed-forward layer, are wrapped, so
 that an adapter acts before the residual is added (Houlsby et al. 2019, figure 2). The adapters
@@ -171,7 +171,7 @@ class BottleneckMethod(Method):
 
 
 def output_width(layer: Projection) -> int:
-    """Returns the width of what a projection gives."""
+    """Returns the width of a projection's output."""
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.nf)
 
 

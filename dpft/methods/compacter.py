@@ -20,7 +20,8 @@ from dpft.methods.base import METHODS
 from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
 RANK_ONE_STD = 0.1
-"""Of s and t; with A of variance 1/n, W has entries of standard deviation 0.01 (Houlsby's)."""
+"""Standard deviation of s and t at the start; with A of variance 1/n, entries of W have one of
+0.01 (Houlsby's)."""
 
 
 class PHMLinear(nn.Module):
@@ -81,7 +82,7 @@ class CompactBottleneck(nn.Module):
 
 
 BOTTLENECK_SHARE = 0.24
-"""Of the hidden size, where no bottleneck is given."""
+"""Width of the bottleneck over the hidden size, where no bottleneck is given."""
 
 
 @METHODS.register("compacter")

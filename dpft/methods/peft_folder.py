@@ -23,7 +23,7 @@ from dpft.methods.base_folder import BASE, base_folder, save_base
 
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
-"""In the names of the parameters that peft saves by itself."""
+"""What the names of the parameters that peft saves by itself contain, one of these."""
 
 
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PreTrainedModel:

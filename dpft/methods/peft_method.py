@@ -33,7 +33,7 @@ class PeftMethod(Method):
 
     saves_whole_model: ClassVar[bool] = False
     own_parts: ClassVar[str]
-    """In the names of the parameters that the method itself adds."""
+    """What the names of the parameters that the method itself adds contain."""
 
     @abstractmethod
     def configure(

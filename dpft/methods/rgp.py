@@ -24,7 +24,7 @@ from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, input_embeddings
 
 CARRIERS = ("left.weight", "right.weight", "initial_weight")
-"""What a reparametrized layer has beside the layer it wraps."""
+"""Names of the parameters that a reparametrized layer adds to the layer it wraps."""
 
 
 class ReparametrizedLinear(nn.Module):

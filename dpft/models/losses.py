@@ -18,7 +18,7 @@ from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, MASKED, SCORE, SEQ2SEQ
 
 
 class Batch(Protocol):
-    """What losses are made of: ``dpft.data.collation.Batch`` is one."""
+    """What losses read of a batch, such as a ``dpft.data.collation.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:

@@ -112,7 +112,7 @@ class Task(ABC):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Those of all its columns that need not hold text."""
+        """Columns, required or optional, whose values need not be text."""
         return ()
 
     def parts(self, split: str) -> tuple[str, ...]:
@@ -241,20 +241,8 @@ class LabelTask(Task):
         """
 
 
-TASKS: Registry[type[Task]] = Registry("dpft.tasks")
+TASKS: Registry[type[Task]] = Registry("dpft.tasks", key="task.name")
 """Every task by name; a module of this package registers its class, or one class for several."""
-
-
-def task_class(name: str) -> type[Task]:
-    """Returns the class of the task of that name.
-
-    Raises:
-        InputError: There is no such task.
-    """
-    tasks = TASKS.entries()
-    if name not in tasks:
-        raise InputError(f"task.name must be one of {', '.join(tasks)}, got {name!r}.")
-    return tasks[name]
 
 
 def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
@@ -263,4 +251,4 @@ def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
     Raises:
         InputError: There is no such task, or the keys do not go together.
     """
-    return task_class(values["name"]).chosen(values)
+    return TASKS.named(values["name"]).chosen(values)

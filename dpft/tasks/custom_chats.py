@@ -45,17 +45,17 @@ class CustomChats(CustomFields, TextTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The conversation's."""
+        """The column of the conversation."""
         return (self._column,)
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
-        """The conversation's, its answer left out."""
+        """The column of the conversation, of which a prompt leaves out the answer."""
         return self.columns
 
     @property
     def unit_definition(self) -> str:
-        """A conversation, whoever takes part in others."""
+        """One record is a conversation, whoever takes part in others."""
         return "conversation (row of the data); equal ones are records of their own"
 
     def column_key(self, column: str) -> str | None:

@@ -67,22 +67,22 @@ class CustomFields(Task):
 
     @property
     def lacks(self) -> str | None:
-        """A form, where none is chosen."""
+        """A sentence that asks for the keys of a form, where none is given."""
         none = form_of(self._given()) is None
         return f"task=custom needs one of {FORMS}, got none." if none else None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """None without a form."""
+        """No columns: which ones are read, the form says."""
         return ()
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All: a template writes numbers too."""
+        """All columns, since a template writes numbers as well as text."""
         return self.columns
 
     def is_published(self, split: str) -> bool:
-        """Returns that it is not."""
+        """Returns False: rows of your own are never published ones."""
         return False
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:

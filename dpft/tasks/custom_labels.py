@@ -27,12 +27,12 @@ class CustomLabels(CustomFields, ClassificationTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the template, each once, and the label's."""
+        """The columns of the template, each once, and the label's."""
         return tuple(dict.fromkeys((*self._text.columns, self._label)))
 
     @property
     def texts_per_record(self) -> int:
-        """One, which ``<S1>`` stands for."""
+        """One text a record, for which ``<S1>`` stands."""
         return 1
 
     def column_key(self, column: str) -> str | None:

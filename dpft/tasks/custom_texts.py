@@ -31,12 +31,12 @@ class CustomTexts(CustomFields, TextTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the templates, each once."""
+        """The columns of the templates, each once."""
         return tuple(dict.fromkeys((*self._prompt.columns, *self._target.columns)))
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
-        """Those of ``task.prompt``."""
+        """The columns of ``task.prompt``."""
         return tuple(dict.fromkeys(self._prompt.columns))
 
     def column_key(self, column: str) -> str | None:

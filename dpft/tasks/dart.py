@@ -65,7 +65,7 @@ class DartTask(TextTask):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Both: lists."""
+        """Both columns, which hold lists."""
         return self.columns
 
     @property
@@ -75,7 +75,7 @@ class DartTask(TextTask):
 
     @property
     def unit_definition(self) -> str:
-        """A pair, as the published number of training records counts."""
+        """One record is a pair of a tripleset and a text, as the published size counts them."""
         return "pair of a tripleset and a text; the texts of one tripleset are records apart"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:

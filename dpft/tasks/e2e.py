@@ -73,7 +73,7 @@ class E2ETask(TextTask):
 
     @property
     def unit_definition(self) -> str:
-        """A pair, however often its two halves occur in others."""
+        """One record is a meaning and a sentence, however often either occurs in others."""
         return "pair of a meaning representation and a reference; equal pairs are records apart"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:

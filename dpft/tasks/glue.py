@@ -39,17 +39,17 @@ class GlueTask(ClassificationTask):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """The label: a number or the class's name."""
+        """The column of the label, which holds a number or the class's name."""
         return ("label",)
 
     @property
     def texts_per_record(self) -> int:
-        """As many as there are text columns."""
+        """As many texts a record as there are text columns."""
         return len(self.text_columns)
 
     @property
     def is_score(self) -> bool:
-        """Whether there is a largest score."""
+        """Whether labels are scores: where ``max_score`` says the largest."""
         return self.max_score is not None
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabelledExample, ...]:

@@ -62,7 +62,7 @@ class PersonaChatTask(TextTask):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All: lists."""
+        """All columns, which hold lists."""
         return (*self.columns, *self.optional_columns)
 
     @property
@@ -72,12 +72,12 @@ class PersonaChatTask(TextTask):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Of the persona, the other speaker and the replier."""
+        """Tokens that open the persona, a turn of the other speaker and one of the replier."""
         return TOKENS
 
     @property
     def unit_definition(self) -> str:
-        """An utterance; those of one dialogue share its turns, which the reader should know."""
+        """One record is an utterance; those of a dialogue share its turns, and reports say so."""
         return (
             "utterance with its persona and history; the utterances of one dialogue, which share"
             " its turns, are records apart"

@@ -18,9 +18,9 @@ class Example:
     separator: str = ""
     """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
     lead: str = ""
-    """The beginning of ``prompt`` that stays likewise; may be empty."""
+    """The beginning of ``prompt`` that stays when a long prompt is cut; may be empty."""
     cut_start: bool = False
-    """Whether what is between the two loses its beginning, as a history does, not its end."""
+    """Whether a long prompt loses the beginning of what is between the two, not the end."""
     cut_target_end: bool = False
     """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
 

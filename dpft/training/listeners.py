@@ -17,7 +17,7 @@ class PublicStep:
     last_step: int
     """The step to end at."""
     learning_rate: float
-    """Of this step; where parameters have rates of their own, that of the first."""
+    """The step's learning rate; where parameters have rates of their own, that of the first."""
     epsilon: float | None
     """Upper bound of what all noisy steps so far have spent; None for a non-private run."""
 

@@ -58,7 +58,7 @@ class OrdinaryEngine:
         return self
 
     def generator_states(self) -> dict[str, Any]:
-        """Returns what ``state`` takes, ready for JSON."""
+        """Returns the generators' states, ready for JSON, as the parameter ``state`` takes them."""
         return {
             "order": _written_state(self._generator.get_state()),
             "waiting": list(self._waiting),

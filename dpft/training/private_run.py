@@ -70,7 +70,7 @@ def train_privately(
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRun:
-    """What a private run is bound to; its three ways to start."""
+    """A private run: what it is bound to, and how it starts: afresh, by a replay or reseeded."""
 
     session: Session
     plan: PrivacyPlan
@@ -197,7 +197,7 @@ class PrivateRun:
         delete_generator_states(session.folder / CHECKPOINTS)
 
     def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
-        """Returns what a run that goes on from here must have as it was, ready for JSON."""
+        """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
         handover = self.session.handover
         return {
             "plan": write_plan(self.plan),
@@ -212,7 +212,7 @@ class PrivateRun:
         }
 
     def _witnessed(self, ledger: Ledger) -> Session:
-        """Returns the session, in which the witness hears of the steps, if there is one."""
+        """Returns the session, the run's witness among its listeners if it has one."""
         session = self.session
         if session.handover is None:
             return session

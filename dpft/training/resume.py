@@ -104,11 +104,11 @@ PROMISES = {
     "self_check": "privacy.self_check",
     "show_diagnostics": "privacy.show_diagnostics",
 }
-"""What a report says of a run that its plan does not hold, and the key that it follows from."""
+"""Statements of a report that rest on a configuration key alone, not on the plan, by that key."""
 
 
 def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
-    """Returns what the report will say of a run that its plan does not hold, ready for JSON."""
+    """Returns the statements of ``PROMISES`` as the configuration makes them, ready for JSON."""
     return {
         "reproducible": privacy.noise_seed is not None,
         "self_check": privacy.self_check,
@@ -117,7 +117,7 @@ def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
 
 
 def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> None:
-    """Refuses to report of a run what it did not begin with: its configuration was edited.
+    """Refuses a run whose configuration was edited since it began, in a key of ``PROMISES``.
 
     Raises:
         InputError: A noise seed, shown losses or a self-check were added or removed.

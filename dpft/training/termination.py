@@ -11,7 +11,7 @@ TERMINATED = 143
 
 @contextmanager
 def termination_requests() -> Iterator[Callable[[], bool]]:
-    """Gives whether SIGTERM has come, which inside the block ends nothing by itself.
+    """Yields a function that says whether SIGTERM has come, which in the block ends nothing.
 
     Only the main thread is told of signals; elsewhere the answer is always no.
     """

@@ -5,7 +5,7 @@ import evaluate
 import pytest
 
 from dpft.evaluation.local_metric import LocalMetric, compute
-from dpft.evaluation.metrics.base import METRICS, metric_spec
+from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics_config import MetricsConfig
 
 COLUMNS = {
@@ -21,7 +21,7 @@ QUICK = sorted(set(METRICS.entries()) - {"meteor", "meteor_plain", "bertscore", 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_metric_class_computes_what_the_function_does(name):
-    spec = metric_spec(name)
+    spec = METRICS.named(name)
     reason = spec.missing(MetricsConfig())
     if reason is not None:
         pytest.skip(reason)
@@ -30,7 +30,7 @@ def test_the_metric_class_computes_what_the_function_does(name):
 
 
 def test_a_metric_is_a_local_evaluate_metric(tmp_path):
-    metric = LocalMetric(metric_spec("bleu"), keep_in_memory=True, cache_dir=tmp_path)
+    metric = LocalMetric(METRICS.named("bleu"), keep_in_memory=True, cache_dir=tmp_path)
     assert isinstance(metric, evaluate.Metric)
     assert "0..100" in metric.description
 
@@ -44,7 +44,7 @@ def test_private_text_is_not_written_to_a_cache(tmp_path, monkeypatch):
         seen.extend(path for path in tmp_path.rglob("*") if path.is_file())
         return 0.0
 
-    compute(replace(metric_spec("bleu"), score=spying_score), COLUMNS["texts"])
+    compute(replace(METRICS.named("bleu"), score=spying_score), COLUMNS["texts"])
     assert seen == []
     assert list(tmp_path.iterdir()) == []
 
@@ -57,6 +57,6 @@ def test_a_metric_that_reads_settings_gets_them():
         seen.append(settings)
         return 0.0
 
-    spec = replace(metric_spec("bleu"), score=spying_score, reads_settings=True)
+    spec = replace(METRICS.named("bleu"), score=spying_score, reads_settings=True)
     compute(spec, COLUMNS["texts"], settings)
     assert seen == [settings]

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig, generate_texts
-from dpft.methods.base import method_class
+from dpft.methods.base import METHODS
 from tests.models import small
 
 WORDS = [*"abcdefgh", "<end>"]
@@ -265,13 +265,13 @@ def test_a_wrapper_of_pefts_around_a_seq2seq_model_writes_what_the_model_writes(
     """A fresh LoRA changes nothing; peft's own ``generate`` takes nothing by position."""
     settings = {"num_beams": num_beams, "max_new_tokens": 7}
     expected = seq2seq_texts(seq2seq, SOURCES, **settings)
-    wrapped = method_class("lora")(name="lora", rank=2, targets=("q", "v")).prepare(seq2seq)
+    wrapped = METHODS.named("lora")(name="lora", rank=2, targets=("q", "v")).prepare(seq2seq)
     assert seq2seq_texts(wrapped, SOURCES, batch_size=3, **settings) == expected
 
 
 @pytest.mark.parametrize("name", ["prefix", "prompt"])
 def test_a_seq2seq_model_with_virtual_tokens_writes_the_same_alone_and_in_a_batch(seq2seq, name):
-    prepared = method_class(name)(name=name).prepare(seq2seq)
+    prepared = METHODS.named(name)(name=name).prepare(seq2seq)
     settings = {"num_beams": 1, "max_new_tokens": 5}
     alone = seq2seq_texts(prepared, SOURCES, **settings)
     assert seq2seq_texts(prepared, SOURCES, batch_size=4, **settings) == alone

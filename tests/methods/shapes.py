@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from dpft.methods.base import Method, method_class
+from dpft.methods.base import METHODS, Method
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.architectures.batches import Examples, Kind, examples
 from tests.privacy.clipping.architectures.zoo import EVERY
@@ -74,7 +74,7 @@ def trained_names(model: nn.Module) -> set[str]:
 
 
 def recipe(name: str, **settings) -> Method:
-    return method_class(name)(name=name, **settings)
+    return METHODS.named(name)(name=name, **settings)
 
 
 def train(model: nn.Module, kind: Kind, steps: int = 3) -> None:

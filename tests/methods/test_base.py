@@ -2,19 +2,19 @@ import pytest
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, count_parameters, method_class
+from dpft.methods.base import METHODS, Method, count_parameters
 from dpft.methods.full import Full
 
 
 def test_a_method_is_found_by_the_name_of_its_module() -> None:
     assert "full" in METHODS.entries() and "base" not in METHODS.entries()
-    assert method_class("full") is Full
-    assert all(issubclass(method_class(name), Method) for name in METHODS.entries())
+    assert METHODS.named("full") is Full
+    assert all(issubclass(METHODS.named(name), Method) for name in METHODS.entries())
 
 
 def test_an_unknown_method_is_refused_with_the_list() -> None:
     with pytest.raises(InputError, match="method.name must be one of .*full.*, got 'warp'"):
-        method_class("warp")
+        METHODS.named("warp")
 
 
 def test_a_tied_parameter_counts_once_and_a_frozen_one_only_in_the_total() -> None:

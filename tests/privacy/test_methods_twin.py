@@ -29,7 +29,7 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
-from dpft.methods.base import METHODS, Method, method_class
+from dpft.methods.base import METHODS, Method
 from dpft.models.losses import per_example_losses
 from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
@@ -107,7 +107,7 @@ GRID = [
 def prepared(name: str, shape: str) -> tuple[Method, PreTrainedModel]:
     """A prepared model far from where training starts, without dropout."""
     assert name in RECIPES, f"method={name} needs a recipe here, so that its sensitivity is tested"
-    method = method_class(name)(name=name, **RECIPES[name])
+    method = METHODS.named(name)(name=name, **RECIPES[name])
     torch.manual_seed(0)
     model = method.prepare(SHAPES[shape].build().eval(), SHAPES[shape].new).eval()
     with torch.no_grad():

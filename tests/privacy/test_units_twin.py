@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpft.data.units import bounded_units
-from dpft.methods.base import method_class
+from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
@@ -27,7 +27,7 @@ def data(values, micro_batch_size=4):
 
 
 def model_of(method):
-    model = method_class(method)(name=method).prepare(tiny_model(), frozenset()).eval()
+    model = METHODS.named(method)(name=method).prepare(tiny_model(), frozenset()).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

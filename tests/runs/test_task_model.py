@@ -14,7 +14,7 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.source import ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
-from dpft.tasks.base import Task, task_class
+from dpft.tasks.base import TASKS, Task
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample
 from tests.models import small
@@ -25,7 +25,7 @@ CLS = {"objective": "cls"}
 
 def task(name: str, **settings: object) -> Task:
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    return task_class(name)(**{**values, "max_length": 24, **settings})
+    return TASKS.named(name)(**{**values, "max_length": 24, **settings})
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from dpft.config.schema import TrainConfig
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.generation.inference import evaluation_mode
-from dpft.methods.base import Method, method_class
+from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.losses import answer_logits
@@ -18,7 +18,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import head_of, prepare_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
-from dpft.tasks.base import Task, task_class
+from dpft.tasks.base import TASKS, Task
 from dpft.tasks.records import LabelledExample
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.training_config import TrainingConfig
@@ -68,7 +68,7 @@ CASES = [
 def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, settings, change):
     base = small.save(name, tmp_path / "base")
     model = ModelConfig(name=name, path=str(base), **change)
-    task = task_class("mnli")(**part("task", "mnli", max_length=24, **settings))
+    task = TASKS.named("mnli")(**part("task", "mnli", max_length=24, **settings))
     chosen = method_of(method, name)
     config = configuration(task, model, chosen)
     architecture = read_architecture(model)
@@ -90,6 +90,6 @@ def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, s
 
 def method_of(name: str, model: str) -> Method:
     if name == "full":
-        return method_class(name)(name=name)
+        return METHODS.named(name)(name=name)
     targets = {"bert": ("query", "value"), "gpt2": ("c_attn",), "t5": ("q", "v")}
-    return method_class(name)(name=name, targets=targets[model])
+    return METHODS.named(name)(name=name, targets=targets[model])

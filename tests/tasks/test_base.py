@@ -1,7 +1,7 @@
 import pytest
 
 from dpft.errors import InputError
-from dpft.tasks.base import task_class
+from dpft.tasks.base import TASKS
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.records import Example
 
@@ -35,7 +35,7 @@ def test_the_public_number_of_examples_follows_the_source(source, number):
 
 def test_an_unknown_task_is_refused_with_the_known_ones():
     with pytest.raises(InputError, match=r"task\.name must be one of .*e2e.*, got 'e2'"):
-        task_class("e2")
+        TASKS.named("e2")
 
 
 def test_a_prompt_ends_with_its_separator():

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dpft.config.convert import Schema, build
 from dpft.config.keys import key_name
-from dpft.tasks.base import TASKS, Task, chosen_task_class, task_class
+from dpft.tasks.base import TASKS, Task, chosen_task_class
 
 FORMS = {"custom": {"text": "{text}"}}
 """What must be chosen beyond the YAML."""
@@ -19,7 +19,7 @@ CONF = Path(__file__).parents[2] / "conf" / "task"
 @pytest.mark.parametrize("name", TASKS.entries())
 def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    assert set(values) == {key_name(field) for field in fields(task_class(name))}
+    assert set(values) == {key_name(field) for field in fields(TASKS.named(name))}
     schema = Schema(polymorphic={"task": chosen_task_class}, known_keys=())
     assert build(values | FORMS.get(name, {}), Task, key="task", schema=schema).name == name
 
@@ -33,5 +33,5 @@ def test_the_yaml_reads_the_published_data_unless_told_otherwise(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     published = [source for source, key in (("hub", "hub_name"), ("url", "urls")) if values[key]]
     for source in published:
-        task = task_class(name)(**{**values, "source": source})
+        task = TASKS.named(name)(**{**values, "source": source})
         assert all(task.is_published(split) for split in ("train", "validation", "test"))

@@ -10,7 +10,7 @@ from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.groups import group_examples
 from dpft.tasks import dart
-from dpft.tasks.base import task_class
+from dpft.tasks.base import TASKS
 from dpft.tasks.dart import DartTask
 from dpft.tasks.records import Example
 
@@ -83,7 +83,7 @@ def test_a_row_of_another_shape_is_refused_without_being_quoted(tripleset, annot
 
 
 def test_the_task_is_found_by_its_name_and_says_what_a_record_is():
-    assert task_class("dart") is DartTask
+    assert TASKS.named("dart") is DartTask
     assert TASK.unit_definition.startswith("pair of a tripleset and a text")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.tasks import e2e
-from dpft.tasks.base import TASKS, task_class
+from dpft.tasks.base import TASKS
 from dpft.tasks.e2e import E2ETask, linearise
 from dpft.tasks.records import Example
 
@@ -80,4 +80,4 @@ def test_a_malformed_record_is_refused_without_being_quoted(record):
 
 def test_the_task_is_found_by_its_name():
     assert "e2e" in TASKS.entries()
-    assert task_class("e2e") is E2ETask
+    assert TASKS.named("e2e") is E2ETask

@@ -8,7 +8,7 @@ from dpft.data.sources import load_examples
 from dpft.data.tokenization import tokenize, tokenize_prompts
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
-from dpft.tasks.base import task_class
+from dpft.tasks.base import TASKS
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
 from tests.data.conftest import letter_tokenizer
 
@@ -185,7 +185,7 @@ def test_a_history_of_fewer_than_no_turns_is_refused():
 
 
 def test_the_task_is_found_by_its_name_and_says_what_a_record_is():
-    assert task_class("personachat") is PersonaChatTask
+    assert TASKS.named("personachat") is PersonaChatTask
     assert TASK.unit_definition.startswith("utterance with its persona and history")
 
 

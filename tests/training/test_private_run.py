@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpft.errors import InputError, StateError
-from dpft.methods.base import method_class
+from dpft.methods.base import METHODS
 from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
 from dpft.privacy.completeness import read_run_ledger
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, **settings):
     own = session(folder, tiny_model(), checkpoint_every=2, **settings)
-    object.__setattr__(own, "method", method_class(method)(name=method))
+    object.__setattr__(own, "method", METHODS.named(method)(name=method))
     object.__setattr__(own, "model", own.method.prepare(own.model))
     config = privacy()
     object.__setattr__(config, "resume_overspend", overspend)

@@ -60,7 +60,7 @@ class MetricSpec:
         return self.key or self.name
 
 
-METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics")
+METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="each of task.metrics")
 """Every metric by name; a module of this package registers its own by ``register``."""
 
 
@@ -69,25 +69,13 @@ def register(spec: MetricSpec) -> None:
     METRICS.register(spec.name)(spec)
 
 
-def metric_spec(name: str) -> MetricSpec:
-    """Returns the metric of that name.
-
-    Raises:
-        InputError: There is no such metric.
-    """
-    metrics = METRICS.entries()
-    if name not in metrics:
-        raise InputError(f"each of task.metrics must be one of {', '.join(metrics)}, got {name!r}.")
-    return metrics[name]
-
-
 def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
     """Returns the metrics of a task.
 
     Raises:
         InputError: There is no such metric, or two would share a key of metrics.json.
     """
-    specs = [metric_spec(name) for name in names]
+    specs = [METRICS.named(name) for name in names]
     by_key: dict[str, str] = {}
     for spec in specs:
         other = by_key.setdefault(spec.reported_as, spec.name)

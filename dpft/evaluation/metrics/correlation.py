@@ -39,7 +39,7 @@ def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
 
 
 def varies(scores: Sequence[float]) -> bool:
-    """Returns whether scores are finite and not all equal; else scipy warns of each."""
+    """Returns whether scores are finite and not all equal: else they have no correlation."""
     values = np.asarray(scores, dtype=float)
     return bool(np.isfinite(values).all() and np.unique(values).size > 1)
 

@@ -27,7 +27,7 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 
 
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns METEOR of the corpus, 0..1.
+    """Returns METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
     Args:
         predictions: One text per input.
@@ -41,7 +41,7 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns METEOR of the corpus, 0..1.
+    """Returns METEOR of the corpus over the texts as they are written, 0..1.
 
     Args:
         predictions: One text per input.
@@ -97,13 +97,17 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Returns the line for texts that hold neither a line end nor |||."""
+    """Returns the program's line for one input.
+
+    Args:
+        texts: The references, then the prediction; none holds a line end or |||.
+    """
     line = SEPARATOR.join(["SCORE", *texts])
     return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
 
 
 def jar() -> Path:
-    """Returns the program, which finds its tables beside itself."""
+    """Returns the path of the program, which finds its tables beside itself."""
     package = find_spec("pycocoevalcap")
     assert package is not None and package.submodule_search_locations
     return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"

@@ -56,7 +56,7 @@ def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[st
 
 
 def headline(report: AccountingReport, *, unit: str = "example") -> str:
-    """Returns epsilon with all that it means nothing without, wrapped to ``WIDTH`` columns."""
+    """Returns a mechanism's epsilon as ``headline_of`` states it."""
     mechanism = report.mechanism
     return headline_of(
         report.epsilon,
@@ -68,7 +68,15 @@ def headline(report: AccountingReport, *, unit: str = "example") -> str:
 
 
 def headline_of(epsilon: float, *, delta: float, accountant: str, steps: str, unit: str) -> str:
-    """Returns the same from its parts; ``steps`` says how many of what."""
+    """Returns epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
+
+    Args:
+        epsilon: An upper bound; it is rounded up.
+        delta: The delta that epsilon goes with, in (0, 1); it is rounded up.
+        accountant: Who computed the bound.
+        steps: What was composed, in words: "100 steps".
+        unit: What one privacy unit is called.
+    """
     return _wrapped(
         f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
         f"delta = {delta_up(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
@@ -93,7 +101,7 @@ def accounting_record(
     unit: str = "example",
     calibration: Calibration | None = None,
 ) -> dict[str, Any]:
-    """Returns the same as ``accounting_table`` under the keys of privacy.json, ready for JSON.
+    """Returns an accounting result under the keys of privacy.json, ready for JSON.
 
     Keys whose value is unknown are absent. Epsilons are in full precision.
     """

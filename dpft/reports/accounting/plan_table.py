@@ -42,7 +42,7 @@ def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def _phase_lines(plan: PrivacyPlan) -> list[str]:
-    """Returns a line for each phase; none where the run is one."""
+    """Returns a line for each phase of a plan; none where it has one alone."""
     if len(plan.phases) == 1:
         return []
     phases = enumerate(plan.phases, start=1)

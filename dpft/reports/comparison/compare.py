@@ -13,7 +13,7 @@ from dpft.reports.run.run_record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Many runs, put in order."""
+    """Many runs in groups of one setting each, with what is shown of them."""
 
     settings: list[Setting]
     keys: list[str]
@@ -21,10 +21,10 @@ class Comparison:
     axes: tuple[str, str] | None
     """Keys of the rows and of the columns of two-way tables."""
     fixed: list[str]
-    """Keys that are held fixed in each of them."""
+    """Keys whose values are fixed within each two-way table."""
     splits: list[Split]
     metrics: tuple[str, ...] | None
-    """Those shown over two keys and drawn; None: each split's first."""
+    """Metrics shown in two-way tables and plots; None: each split's first."""
     costs: list[str]
     left_out: list[str]
     """Folders of runs without a report."""
@@ -49,7 +49,7 @@ def compare(
     over: tuple[str, ...] = (),
     metrics: tuple[str, ...] | None = None,
 ) -> Comparison:
-    """Returns the runs put in order.
+    """Returns the runs in groups of one setting each, with what is shown of them.
 
     Args:
         records: Of finished runs, at least one.

@@ -20,7 +20,7 @@ BOLD_NOTE = (
 
 
 def best(scores: Mapping[int, Sequence[float]], metric: str) -> set[int]:
-    """Returns which settings are best; none where the test tells nothing apart.
+    """Returns the settings whose scores are best; none where the test tells none apart.
 
     Args:
         scores: Setting to its runs' scores.

@@ -44,7 +44,7 @@ class Split:
     """Whether every run scored a public split."""
     metrics: list[str]
     cells: dict[str, dict[int, Cell]]
-    """Metric, and number of the setting, to its scores."""
+    """Scores by metric and by the number of the setting."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One thing ``dpft doctor`` looked at, and how all of them are told.
+"""One check of ``dpft doctor``, and the table and the JSON of all of them.
 
 What is essential is what every ``dpft train`` needs: Python and the required packages in their
 ranges, a torch that computes, and an outputs/ that can be written. Without one of them the doctor

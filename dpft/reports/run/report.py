@@ -97,7 +97,7 @@ def _parts(
     privacy: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns what both forms of the report are made of."""
+    """Returns the values that the templates of report.md and report.html are filled with."""
     epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
     return {
         "title": title(config),

@@ -20,7 +20,7 @@ class ScoreTable:
     """Distinct inputs scored at each stage."""
     rows: list[tuple[str, list[float | None]]]
     not_computed: dict[str, list[str]]
-    """Why, and the metrics that have no value for it."""
+    """Reason to the metrics that have no value because of it."""
 
 
 def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def title(config: Config) -> str:
 
 
 def headline(privacy: Config) -> str:
-    """Returns epsilon with all that it means nothing without (docs/design.md, rule 6)."""
+    """Returns epsilon with all that it depends on (docs/design.md, rule 6), or "NOT PRIVATE"."""
     if "epsilon" not in privacy:
         return (
             "**NOT PRIVATE: this model was trained without differential privacy (`privacy=none`).**"
@@ -48,7 +48,7 @@ def headline(privacy: Config) -> str:
 
 
 def warnings(config: Config, privacy: Config) -> list[str]:
-    """Returns what stands right under the headline, a sentence each."""
+    """Returns the warnings that stand under the headline, a sentence each."""
     shown = "epsilon" in privacy and config["privacy"]["show_diagnostics"]
     losses = (
         "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
@@ -206,7 +206,7 @@ def _clipping_rows(privacy: Config) -> list[Row]:
 
 
 def _headroom(privacy: Config) -> str:
-    """Returns what of the sensitivity is left for rounding; nothing where the run is old."""
+    """Returns in words the share of the sensitivity kept for rounding; empty for an old run."""
     share = privacy.get("rounding_headroom")
     return "" if share is None else f", of which {share:.2%} is left for the rounding of the sum"
 

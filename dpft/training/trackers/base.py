@@ -23,7 +23,7 @@ class Place:
     folder: Path
     """The tracker's own folder in the run's; it exists."""
     run_id: str
-    """By which the tracker knows the run again; random."""
+    """Random name by which the tracker knows the run again."""
     goes_on: bool
     """Whether an earlier session of the run has written there."""
     config: Mapping[str, Any]
@@ -56,7 +56,7 @@ class TrackingConfig(ABC):
     name: str
 
 
-TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers")
+TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", key="tracking")
 """Every choice of ``tracking=<name>``; a module of this package registers its configuration."""
 
 
@@ -117,15 +117,3 @@ def require_package(module: str, tracking: str) -> None:
             f"tracking={tracking} needs the package {tracking}, got none that can be imported;"
             " pip install 'dpft[tracking]', or set tracking=none."
         ) from error
-
-
-def tracking_class(name: str) -> type[TrackingConfig]:
-    """Returns the configuration class of ``tracking=<name>``.
-
-    Raises:
-        InputError: There is no such tracker.
-    """
-    choices = TRACKING.entries()
-    if name not in choices:
-        raise InputError(f"tracking must be one of {', '.join(choices)}, got {name!r}.")
-    return choices[name]

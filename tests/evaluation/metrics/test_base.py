@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import METRICS, metric_spec, metric_specs
+from dpft.evaluation.metrics.base import METRICS, metric_specs
 from dpft.tasks.base import TASKS
 
 CONF = Path(__file__).parents[3] / "conf" / "task"
@@ -18,7 +18,7 @@ COLUMNS = {
 
 @pytest.mark.parametrize("name", METRICS.entries())
 def test_a_metric_is_a_function_of_its_own_name(name):
-    spec = metric_spec(name)
+    spec = METRICS.named(name)
     assert spec.name == name
     assert spec.score.__name__ == name
     assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs] + (
@@ -36,7 +36,7 @@ def test_the_metrics_of_every_task_exist(name):
 @pytest.mark.parametrize("name", ["blue", "base", "needs", "rouge", "tokens"])
 def test_an_unknown_metric_is_refused_with_the_known_ones(name):
     with pytest.raises(InputError, match=f"one of accuracy, .*, got '{name}'"):
-        metric_spec(name)
+        METRICS.named(name)
 
 
 @pytest.mark.parametrize("names", [["rouge_l", "bleu", "rouge_score_l"], ["bleu", "bleu"]])

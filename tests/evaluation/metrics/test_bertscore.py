@@ -5,7 +5,7 @@ import torch
 from transformers import BertModel, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bertscore import bertscore, best_layers
 from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
@@ -97,5 +97,5 @@ def test_a_folder_that_will_not_do_is_refused(folder, tmp_path):
 
 
 def test_without_a_folder_the_metric_says_how_to_set_one(folder):
-    assert "metrics.bertscore_model=DIR" in metric_spec("bertscore").missing(MetricsConfig())
-    assert metric_spec("bertscore").missing(settings(folder)) is None
+    assert "metrics.bertscore_model=DIR" in METRICS.named("bertscore").missing(MetricsConfig())
+    assert METRICS.named("bertscore").missing(settings(folder)) is None

@@ -3,7 +3,7 @@ import torch
 from transformers import BertForSequenceClassification
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bleurt import bleurt
 from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
@@ -53,5 +53,5 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 def test_without_a_folder_the_metric_says_how_to_set_one(folder):
-    assert "metrics.bleurt_model=DIR" in metric_spec("bleurt").missing(MetricsConfig())
-    assert metric_spec("bleurt").missing(MetricsConfig(bleurt_model=str(folder))) is None
+    assert "metrics.bleurt_model=DIR" in METRICS.named("bleurt").missing(MetricsConfig())
+    assert METRICS.named("bleurt").missing(MetricsConfig(bleurt_model=str(folder))) is None

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from dpft.evaluation.metrics.base import NotComputed, metric_spec
+from dpft.evaluation.metrics.base import METRICS, NotComputed
 from dpft.evaluation.metrics.meteor import jar, meteor, meteor_plain, plain_line, score_line
 from dpft.evaluation.metrics_config import MetricsConfig
 
@@ -44,7 +44,7 @@ def test_meteor_plain_hands_the_program_plain_lines(monkeypatch):
 
 
 def test_meteor_plain_stands_under_the_key_that_meteor_stands_under():
-    assert metric_spec("meteor_plain").reported_as == metric_spec("meteor").reported_as
+    assert METRICS.named("meteor_plain").reported_as == METRICS.named("meteor").reported_as
 
 
 def test_half_a_surrogate_pair_is_written():
@@ -81,10 +81,10 @@ def test_a_java_that_breaks_off_is_a_reason_without_texts(tmp_path, monkeypatch,
 @needs_pycocoevalcap
 def test_without_java_or_the_extra_the_metric_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert metric_spec("meteor").missing(MetricsConfig()).startswith("needs Java")
+    assert METRICS.named("meteor").missing(MetricsConfig()).startswith("needs Java")
     stand_in(tmp_path, monkeypatch, "")
     monkeypatch.setitem(sys.modules, "pycocoevalcap.meteor.meteor", None)
-    assert "dpft[metrics]" in metric_spec("meteor").missing(MetricsConfig())
+    assert "dpft[metrics]" in METRICS.named("meteor").missing(MetricsConfig())
 
 
 @needs_pycocoevalcap

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpft.evaluation.metrics.base import metric_spec
+from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.rouge import (
     best_rouge,
     longest_common_subsequence,
@@ -41,7 +41,7 @@ def test_rouge_score_l_by_hand():
 
 
 def test_rouge_score_l_stands_under_the_key_that_rouge_l_stands_under():
-    assert metric_spec("rouge_score_l").reported_as == metric_spec("rouge_l").reported_as
+    assert METRICS.named("rouge_score_l").reported_as == METRICS.named("rouge_l").reported_as
 
 
 @needs_rouge_score

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from dpft.errors import InputError
-from dpft.training.trackers.base import TRACKING, NoTracking, tracking_class
+from dpft.training.trackers.base import TRACKING, NoTracking
 from dpft.training.trackers.tensorboard import TensorBoard
 from dpft.training.trackers.wandb import WeightsAndBiases
 
@@ -28,10 +28,10 @@ def test_a_configuration_loads_without_its_package(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     names = ["none", "tensorboard", "wandb"]
     assert list(TRACKING.entries()) == names
-    assert [tracking_class(name)().name for name in names] == names
+    assert [TRACKING.named(name)().name for name in names] == names
 
 
 def test_an_unknown_tracker_is_refused() -> None:
     with pytest.raises(InputError, match="tracking must be one of none, tensorboard, wandb"):
-        tracking_class("mlflow")
-    assert tracking_class("none") is NoTracking
+        TRACKING.named("mlflow")
+    assert TRACKING.named("none") is NoTracking
