@@ -1,22 +1,16 @@
 """``dpft generate`` on runs of the tiny model."""
 
-import errno
 import fcntl
 import json
 import os
 import shutil
-import stat
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 
 from dpft.data.sources import load_examples
-from dpft.errors import InputError
-from dpft.runs.generation import text_task
 from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.e2e import E2ETask
-from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import Example
 from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace, write_rows
@@ -153,30 +147,6 @@ def test_beam_writes_equal_texts_after_equal_prompts(workspace: Workspace) -> No
     assert statement["decode"]["num_beams"] == 5
 
 
-def test_without_to_each_call_has_files_of_its_own_in_the_run(workspace: Workspace) -> None:
-    folder = workspace.root / "run" / "generated"
-    for number in (1, 2):
-        outcome = workspace.run("generate", *PROMPTS)
-        assert outcome.code == 0, outcome.err
-        assert f"records: run/generated/{number}.jsonl" in outcome.err
-    names = {path.name for path in folder.iterdir()}
-    assert names == {f"{n}.{kind}" for n in (1, 2) for kind in ("jsonl", "privacy.json")}
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(0o644, 0o644), (0o600, 0o600)])
-def test_records_are_no_more_open_than_the_prompts_in_them(
-    workspace: Workspace, mode: int, expected: int
-) -> None:
-    prompts = workspace.root / f"mode-{mode:o}.csv"
-    prompts.write_text('meaning_representation\n"name[Qzxmine]"\n')
-    prompts.chmod(mode)
-    outcome = workspace.run("generate", "run=run", f"prompts={prompts}", f"to={mode:o}.jsonl")
-    assert outcome.code == 0 and "Qzxmine" not in outcome.err
-    written = workspace.root / f"{mode:o}.jsonl"
-    assert stat.S_IMODE(written.stat().st_mode) == expected
-    assert "Qzxmine" not in (workspace.root / f"{mode:o}.privacy.json").read_text()
-
-
 def test_where_whole_records_were_trained_on_records_come_from_nothing(
     workspace: Workspace,
 ) -> None:
@@ -186,38 +156,11 @@ def test_where_whole_records_were_trained_on_records_come_from_nothing(
     assert (statement["prompts"], statement["records"], len(statement["notes"])) == ("none", 7, 1)
 
 
-def test_a_bar_counts_the_records(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = []
-    bar = nullcontext(lambda *moved: shown.append(moved))
-    monkeypatch.setattr("dpft.runs.generation.batch_progress", lambda: bar)
-    generate(workspace, *PROMPTS, "batch_size=2", to="counted")
-    assert shown == [("records", 2, 3), ("records", 3, 3)]
-
-
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_the_runs_own_records_are_no_prompts(workspace: Workspace, split: str) -> None:
-    link = workspace.root / f"link-{split}.jsonl"
-    if not link.exists():
-        link.symlink_to(workspace.root / "data" / f"{split}.jsonl")
-    for file in (f"data/{split}.jsonl", link.name):
-        sentence = workspace.refusal("generate", "run=run", f"prompts={file}")
-        assert "trained or evaluated on" in sentence and f"own {split}.jsonl" in sentence
-
-
-def test_where_the_runs_data_has_gone_that_is_said(workspace: Workspace) -> None:
-    shutil.move(workspace.root / "data", workspace.root / "moved")
-    outcome = workspace.run("generate", *PROMPTS, "to=gone.jsonl")
-    shutil.move(workspace.root / "moved", workspace.root / "data")
-    assert outcome.code == 0, outcome.err
-    assert "WARNING: task.data_dir=data of the run is not here" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["run=run"], ["prompts=FILE and num=N", "got neither"]),
         ([*PROMPTS, "num=3"], ["prompts=FILE and num=N", "got both"]),
-        (["run=run", "num=3"], ["num needs", "task=e2e", "meaning_representation", "prompts=FILE"]),
         (["run=run", "num=3", "decode=greedy"], ["decode=nucleus", "got decode.strategy=greedy"]),
         (["run=run", "prompts=none.jsonl"], ["prompts must name a file", "none.jsonl"]),
         ([*PROMPTS, "to=prompts.jsonl"], ["to must be a new file", "prompts.jsonl exists"]),
@@ -227,10 +170,7 @@ def test_where_the_runs_data_has_gone_that_is_said(workspace: Workspace) -> None
             (["prompts=prompts.jsonl"], ["run has no value", "run=VALUE"]),
             (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
             (["run=run", "num=0"], ["num must be at least 1, got 0"]),
-            (["run=whole", "prompts=prompts.jsonl", *NOTES], ["task=notes", "num=N"]),
             (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
-            ([*PROMPTS, "to=new.csv"], ["to must end in .jsonl, got 'new.csv'"]),
-            ([*PROMPTS, "to=prompts.jsonl/x.jsonl"], ["to must be", "prompts.jsonl is a file"]),
             ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
             ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be in (0, 1], got 0.0"]),
         ),
@@ -243,33 +183,9 @@ def test_bad_input_is_refused_in_one_sentence(
     assert [part for part in parts if part not in sentence] == [], sentence
 
 
-def test_a_task_of_labels_is_refused() -> None:
-    task = GlueTask(name="rte", labels=("yes", "no"), objective="cls")
-    with pytest.raises(InputError, match="answers are texts, got task=rte, whose answers are lab"):
-        text_task(task)
-
-
-def test_a_run_without_a_privacy_record_is_refused(workspace: Workspace) -> None:
-    shutil.copytree(workspace.root / "run", workspace.root / "unrecorded")
-    (workspace.root / "unrecorded" / "privacy.json").unlink()
-    sentence = workspace.refusal("generate", "run=unrecorded", PROMPTS[1])
-    assert "run must have a privacy.json" in sentence
-
-
 def test_a_run_that_another_process_writes_is_refused(workspace: Workspace) -> None:
     descriptor = os.open(workspace.root / "run" / "private" / "lock", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     sentence = workspace.refusal("generate", *PROMPTS, "to=busy.jsonl")
     os.close(descriptor)
     assert "in use by another dpft process" in sentence
-
-
-def test_records_that_cannot_be_written_leave_no_statement(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("dpft.runs.generation.write_jsonl", full_disk)
-    outcome = workspace.run("generate", *PROMPTS, "to=full.jsonl")
-    assert (outcome.code, outcome.new) == (1, frozenset())

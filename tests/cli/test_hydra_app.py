@@ -13,10 +13,6 @@ def files_left() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
 
 
-def run_folders() -> list[Path]:
-    return sorted(Path("outputs").glob("*/*"))
-
-
 def test_overrides_reach_the_subcommand_as_dataclasses(
     fake: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,13 +24,6 @@ def test_a_number_in_scientific_notation_is_a_number(fake: ModuleType) -> None:
     assert main(["fake", "privacy.eps=3", "privacy.delta=1e-5"]) == 0
 
 
-def test_a_folder_that_stood_before_is_kept(fake: ModuleType) -> None:
-    Path("mine").mkdir()
-    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine"]) == 2
-    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine/run"]) == 2
-    assert files_left() == ["mine"]
-
-
 def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
     fake: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,39 +32,12 @@ def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
     assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "full"}
 
 
-def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: ModuleType) -> None:
-    assert main(["fake", "--multirun", "privacy.epz=1,2"]) == 2
-    assert files_left() == []
-
-
-def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
-    assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
-    (sweep,) = Path("outputs/multirun").glob("*/*")
-    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml"]
-
-
 def test_flags_may_stand_anywhere_among_the_overrides(
     fake: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "privacy.eps=3,8", "--multirun", "method=lora"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["eps"] for line in lines] == [3.0, 8.0]
-
-
-def test_a_run_records_its_composition_and_nothing_else(fake: ModuleType) -> None:
-    assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
-    (folder,) = run_folders()
-    record = [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"]
-    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*.yaml")) == record
-    assert [path.name for path in folder.iterdir()] == [".hydra"]
-    overrides = (folder / ".hydra" / "overrides.yaml").read_text()
-    assert overrides == "- privacy.eps=3\n- outcome=record\n"
-
-
-def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:
-    for _ in range(3):
-        assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
-    assert len(run_folders()) == 3
 
 
 def test_log_lines_go_to_stderr_and_into_no_file(

@@ -1,8 +1,6 @@
-import fcntl
 import gzip
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from dpft.run_folder import private_folder
 from tests.slowness import slow
 from tests.stories.tiny import (
     EVALUATION,
@@ -136,18 +133,6 @@ def test_training_into_a_folder_that_has_a_ledger_is_refused(
     assert (folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_a_folder_another_process_trains_in_is_refused(workspace: Workspace) -> None:
-    busy = workspace.root / "busy"
-    busy.mkdir()
-    descriptor = os.open(private_folder(busy) / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    quick = ("privacy.self_check=false", "hydra.run.dir=busy")
-    outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *quick)
-    os.close(descriptor)
-    assert (outcome.code, outcome.out, outcome.new) == (2, "", frozenset())
-    assert "in use by another dpft process" in outcome.err
-
-
 def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Workspace) -> None:
     arguments = (*TRAINING[:-1], "privacy=none", "train.steps=1", "eval.enabled=false")
     outcome = workspace.run("train", *arguments, "hydra.run.dir=plain")
@@ -158,19 +143,6 @@ def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Works
     assert "ε" not in "".join(rest)
     record = json.loads((workspace.root / "plain" / "privacy.json").read_text())
     assert record["private"] is False and "epsilon" not in record
-
-
-def test_a_seeded_run_with_a_large_delta_warns_before_training(workspace: Workspace) -> None:
-    arguments = (*PRIVATE[:-1], "train.steps=1", "eval.enabled=false", "privacy.self_check=false")
-    weak = ("privacy.noise_seed=1", "privacy.delta=0.025")
-    outcome = workspace.run("train", *arguments, *weak, "hydra.run.dir=seeded")
-    assert outcome.code == 0
-    assert outcome.err.index("WARNING: delta = 0.025 is equal to") < outcome.err.index(
-        "steps 1 to 1"
-    )
-    assert "WARNING: reproducible: not private" in outcome.err
-    record = json.loads((workspace.root / "seeded" / "privacy.json").read_text())
-    assert (record["private"], record["reproducible"]) == (False, True)
 
 
 def test_noise_that_drowns_any_signal_is_warned_of_before_training_and_in_the_record(

@@ -10,7 +10,6 @@ from dpft.cli.hydra_app import Subcommand
 from dpft.errors import InputError
 from dpft.run_folder import TRACEBACK
 from dpft.runs.crashes import crash_kept, where
-from dpft.runs.exit_codes import exit_code_of_job
 
 
 def crash() -> None:
@@ -69,14 +68,6 @@ def test_a_refusal_or_a_full_disk_leaves_nothing_and_a_folder_that_cannot_be_mad
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeError, match="Qzxmessage"), crash_kept(tmp_path / "file" / "run"):
         crash()
-
-
-@pytest.mark.parametrize("withhold", [True, False])
-def test_only_a_command_that_reads_no_records_says_what_the_error_says(
-    capsys: pytest.CaptureFixture[str], withhold: bool
-) -> None:
-    assert exit_code_of_job(crash, withhold=withhold) == 1
-    assert ("Qzxmessage" in capsys.readouterr().err) is not withhold
 
 
 def test_the_commands_that_read_no_records() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.runs.overrides import checked_overrides
 from dpft.runs.run_plan import public_size, with_transferred_batch_size
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
@@ -33,26 +32,6 @@ def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None
 def test_local_rows_are_counted() -> None:
     size = public_size(replace(TASK, data_dir="x"), DP, lambda: 12)
     assert (size.num_examples, size.source) == (12, "count of the records read")
-
-
-def test_epochs_and_steps_are_refused_together_but_not_a_null() -> None:
-    with pytest.raises(InputError, match="train.epochs and train.steps"):
-        checked_overrides(["train.epochs=1", "++train.steps=2"])
-    words = ["train.epochs=1", "train.steps=null"]
-    assert checked_overrides(words) == words
-
-
-def test_the_users_epochs_win_over_the_steps_of_a_recipe() -> None:
-    words = ["experiment=demo", "train.epochs=1"]
-    assert checked_overrides(words) == [*words, "train.steps=null"]
-    assert checked_overrides(["experiment=demo"]) == ["experiment=demo"]
-
-
-def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
-    with pytest.raises(InputError, match="privacy=none .* no privacy.eps"):
-        checked_overrides(["privacy=none", "privacy.eps=3"])
-    words = ["privacy=none", "privacy.num_examples=3"]
-    assert checked_overrides(words) == words
 
 
 def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplog) -> None:

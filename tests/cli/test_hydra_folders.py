@@ -1,0 +1,90 @@
+"""No two runs share a folder, and a run that was refused leaves none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpft.cli import hydra_folders
+from dpft.cli.hydra_folders import (
+    RunFolders,
+    note_root,
+    remove_empty_folders,
+    swept_folders,
+    unused_folder,
+)
+from dpft.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def nothing_noted() -> Iterator[None]:
+    """Every test begins and ends as a command does: with no folder noted."""
+    yield
+    for noted in (hydra_folders._new_roots, hydra_folders._job_folders, hydra_folders._sweeps):
+        noted.clear()
+
+
+def files_left() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def test_an_unused_name_is_the_first_that_does_not_exist(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    assert unused_folder(path) == path
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run-2").touch()
+    assert unused_folder(path) == f"{path}-3"
+
+
+def test_only_folders_that_the_command_made_are_removed_and_only_empty_ones(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "before").mkdir()
+    note_root(str(tmp_path / "before"))
+    for name in ("outputs/empty", "outputs/full"):
+        note_root(str(tmp_path / name))
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "outputs/full/report.md").touch()
+    remove_empty_folders()
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["before", "outputs", "outputs/full", "outputs/full/report.md"]
+
+
+def test_a_sweep_of_nothing_leaves_not_even_its_own_record(tmp_path: Path) -> None:
+    sweep, job = tmp_path / "outputs/multirun/now", tmp_path / "outputs/multirun/now/0"
+    callback = RunFolders()
+    callback.on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}}))
+    for _ in range(2):
+        callback.on_job_start(OmegaConf.create({"hydra": {"runtime": {"output_dir": str(job)}}}))
+    job.mkdir(parents=True)
+    (sweep / "multirun.yaml").touch()
+    assert swept_folders() == (sweep, [job])
+    remove_empty_folders()
+    assert list(tmp_path.iterdir()) == []
+    assert swept_folders() is None
+
+
+def test_a_folder_that_stood_before_is_kept(fake: ModuleType) -> None:
+    Path("mine").mkdir()
+    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine"]) == 2
+    assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine/run"]) == 2
+    assert files_left() == ["mine"]
+
+
+def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: ModuleType) -> None:
+    assert main(["fake", "--multirun", "privacy.epz=1,2"]) == 2
+    assert files_left() == []
+
+
+def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
+    assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
+    (sweep,) = Path("outputs/multirun").glob("*/*")
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml"]
+
+
+def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:
+    for _ in range(3):
+        assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
+    assert len(list(Path("outputs").glob("*/*"))) == 3

@@ -1,0 +1,62 @@
+"""Hydra's record of a run says how it was composed, and names no machine and no witness."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from dpft.cli import hydra_record
+from dpft.cli.hydra_record import recorded_job, words_of_job, write_hydra_record
+from dpft.cli.main import main
+
+
+def test_a_run_records_its_composition_and_nothing_else(fake: ModuleType) -> None:
+    assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
+    (folder,) = Path("outputs").glob("*/*")
+    record = [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"]
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*.yaml")) == record
+    assert [path.name for path in folder.iterdir()] == [".hydra"]
+    overrides = (folder / ".hydra" / "overrides.yaml").read_text()
+    assert overrides == "- privacy.eps=3\n- outcome=record\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
+    """The configuration of a job with a witness, of which ``HydraConfig`` tells the rest."""
+    words = ["task=e2e", "++privacy.witness=[prog,secret]"]
+    hydra = OmegaConf.create(
+        {
+            "runtime": {"cwd": str(tmp_path), "output_dir": str(tmp_path), "config_sources": []},
+            "overrides": {"task": words},
+            "job": {"name": "train", "override_dirname": ",".join(words)},
+        }
+    )
+    monkeypatch.setattr(hydra_record.HydraConfig, "get", lambda: hydra)
+    return OmegaConf.create({"task": "e2e", "privacy": {"witness": ["prog", "secret"]}})
+
+
+def test_outside_a_job_nothing_is_recorded(tmp_path: Path) -> None:
+    write_hydra_record(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_names_neither_witness_nor_machine(tmp_path: Path, config: DictConfig) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with recorded_job(config):
+        write_hydra_record(folder)
+    texts = [path.read_text() for path in (folder / ".hydra").iterdir()]
+    assert len(texts) == 3
+    assert not [text for text in texts if "secret" in text or str(tmp_path) in text]
+    assert yaml.safe_load((folder / ".hydra/overrides.yaml").read_text()) == ["task=e2e"]
+    assert yaml.safe_load((folder / ".hydra/config.yaml").read_text())["task"] == "e2e"
+    assert config.privacy.witness == ["prog", "secret"], "the job itself keeps it"
+
+
+def test_the_words_of_a_job_are_forgotten_after_it(config: DictConfig) -> None:
+    with recorded_job(config, ["task=e2e"]):
+        assert words_of_job().typed == ("task=e2e",)
+        assert words_of_job().job == ("task=e2e", "++privacy.witness=[prog,secret]")
+    assert words_of_job().typed == ()

@@ -1,0 +1,75 @@
+"""Every outcome of a job has one exit code, and stderr says of it what it may."""
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import DpftError, InputError, RunError, StateError
+from dpft.runs.exit_codes import exit_code_of_job
+from tests.runs.test_crashes import crash
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def job() -> None:
+        raise error
+
+    return job
+
+
+def test_a_job_that_ends_has_code_0_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_job(lambda: None) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(InputError, 2), (RunError, 1), (StateError, 3), (DpftError, 1)]
+)
+def test_what_a_user_can_mend_is_one_line_and_the_code_of_its_kind(
+    capsys: pytest.CaptureFixture[str], error: type[DpftError], code: int
+) -> None:
+    assert exit_code_of_job(raising(error("x must be 1."))) == code
+    assert capsys.readouterr() == ("", "dpft: error: x must be 1.\n")
+
+
+@pytest.mark.parametrize(("file", "named"), [("state.json", "state.json"), (None, "a file")])
+def test_a_full_disk_is_one_line_that_names_the_file(
+    capsys: pytest.CaptureFixture[str], file: str | None, named: str
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", file)
+    assert exit_code_of_job(raising(full)) == 1
+    said = capsys.readouterr().err
+    assert said == f"dpft: error: {named} could not be written: No space left on device.\n"
+
+
+def test_another_error_of_the_system_is_a_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_job(raising(OSError(errno.EIO, "Qzxmessage"))) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and "Qzxmessage" not in said
+
+
+@pytest.mark.parametrize("withhold", [True, False])
+def test_only_a_command_that_reads_no_records_says_what_the_error_says(
+    capsys: pytest.CaptureFixture[str], withhold: bool
+) -> None:
+    assert exit_code_of_job(crash, withhold=withhold) == 1
+    assert ("Qzxmessage" in capsys.readouterr().err) is not withhold
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_what_ends_a_whole_sweep_passes_through(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        exit_code_of_job(raising(error))
+
+
+def test_where_the_reader_has_gone_what_is_left_to_write_goes_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "out").open("w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        assert exit_code_of_job(raising(BrokenPipeError())) == 1
+        file.write("the last lines")
+    assert (tmp_path / "out").read_text() == ""
+    assert capsys.readouterr().err == "dpft: error: the reader of the output has gone.\n"

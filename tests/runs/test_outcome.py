@@ -1,0 +1,100 @@
+"""A run's record is made of its ledger, held against its plan, and its report of that record."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpft.config.load import dump
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import DpftError
+from dpft.evaluation.evaluate import Evaluation
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.witness import Handover, make_witness
+from dpft.runs.outcome import report
+from dpft.runs.run_plan import PublicSize, RunPlan
+from dpft.runs.witnessing import hand_over_end
+from dpft.training.private_run import train_privately
+from tests.config.test_conf import loaded
+from tests.training.toy import plan, privacy, session
+
+COUNTS = ParameterCounts(trainable=5, new=0, total=9)
+SCORES = Evaluation(
+    task="e2e", split="test", examples=0, stage="after", metrics={"bleu": 12.5}, not_computed={},
+    predictions=(),
+)  # fmt: skip
+
+
+def config_of(*words: str) -> TrainConfig:
+    command = loaded("train", ["task=e2e", *words])
+    assert isinstance(command, TrainCommand)
+    return command.settings()
+
+
+@pytest.fixture(scope="module")
+def private() -> TrainConfig:
+    return config_of("privacy.noise_multiplier=1", "privacy.accountant=rdp")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, private: TrainConfig, shared_accounting: None) -> Path:
+    """A run of five steps by the plan of ``tests.training.toy``, trained and not yet reported."""
+    train_privately(session(tmp_path), plan(), privacy(None), epsilon_after=lambda _: 1.0)
+    dump(private, tmp_path / "config.yaml")
+    return tmp_path
+
+
+def run_plan(own: PrivacyPlan | None) -> RunPlan:
+    size = PublicSize(num_examples=12, source="privacy.num_examples")
+    return RunPlan(size=size, steps=5, phases=(), privacy=own)
+
+
+def record(folder: Path) -> dict:
+    content: dict = json.loads((folder / "privacy.json").read_text())
+    return content
+
+
+def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainConfig) -> None:
+    handover = Handover(make_witness(str(folder.parent / "heads")), folder)
+    hand_over_end(handover, folder)
+    report(private, run_plan(plan()), folder, COUNTS, [SCORES])
+    content = record(folder)
+    assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
+    assert content["ledger"]["lines"] == 6
+    assert content["trainable_parameters"] == 5
+    assert content["num_examples_source"] == "privacy.num_examples"
+    assert content["witness"]["witnesses"]["file heads"]["lines"] == 6
+    entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    assert [entry["metrics"] for entry in entries] == [{"bleu": 12.5}]
+    text = (folder / "report.md").read_text()
+    assert "5 steps taken of 5 planned" in text and "12.5" in text
+
+
+def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
+    guarantee = private.privacy.guarantee
+    assert guarantee is not None
+    weak = replace(private, privacy=replace(guarantee, noise_seed=1, self_check=False))
+    report(weak, run_plan(plan()), folder, COUNTS, [])
+    content = record(folder)
+    assert (content["private"], content["reproducible"]) == (False, True)
+    assert any("privacy.self_check=false" in warning for warning in content["warnings"])
+
+
+def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
+    folder: Path, private: TrainConfig
+) -> None:
+    with pytest.raises(DpftError, match="noise_multiplier|mechanism"):
+        report(private, run_plan(plan(noise_multiplier=2.0)), folder, COUNTS, [])
+    assert not (folder / "privacy.json").exists() and not (folder / "report.md").exists()
+
+
+def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> None:
+    config = config_of("privacy=none")
+    dump(config, tmp_path / "config.yaml")
+    report(config, run_plan(None), tmp_path, COUNTS, [])
+    content = record(tmp_path)
+    assert content["private"] is False and "epsilon" not in content
+    assert (content["steps"], content["num_examples"]) == (5, 12)
+    assert (tmp_path / "report.md").read_text().startswith("**NOT PRIVATE")

@@ -1,0 +1,66 @@
+"""What ``run=`` takes from the run it names, and which words do not go together."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpft.config.load import dump
+from dpft.config.schema import EvaluateConfig, TrainCommand
+from dpft.config.words import Words
+from dpft.errors import InputError
+from dpft.runs.overrides import checked_overrides, inherit, with_task_of_run
+from tests.config.test_conf import loaded
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a finished run without privacy, on task e2e from ``mine``."""
+    folder = tmp_path_factory.mktemp("overrides") / "run"
+    (folder / "model").mkdir(parents=True)
+    given = ["task=e2e", "privacy=none", "task.data_dir=mine", "task.max_length=50"]
+    command = loaded("train", given)
+    assert isinstance(command, TrainCommand)
+    dump(command.settings(), folder / "config.yaml")
+    return str(folder)
+
+
+def test_the_task_of_the_named_run_leads(run: str) -> None:
+    words = ["task.max_length=9", f"run={run}"]
+    assert with_task_of_run(words) == ["task=e2e", *words]
+    for none in (["task=sst2"], ["run=null"], ["run="]):
+        assert with_task_of_run(none) == none
+    with pytest.raises(InputError, match="'nowhere', which does not exist"):
+        with_task_of_run(["run=nowhere"])
+
+
+def test_a_runs_sections_lead_and_overrides_lead_them(run: str) -> None:
+    words = ["task=e2e", f"run={run}", "task.max_length=70", "train.device=cpu"]
+    composed = loaded("eval", words)
+    assert isinstance(composed, EvaluateConfig) and composed.task.data_dir is None
+    given = Words(job=tuple(words), typed=())
+    config = inherit(composed, run, ("task", "model"), given)
+    assert (config.task.data_dir, config.task.max_length) == ("mine", 70)
+    assert (config.run, config.train) == (run, composed.train)
+    saved = yaml.safe_load((Path(run) / "config.yaml").read_text())
+    assert config.model.name == saved["model"]["name"]
+
+
+def test_epochs_and_steps_are_refused_together_but_not_a_null() -> None:
+    with pytest.raises(InputError, match="train.epochs and train.steps"):
+        checked_overrides(["train.epochs=1", "++train.steps=2"])
+    words = ["train.epochs=1", "train.steps=null"]
+    assert checked_overrides(words) == words
+
+
+def test_the_users_epochs_win_over_the_steps_of_a_recipe() -> None:
+    words = ["experiment=demo", "train.epochs=1"]
+    assert checked_overrides(words) == [*words, "train.steps=null"]
+    assert checked_overrides(["experiment=demo"]) == ["experiment=demo"]
+
+
+def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
+    with pytest.raises(InputError, match="privacy=none .* no privacy.eps"):
+        checked_overrides(["privacy=none", "privacy.eps=3"])
+    words = ["privacy=none", "privacy.num_examples=3"]
+    assert checked_overrides(words) == words

@@ -1,0 +1,81 @@
+"""A plan says what training would do and cost, from no more of a model than its config.json."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpft.config.schema import PlanConfig
+from dpft.errors import InputError
+from dpft.reports.accounting.epsilon import delta_warnings
+from dpft.runs.planned_run import allow_large_delta, describe_run
+from tests.config.test_conf import loaded
+from tests.models import small
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> PlanConfig:
+    """Of a model without weights, on a task whose size is published."""
+    base = Path(small.save("gpt2", tmp_path_factory.mktemp("plan") / "base"))
+    for path in base.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    given = [
+        "task=e2e",
+        "model=gpt2",
+        f"model.path={base}",
+        "task.max_length=16",
+        "decode.max_new_tokens=8",
+        "privacy.noise_multiplier=1",
+        "privacy.accountant=rdp",
+        "train.steps=3",
+    ]
+    planned = loaded("plan", given)
+    assert isinstance(planned, PlanConfig)
+    return planned
+
+
+@pytest.fixture(autouse=True)
+def _shared_accounting(shared_accounting: None) -> None:
+    """Every plan here shares its accountants."""
+
+
+def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None:
+    planned = describe_run(config)
+    record, plan = planned.record, planned.plan.privacy
+    assert plan is not None and planned.accounting is not None
+    assert (record["steps"], record["num_examples"]) == (3, 42061)
+    assert record["num_examples_source"] == "published size of task e2e"
+    assert record["noise_multiplier"] == plan.noise_multiplier == 1.0
+    assert record["epsilon"] == planned.accounting.epsilon
+    assert record["trainable_parameters"] == record["total_parameters"] > 0
+    assert not {"ledger", "steps_taken", "measured"} & record.keys()
+
+
+def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
+    plain = loaded("plan", ["task=e2e", "privacy=none"])
+    assert isinstance(plain, PlanConfig)
+    planned = describe_run(replace(config, privacy=plain.privacy))
+    assert planned.accounting is None and planned.plan.privacy is None
+    assert planned.record["private"] is False and "epsilon" not in planned.record
+
+
+def test_a_delta_that_training_refuses_is_only_warned_of(
+    config: PlanConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    large = replace(config, privacy=replace(guarantee, delta=0.03))
+    allowed = allow_large_delta(large).privacy.guarantee
+    assert allowed is not None and allowed.allow_large_delta
+    record = describe_run(large).record
+    (warning,) = delta_warnings(0.03, 42061)
+    assert warning in record["warnings"] and warning in caplog.text
+
+
+def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
+    train = replace(config.train, expected_batch_size=50_000)
+    with pytest.raises(InputError, match="number of examples 42061, got 50000"):
+        describe_run(replace(config, train=train))
+    with pytest.raises(InputError, match="task.max_length"):
+        describe_run(replace(config, task=replace(config.task, max_length=5000)))

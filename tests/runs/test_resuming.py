@@ -1,0 +1,249 @@
+"""A run that goes on is bound to what it was begun with; what changes speed alone may change."""
+
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.config.keys import plain
+from dpft.config.load import dump
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import InputError, StateError
+from dpft.run_folder import FINGERPRINT, UNIT_KEY, private_path
+from dpft.runs import resuming
+from dpft.runs.held_out import Division, keep_key
+from dpft.runs.records import save_unit_key
+from dpft.runs.resuming import (
+    MAY_CHANGE,
+    SECTIONS,
+    has_scores,
+    hint_of_resume,
+    read_secrets,
+    restored_plan,
+    resumed_configuration,
+    same_records,
+    save_fingerprint,
+)
+from dpft.runs.run_plan import plan_run
+from dpft.training.checkpoint import Checkpoint
+from dpft.training.resume import ResumePoint, write_plan
+from tests.config.test_conf import loaded
+from tests.training.toy import training_set
+
+GIVEN = ["task=e2e", "privacy.noise_multiplier=1", "privacy.accountant=rdp", "train.steps=3"]
+
+
+def composed(*given: str) -> TrainCommand:
+    command = loaded("train", [*GIVEN, *given])
+    assert isinstance(command, TrainCommand)
+    return command
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    return composed().settings()
+
+
+@pytest.fixture(scope="module")
+def other() -> Mapping[str, Any]:
+    """What another command line composes to: every key of it differs where it can."""
+    values: dict[str, Any] = plain(composed("train.learning_rate=9", "train.micro_batch_size=3"))
+    values["eval"]["limit"], values["privacy"]["delta"] = 7, 1e-9
+    return values
+
+
+@pytest.fixture
+def folder(tmp_path: Path, config: TrainConfig) -> Path:
+    """A run's folder, as far as its configuration goes."""
+    dump(config, tmp_path / "config.yaml")
+    return tmp_path
+
+
+def bound(config: TrainConfig) -> ResumePoint:
+    """Where a run stands whose checkpoint has the plan that the configuration makes."""
+    plan = plan_run(config, never).privacy
+    assert plan is not None
+    run = {"plan": json.loads(json.dumps(write_plan(plan)))}
+    return ResumePoint(checkpoint=Checkpoint(path=Path(), step=1, run=run), ledger=None)
+
+
+def never() -> int:
+    pytest.fail("the rows were counted")
+
+
+def test_a_run_goes_on_as_it_was_saved_but_for_what_may_change(
+    folder: Path, config: TrainConfig, other: Mapping[str, Any]
+) -> None:
+    keys = ["resume", "train.micro_batch_size", "eval.limit"]
+    command = resumed_configuration(str(folder), other, keys)
+    assert command.resume == str(folder)
+    assert command.settings() == replace(
+        config,
+        train=replace(config.train, micro_batch_size=3),
+        eval=replace(config.eval, limit=7),
+    )
+
+
+def test_every_key_that_may_change_is_taken(folder: Path, other: Mapping[str, Any]) -> None:
+    keys = [key for key in MAY_CHANGE if key != "tracking"]
+    resumed_configuration(str(folder), other, [*keys, "tracking"])
+    for section in SECTIONS:
+        for name in other[section]:
+            resumed_configuration(str(folder), other, [f"{section}.{name}"])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("privacy.delta", "privacy.noise_multiplier", "privacy.eps", "privacy.noise_seed"),
+        *("privacy", "privacy.unit", "privacy.self_check", "privacy.show_diagnostics"),
+        *("train.learning_rate", "train.steps", "train.expected_batch_size", "train.seed"),
+        *("method", "method.rank", "task", "task.data_dir", "model.path", "optimizer.name"),
+        *("eval", "scheduler.name", "experiment"),
+    ],
+)
+def test_trust_rule_9_what_a_run_is_bound_to_cannot_change(
+    folder: Path, other: Mapping[str, Any], key: str
+) -> None:
+    for given in ([key], ["resume", "eval.limit", key]):
+        with pytest.raises(InputError, match=f"so {key} cannot change; besides eval, decode"):
+            resumed_configuration(str(folder), other, given)
+
+
+def test_a_run_without_privacy_has_no_key_of_it_to_change(
+    tmp_path: Path, other: Mapping[str, Any]
+) -> None:
+    ordinary = loaded("train", ["task=e2e", "privacy=none"])
+    assert isinstance(ordinary, TrainCommand)
+    dump(ordinary.settings(), tmp_path / "config.yaml")
+    with pytest.raises(InputError, match="without privacy, which has no privacy.engine"):
+        resumed_configuration(str(tmp_path), other, ["privacy.engine"])
+
+
+def test_what_is_no_run_is_refused_with_the_way_out(
+    tmp_path: Path, other: Mapping[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=r"has no config\.yaml; give the folder"):
+        resumed_configuration(str(tmp_path), other, [])
+    (tmp_path / "private/tuning").mkdir(parents=True)
+    with pytest.raises(InputError, match="of dpft tune; go on with it by dpft tune resume="):
+        resumed_configuration(str(tmp_path), other, [])
+
+
+def test_trust_rule_11_a_received_folder_names_no_witness_and_has_no_link(
+    folder: Path, other: Mapping[str, Any]
+) -> None:
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("witness: null", "witness: [touch, executed]"))
+    with pytest.raises(InputError, match="privacy.witness must be given on the command line"):
+        resumed_configuration(str(folder), other, ["privacy.witness"])
+    (folder / "link").symlink_to(folder)
+    with pytest.raises(InputError, match="symbolic link"):
+        resumed_configuration(str(folder), other, [])
+
+
+def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> None:
+    assert restored_plan(config, bound(config), never) == plan_run(config, never)
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    elsewhere = replace(guarantee, noise_multiplier=1.25)
+    plan = restored_plan(config, bound(replace(config, privacy=elsewhere)), never)
+    assert plan.privacy is not None and plan.privacy.noise_multiplier == 1.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_grad_norm": 0.7}, "another phases;"),
+        ({"delta": 1e-9}, "another delta;"),
+        ({"num_examples": 12345}, "another sample_rate, .*num_examples"),
+    ],
+)
+def test_trust_rule_9_a_configuration_that_was_edited_is_refused(
+    config: TrainConfig, changes: dict[str, Any], named: str
+) -> None:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    edited = replace(config, privacy=replace(guarantee, **changes))
+    with pytest.raises(InputError, match=f"got {named}.* put config.yaml and the records back"):
+        restored_plan(edited, bound(config), never)
+
+
+def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert read_secrets(tmp_path) == resuming.Secrets(unit_key=b"", held_out_key=None)
+    save_unit_key(tmp_path, b"u" * 32)
+    keep_key(tmp_path, Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f"))
+    secrets = read_secrets(tmp_path)
+    assert (secrets.unit_key, secrets.held_out_key) == (b"u" * 32, b"h" * 32)
+    (tmp_path / UNIT_KEY).write_text("no key")
+    with pytest.raises(StateError, match="unit_key is damaged: it must hold a key"):
+        read_secrets(tmp_path)
+
+
+def test_trust_rule_9_other_records_or_another_order_are_refused(tmp_path: Path) -> None:
+    records = training_set()
+    save_fingerprint(tmp_path, records)
+    same_records(tmp_path, records)
+    grouped = replace(records, units=[[number] for number in range(12)])
+    for others in (records.examples[::-1], records.examples[1:]):
+        with pytest.raises(InputError, match="the training records that the run began with"):
+            same_records(tmp_path, replace(records, examples=others))
+    with pytest.raises(InputError, match="the training records that the run began with"):
+        same_records(tmp_path, grouped)
+
+
+def test_a_fingerprint_is_the_owners_alone_and_says_nothing_without_its_key(
+    tmp_path: Path,
+) -> None:
+    written = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        save_fingerprint(tmp_path / name, training_set())
+        path = tmp_path / name / FINGERPRINT
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        written.append(json.loads(path.read_text()))
+    assert written[0]["key"] != written[1]["key"] and written[0]["hmac"] != written[1]["hmac"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"key": "xy", "hmac": "00"}', "[" * 5000])
+def test_a_damaged_fingerprint_is_refused(tmp_path: Path, content: str) -> None:
+    private_path(tmp_path, FINGERPRINT).write_text(content)
+    with pytest.raises(StateError, match="fingerprint cannot be read"):
+        same_records(tmp_path, training_set())
+
+
+def test_scores_are_of_the_stage_that_was_asked_for(tmp_path: Path) -> None:
+    assert not has_scores(tmp_path, "before")
+    entry = dict.fromkeys(("task", "split", "split_is_public", "metrics"), "")
+    content = {"schema_version": 1, "evaluations": [{**entry, "stage": "before"}]}
+    (tmp_path / "metrics.json").write_text(json.dumps(content))
+    assert has_scores(tmp_path, "before") and not has_scores(tmp_path, "after")
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "said"),
+    [
+        ("private/checkpoints/step-00000000", KeyboardInterrupt, "dpft train resume=run\n"),
+        ("private/checkpoints/step-00000000", OSError, "dpft train resume=run\n"),
+        ("private/tuning", KeyboardInterrupt, "dpft tune resume=run\n"),
+        ("private", KeyboardInterrupt, ""),
+        ("private/checkpoints/step-00000000", StateError, ""),
+    ],
+)
+def test_a_run_that_breaks_off_says_how_to_go_on_where_it_can(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    made: str,
+    error: type[BaseException],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / made).mkdir(parents=True)
+    with pytest.raises(error), hint_of_resume(tmp_path / "run"):
+        raise error
+    assert capsys.readouterr().err.removeprefix("dpft: to go on: ") == said

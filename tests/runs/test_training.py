@@ -1,0 +1,216 @@
+"""What is said and proved before training, and by whom its steps are taken."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.data.collation import Layout
+from dpft.errors import InputError, StateError
+from dpft.privacy.plan import Phase
+from dpft.runs import training
+from dpft.runs.run_plan import RunPlan, plan_run
+from dpft.runs.training import prove_clipper, train, warn
+from dpft.training.checkpoint import Checkpoint
+from dpft.training.resume import ResumePoint, promises
+from tests.config.test_conf import loaded
+from tests.training.toy import tiny_model, training_set
+
+
+def configuration(*given: str) -> TrainConfig:
+    command = loaded("train", ["task=e2e", "train.steps=3", "task.max_length=12", *given])
+    assert isinstance(command, TrainCommand)
+    return command.settings()
+
+
+@pytest.fixture(scope="module")
+def private() -> TrainConfig:
+    return configuration("privacy.noise_multiplier=1")
+
+
+@pytest.fixture(scope="module")
+def ordinary() -> TrainConfig:
+    return configuration("privacy=none")
+
+
+def plan(config: TrainConfig) -> RunPlan:
+    return plan_run(config, lambda: 40)
+
+
+def test_a_run_without_privacy_says_so(
+    ordinary: TrainConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn(ordinary, plan(ordinary))
+    assert [record.message for record in caplog.records] == [
+        "privacy=none: this run is not private"
+    ]
+
+
+def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
+    private: TrainConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn(private, plan(private))
+    assert caplog.records == []
+    guarantee = private.privacy.guarantee
+    assert guarantee is not None
+    weak = replace(guarantee, noise_seed=1, num_examples=2000, delta=0.0005)
+    config = replace(private, privacy=weak)
+    warn(config, plan(config))
+    delta, seed = [record.message for record in caplog.records]
+    assert delta.startswith("delta = 0.0005 is equal to") and "reproducible: not private" in seed
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
+    """The clipping norm and the settings of each self-check, none of which is carried out."""
+    calls: list[tuple[float, dict[str, Any]]] = []
+
+    def check(_: Any, options: Any, **settings: Any) -> float:
+        calls.append((options.max_grad_norm, settings))
+        return 1e-7
+
+    monkeypatch.setattr(training, "check_clipper", check)
+    return calls
+
+
+def in_two_phases(config: TrainConfig) -> RunPlan:
+    whole = plan(config)
+    assert whole.privacy is not None
+    phases = tuple(
+        Phase(method="full", steps=steps, max_grad_norm=norm, sensitivity=norm)
+        for steps, norm in ((2, 0.1), (1, 0.7))
+    )
+    return replace(whole, privacy=replace(whole.privacy, phases=phases))
+
+
+def test_the_clipper_of_every_phase_is_proved_as_it_will_be_used(
+    private: TrainConfig,
+    checked: list[tuple[float, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(type(private.method), "begin_step", lambda *given: steps.append(given[-1]))
+    model = tiny_model()
+    prove_clipper(private, in_two_phases(private), model, Layout(pad_token_id=0))
+    assert [norm for norm, _ in checked] == [0.1, 0.7]
+    assert steps == [0, 2, 0], "what trains is at last what the first phase trains"
+    settings = checked[0][1]
+    assert (settings["vocab_size"], settings["max_length"], settings["has_units"]) == (
+        17,
+        12,
+        False,
+    )
+
+
+def test_without_the_self_check_a_model_that_cannot_be_clipped_is_refused_all_the_same(
+    private: TrainConfig, checked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarantee = private.privacy.guarantee
+    assert guarantee is not None
+    config = replace(private, privacy=replace(guarantee, self_check=False))
+    prove_clipper(config, plan(config), tiny_model(), Layout(pad_token_id=0))
+    for parameter in (model := tiny_model()).parameters():
+        parameter.requires_grad_(False)
+    monkeypatch.setattr(type(private.method), "begin_step", lambda *_: None)
+    with pytest.raises(Exception, match="trainable"):
+        prove_clipper(config, plan(config), model, Layout(pad_token_id=0))
+    assert checked == []
+
+
+def test_a_run_without_privacy_has_no_clipper(ordinary: TrainConfig, checked: list[Any]) -> None:
+    prove_clipper(ordinary, plan(ordinary), tiny_model(), Layout(pad_token_id=0))
+    assert checked == []
+
+
+class Tokenizer:
+    """Stands in for the tokenizer: a file of its own in the model's folder."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """By whom steps would be taken, and what they were handed; none is."""
+    calls: list[tuple[str, Any]] = []
+
+    def private(session: Any, plan: Any, *_: Any, **given: Any) -> None:
+        calls.append(("private", SimpleNamespace(session=session, plan=plan, **given)))
+
+    def ordinary(session: Any, steps: int, resume_point: Any) -> None:
+        calls.append(("ordinary", SimpleNamespace(session=session, steps=steps)))
+
+    monkeypatch.setattr(training, "train_privately", private)
+    monkeypatch.setattr(training, "train_ordinarily", ordinary)
+    read = lambda *given: calls.append(("read back", given))  # noqa: E731
+    monkeypatch.setattr(training, "prepare_training_state", read)
+    return calls
+
+
+def trained(config: TrainConfig, folder: Path, point: ResumePoint | None = None) -> None:
+    given = (tiny_model(), Tokenizer(), training_set())
+    train(config, plan(config), folder, *given, point)
+
+
+def test_the_plan_decides_by_whom_steps_are_taken(
+    private: TrainConfig, ordinary: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
+) -> None:
+    trained(private, tmp_path)
+    trained(ordinary, tmp_path)
+    (first, privately), (second, ordinarily) = taken
+    assert (first, second) == ("private", "ordinary")
+    assert privately.plan == plan(private).privacy
+    assert privately.session.num_examples == plan(private).size.num_examples == 42061
+    assert (ordinarily.steps, ordinarily.session.phases) == (3, plan(ordinary).phases)
+
+
+def test_a_model_is_saved_with_its_tokenizer(
+    private: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
+) -> None:
+    trained(private, tmp_path)
+    taken[0][1].session.save_model()
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+
+
+def ended(config: TrainConfig, step: int = 3) -> ResumePoint:
+    """Where a run stands that has ended, as far as its checkpoint and its ledger tell."""
+    guarantee = config.privacy.guarantee
+    run = {} if guarantee is None else {"promises": promises(guarantee)}
+    ledger = None if guarantee is None else SimpleNamespace(closed=True)
+    path = Path("private/checkpoints/step")
+    return ResumePoint(checkpoint=Checkpoint(path=path, step=step, run=run), ledger=ledger)
+
+
+def test_a_run_that_has_ended_takes_no_step_and_is_only_read_back(
+    private: TrainConfig, ordinary: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
+) -> None:
+    keys = tmp_path / "private/checkpoints/step-00000003/generators.json"
+    for config in (private, ordinary):
+        keys.parent.mkdir(parents=True, exist_ok=True)
+        keys.write_text("{}")
+        trained(config, tmp_path, ended(config))
+        assert not keys.exists()
+    assert [name for name, _ in taken] == ["read back"] * 2
+
+
+def test_trust_rule_9_a_report_promises_nothing_that_the_run_did_not_begin_with(
+    private: TrainConfig, tmp_path: Path, taken: list[Any]
+) -> None:
+    guarantee = private.privacy.guarantee
+    assert guarantee is not None
+    edited = replace(private, privacy=replace(guarantee, noise_seed=1))
+    with pytest.raises(InputError, match="got another privacy.noise_seed"):
+        trained(edited, tmp_path, ended(private))
+    assert taken == []
+
+
+def test_a_run_without_a_ledger_has_not_ended_before_its_last_step(
+    ordinary: TrainConfig, tmp_path: Path, taken: list[Any]
+) -> None:
+    with pytest.raises(StateError, match="is gone, and the run has taken 2 of 3 steps"):
+        trained(ordinary, tmp_path, ended(ordinary, step=2))
+    assert taken == []

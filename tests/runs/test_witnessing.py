@@ -1,0 +1,78 @@
+"""Who takes a run's heads is the command line's word alone, and they fit what was taken before."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpft.config.schema import TrainCommand
+from dpft.errors import InputError, StateError
+from dpft.privacy.ledger import read_ledger
+from dpft.privacy.witness import WitnessFile, make_witness, read_handed
+from dpft.runs.witnessing import (
+    begin_handover,
+    check_witness,
+    hand_over_end,
+    refuse_witness_of_file,
+    witness_of,
+)
+from tests.config.test_conf import loaded
+from tests.runs.spending.run_folders import make_run
+
+
+def command(*given: str) -> TrainCommand:
+    config = loaded("train", ["task=e2e", "privacy.noise_multiplier=1", *given])
+    assert isinstance(config, TrainCommand)
+    return config
+
+
+def test_trust_rule_11_a_witness_that_a_file_names_is_refused() -> None:
+    with pytest.raises(InputError, match="privacy.witness must be given on the command line"):
+        refuse_witness_of_file({"witness": ["touch", "executed"]}, given=False)
+    refuse_witness_of_file({"witness": ["touch", "executed"]}, given=True)
+    for privacy in ({"witness": None}, {"name": "none"}):
+        refuse_witness_of_file(privacy, given=False)
+
+
+def test_the_witness_of_a_command_is_checked_before_it_is_returned(tmp_path: Path) -> None:
+    given = f"privacy.witness={tmp_path / 'heads'}"
+    witness = witness_of(command(given), tmp_path / "run")
+    assert isinstance(witness, WitnessFile) and witness.path == tmp_path / "heads"
+    with pytest.raises(InputError, match="in the run's own folder"):
+        witness_of(command(given), tmp_path)
+    assert witness_of(command(), tmp_path) is None
+    plain = loaded("train", ["task=e2e", "privacy=none"])
+    assert isinstance(plain, TrainCommand) and witness_of(plain, tmp_path) is None
+
+
+def test_a_run_that_its_witness_saw_further_does_not_go_on(tmp_path: Path) -> None:
+    folder, witness = make_run(tmp_path / "run"), make_witness(str(tmp_path / "heads"))
+    hand_over_end(begin_handover(witness, folder), folder)
+    check_witness(witness, folder)
+    (folder / "privacy.json").unlink()
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]))
+    check_witness(None, folder)
+    with pytest.raises(StateError, match="after line 6, as .* has it, got 4 lines"):
+        check_witness(witness, folder)
+
+
+def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    hand_over_end(begin_handover(make_witness(str(tmp_path / "heads")), folder), folder)
+    (entry,) = map(json.loads, (tmp_path / "heads").read_text().splitlines())
+    record, handed = read_ledger(folder / "ledger.jsonl"), read_handed(folder)
+    assert handed is not None
+    assert entry == {"run": handed["run"], "lines": 6, "head": record.head}
+
+
+def test_without_a_witness_or_a_ledger_nothing_is_handed_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    hand_over_end(begin_handover(None, folder), folder)
+    assert read_handed(folder) is None
+    ordinary = tmp_path / "ordinary"
+    ordinary.mkdir()
+    witness = make_witness(str(tmp_path / "heads"))
+    check_witness(witness, ordinary)
+    hand_over_end(begin_handover(witness, ordinary), ordinary)
+    assert not (tmp_path / "heads").exists()
