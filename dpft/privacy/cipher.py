@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     DROPOUT = 4
     GENERATOR = 5
     """The state of torch's generators, which fused kernels draw dropout from."""
+    VIEWS = 6
+    """Random views of a record, such as masked spans; nothing draws them yet."""
     SEARCH = 7
     """The secret draw of a private search of hyper-parameters."""
 

@@ -1,22 +1,26 @@
+import json
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from transformers import BertModel
+from torch import nn
+from transformers import AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
-from dpft.data.encoding import TextEncoding
+from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_tokenizer
-from dpft.models.source import ModelConfig
+from dpft.models.loading import load_model, load_tokenizer
+from dpft.models.losses import answer_logits
+from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample
+from dpft.training.self_check import check_independence
 from tests.models import small
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
@@ -153,3 +157,38 @@ def test_a_bare_encoder_has_a_masked_kind_until_its_weights_are_asked(tmp_path):
     model = read_architecture(ModelConfig(name="bare", path=str(tmp_path)))
     assert head_of(task("sst2"), model) == Head(kind=MASKED)
     assert head_of(task("sst2", **CLS), model).kind == CLASSIFIER
+
+
+TEXTS = ("a pub", "a pub that is very good, and near the river", "", "good")
+
+
+def encoded(folder: Path, pad_token_id: int | None) -> tuple[nn.Module, Encoding]:
+    """A small GPT-2 that classifies; config.json says what padding is, the tokenizer says 0."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    tokenizer.save_pretrained(folder)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=2)
+    config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["pad_token_id"] = pad_token_id
+    (folder / "config.json").write_text(json.dumps(settings))
+    model = read_architecture(ModelConfig(name="tiny", path=str(folder)))
+    chosen = task("sst2", **CLS)
+    head = head_of(chosen, model)
+    return load_model(model, seed=0, head=head).eval(), encoding(chosen, model)
+
+
+@pytest.mark.parametrize("pad_token_id", [None, 5])
+def test_trust_rule_3_a_classifiers_loss_does_not_depend_on_padding(tmp_path, pad_token_id):
+    """GPT-2 names no padding; and what it names need not be what its tokenizer does."""
+    model, reading = encoded(tmp_path, pad_token_id)
+    rows = reading.rows([LabelledExample(texts=(text,), label=1.0) for text in TEXTS])
+    check_independence(model, rows, reading.layout)
+
+
+def test_a_batch_of_empty_texts_has_an_answer(tmp_path):
+    """GPT-2's tokenizer writes no marks: whether a step fails must not depend on what it drew."""
+    model, reading = encoded(tmp_path, None)
+    rows = reading.rows([LabelledExample(texts=("",), label=0.0)] * 2)
+    logits = answer_logits(model, reading.layout.collate(rows))
+    assert logits.shape == (2, 2) and bool(logits.isfinite().all())
