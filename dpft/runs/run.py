@@ -18,6 +18,7 @@ from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
 from dpft.runs.crashes import crash_kept
+from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import evaluate, write_scores
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
 from dpft.runs.held_out import keep_key, not_evaluated
@@ -112,6 +113,7 @@ def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) 
         if resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
+            say_ending(folder, config.task)
             return
         read_evaluations(folder / METRICS)
         check_witness(witness, folder)
@@ -147,7 +149,7 @@ def finish(
         hand_over_end(handover, folder)
         report(config, prepared.plan, folder, prepared.counts, evaluations)
         conclude(trackings, folder)
-    logger.info("report: %s", folder / REPORT)
+    say_ending(folder, config.task)
 
 
 def score(prepared: Prepared, stage: str) -> list[Evaluation]:

@@ -27,6 +27,7 @@ from dpft.run_folder import (
     trial_folder,
 )
 from dpft.runs.crashes import crash_kept
+from dpft.runs.ending import say_ending
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
 from dpft.runs.resuming import hint_of_resume
 from dpft.runs.tuning.publish import publish
@@ -109,6 +110,7 @@ def go_on(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
     with hold_run(folder):
         if (folder / REPORT).exists() and (folder / PRIVACY).exists():
             logger.info("the search in %s has ended; nothing is left to do", folder)
+            say_ending(folder, command.task)
             return
         search = read_search(folder)
         if search is None:  # It broke off before anything was trained.
@@ -156,4 +158,4 @@ def finish(
     with hint_of_resume(folder):
         # The first of equal ones: trials are drawn alike, so that is any of them.
         publish(command, search, max(ended, key=lambda one: one[0])[1], folder)
-    logger.info("report: %s", folder / REPORT)
+    say_ending(folder, command.task)
