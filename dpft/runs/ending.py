@@ -19,7 +19,7 @@ from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline
-from dpft.run_folder import METRICS, PAGE, REPORT
+from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
 from dpft.tasks.base import Task, TextTask
 
 PLAIN = re.compile(r"[\w./ -]+")
@@ -55,6 +55,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
         *(f"scores: {_scores(table, short)}" for table in tables),
+        *_summary(folder, short),
         f"report: {short / REPORT}, {short / PAGE}",
         *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
     ]
@@ -89,6 +90,13 @@ def _promise(privacy: Mapping[str, Any]) -> str:
         unit=privacy["unit"],
     )
     return " ".join(lines.split())
+
+
+def _summary(folder: Path, short: Path) -> list[str]:
+    """Returns where it stands which records were left out; none for a search, or an old run."""
+    if not (folder / DATA_SUMMARY).exists():
+        return []
+    return [f"records: what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"]
 
 
 def _scores(table: ScoreTable, folder: Path) -> str:

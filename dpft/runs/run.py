@@ -18,6 +18,7 @@ from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
 from dpft.runs.crashes import crash_kept
+from dpft.runs.data_summary import write_summary
 from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import evaluate, write_scores
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
@@ -130,6 +131,7 @@ def finish(
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config = prepared.config
+    write_summary(folder, prepared.summary)
     with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
         if not has_scores(folder, "before"):
             write_scores(config, folder, score(prepared, "before"))

@@ -31,7 +31,7 @@ PUBLIC_LINES = re.compile(
     r"|privacy.engine=auto takes book_keeping: it needs one backward pass"
     r"|evaluating (before|after) fine-tuning"
     r"|steps 1 to 3 show no progress: the times of fewer than ten steps would tell of their batches"
-    r"|scores and predictions: .*|run: .*|(trained|privacy|scores|report|next): .*)"
+    r"|scores and predictions: .*|run: .*|(trained|privacy|scores|records|report|next): .*)"
 )
 
 
@@ -103,18 +103,20 @@ def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: 
 def test_the_last_lines_say_what_the_run_has_come_to_and_a_resumed_run_says_the_same(
     folder: Path, workspace: Workspace, outcome: Outcome
 ) -> None:
-    last = outcome.err.splitlines()[-7:]
+    last = outcome.err.splitlines()[-8:]
     assert last[0].startswith("INFO: trained: model by method full on e2e (local files), 40 ex")
     assert last[1].startswith("INFO: privacy: epsilon = ")
     assert last[2:] == [
         "INFO: scores: e2e, split test: private, in run/metrics.json",
+        "INFO: records: what was left out, cut and held out is in run/private/data_summary.md"
+        " (private)",
         "INFO: report: run/report.md, run/report.html",
         "INFO: next: dpft eval run=run",
         "INFO: next: dpft generate run=run prompts=FILE",
         "INFO: next: dpft report runs=run",
     ]
     again = workspace.run("train", "resume=run")
-    assert again.code == 0 and again.err.splitlines()[-7:] == last
+    assert again.code == 0 and again.err.splitlines()[-8:] == last
 
 
 def test_public_files_name_no_path_that_the_user_did_not_give(
