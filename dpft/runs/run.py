@@ -17,6 +17,7 @@ from dpft.models.loading import quiet_transformers
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
+from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
 from dpft.runs.ending import say_ending
@@ -90,6 +91,7 @@ def begin(
     with hold_run(folder):
         refuse_used_folder(folder)
         start_anew(folder)
+        write_begun(folder)
         if write_origin is not None:
             write_origin(folder)
         dump(prepared.config, folder / CONFIGURATION)

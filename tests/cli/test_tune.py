@@ -128,6 +128,21 @@ def test_public_files_have_the_time_of_the_searchs_beginning(
     assert (run / "private/tuning/trial-1/privacy.json").stat().st_mtime_ns > began
 
 
+def test_the_winner_has_the_day_on_which_the_search_was_begun(
+    workspace: Workspace, outcome: Outcome
+) -> None:
+    """A trial's own day would tell how many there were before it."""
+    copy = workspace.root / "dated"
+    shutil.copytree(workspace.root / "run", copy)
+    begun = json.loads((copy / "private/begun.json").read_text())
+    (copy / "private/begun.json").write_text(json.dumps({**begun, "date": "2001-02-03"}))
+    (copy / "privacy.json").unlink()
+    again = workspace.run("tune", "resume=dated")
+    assert again.code == 0, again.err
+    assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
+    assert "begun 2001-02-03" in (copy / "report.md").read_text()
+
+
 def test_a_trial_that_overspent_is_not_published(workspace: Workspace, outcome: Outcome) -> None:
     """As ``train resume=`` of a trial's folder with ``privacy.resume_overspend=true`` would do."""
     copy = workspace.root / "overspent"

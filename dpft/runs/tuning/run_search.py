@@ -26,6 +26,7 @@ from dpft.run_folder import (
     hold_run,
     trial_folder,
 )
+from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
 from dpft.runs.ending import say_ending
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
@@ -92,6 +93,7 @@ def begin(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
     with hold_run(folder):
         refuse_used_folder(folder)
         start_anew(folder)
+        write_begun(folder)
         if write_origin is not None:
             write_origin(folder)
         (folder / TUNING).mkdir(mode=0o700)
