@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from dpft.config.keys import quoted
 from dpft.config.report import ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
@@ -89,12 +90,6 @@ def describe(key: Key, ratings: Ratings) -> dict[str, Any]:
         "systems": [rating_record(system, given) for system, given in of_system.items()],
     }
     return mark(described, key.split_is_public)
-
-
-def quoted(word: str) -> str:
-    """Returns a word as a value of Hydra's grammar that means just that word."""
-    # Hydra reads a backslash as itself but before a quote or at the value's end.
-    return "'" + word.replace("'", "\\'") + "'"
 
 
 def _joined(words: list[str], key: str) -> list[str]:

@@ -22,6 +22,12 @@ def join_key(parent: str, name: object) -> str:
     return f"{parent}.{name}" if parent else str(name)
 
 
+def quoted(word: str) -> str:
+    """Returns a word as a value of Hydra's grammar that means just that word."""
+    # Hydra reads a backslash as itself but before a quote or at the value's end.
+    return "'" + word.replace("'", "\\'") + "'"
+
+
 def known_keys(root: type, *, parent: str = "") -> list[str]:
     """Returns the keys a dataclass type allows, those of nested dataclasses included."""
     hints = get_type_hints(root)

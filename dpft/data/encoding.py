@@ -15,6 +15,9 @@ from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokeniz
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example
 
+UNCUT = 2**31
+"""A length that no text has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding(ABC):
@@ -57,9 +60,22 @@ class TextEncoding(Encoding):
         empty = [replace(e, prompt="", lead="", separator="") for e in examples]
         targets = tokenize(empty, self.tokenizer, max_length=self.max_length)
         return [
-            TokenizedExample(input_ids=source, labels=_target(row))
-            for source, row in zip(sources, targets, strict=True)
+            TokenizedExample(
+                input_ids=source, labels=_target(row), truncated=row.truncated or is_cut
+            )
+            for source, row, is_cut in zip(
+                sources, targets, self._cut_sources(examples, sources), strict=True
+            )
         ]
+
+    def _cut_sources(
+        self, examples: Sequence[Example], sources: Sequence[Sequence[int]]
+    ) -> list[bool]:
+        """Returns which sources lost a part; only those that fill their room are read again."""
+        full = [at for at, source in enumerate(sources) if len(source) == self.max_length]
+        whole = self.prompts([examples[at] for at in full], max_length=UNCUT, max_new_tokens=0)
+        cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
+        return [at in cut for at in range(len(sources))]
 
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int

@@ -63,7 +63,12 @@ class LabelWordEncoding(Encoding):
             before = next(index for index, piece in enumerate(pieces) if piece.is_mask)
             answer = len(start) + sum(map(len, cut[:before]))
         labels = [float(share) for share in self.distribution(example.label)]
-        return TokenizedExample(input_ids=whole, labels=labels, answer=answer)
+        return TokenizedExample(
+            input_ids=whole,
+            labels=labels,
+            answer=answer,
+            truncated=sum(map(len, ids)) > room,
+        )
 
 
 def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) -> list[list[int]]:

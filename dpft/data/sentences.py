@@ -35,9 +35,30 @@ class SentenceEncoding(Encoding):
                 input_ids=ids or [self.layout.pad_token_id],
                 labels=self._labels(example.label),
                 token_type_ids=kind,
+                truncated=is_cut,
             )
-            for example, ids, kind in zip(examples, encoded["input_ids"], types, strict=True)
+            for example, ids, kind, is_cut in zip(
+                examples,
+                encoded["input_ids"],
+                types,
+                self._cut(columns, encoded["input_ids"]),
+                strict=True,
+            )
         ]
+
+    def _cut(self, columns: list[list[str]], rows: Sequence[Sequence[int]]) -> list[bool]:
+        """Returns which rows lost a part; only those that fill their room are read again."""
+        full = [at for at, ids in enumerate(rows) if len(ids) == self.max_length]
+        if not full:
+            return [False] * len(rows)
+        whole = self.tokenizer(
+            *([column[at] for at in full] for column in columns),
+            padding=False,
+            split_special_tokens=True,
+            verbose=False,
+        )["input_ids"]
+        cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
+        return [at in cut for at in range(len(rows))]
 
     def _check_room(self, texts: int) -> None:
         """Refuses a length at which the tokenizer would cut nothing at all."""

@@ -32,6 +32,8 @@ class TokenizedExample:
     """Which of two sentences each token is of, for models that are told."""
     answer: int | None = None
     """Where the label word is predicted: position of the mask, or of the last token."""
+    truncated: bool = False
+    """Whether a part of the record's texts had no room; private."""
 
     @property
     def has_label(self) -> bool:
@@ -51,6 +53,9 @@ class Prompt:
     """What ends the prompt; stays while the record can give way."""
     cut_start: bool
     """Whether the record loses its beginning, not its end."""
+
+    def __len__(self) -> int:
+        return len(self.start) + len(self.record) + len(self.separator)
 
     def cut_to(self, length: int) -> list[int]:
         """Returns at most ``length`` ids: the record gives way at its end or its beginning first.
@@ -104,14 +109,16 @@ def joined(
         start: Read where there is no prompt.
         cut_end: Whether a target too long by itself loses its end, not its beginning.
     """
-    is_empty = len(target) == 1
+    is_empty, whole = len(target) == 1, len(target)
     # A text cut at its end keeps a token before it, from which its first one is predicted.
     target = target[: max_length - 1] if cut_end else target[-max_length:]
     room = max_length - len(target)
     prompt_ids = prompt.cut_to(room) or [start][:room]
     labels = [IGNORED_LABEL] * len(target) if is_empty else target
     return TokenizedExample(
-        input_ids=prompt_ids + target, labels=[IGNORED_LABEL] * len(prompt_ids) + labels
+        input_ids=prompt_ids + target,
+        labels=[IGNORED_LABEL] * len(prompt_ids) + labels,
+        truncated=len(target) < whole or len(prompt) > room,
     )
 
 

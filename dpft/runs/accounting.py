@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpft.config.account import AccountConfig
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting import (
     Accountants,
     AccountingReport,
@@ -152,8 +152,8 @@ def choose_noise(
             accountant=config.leader,
             accountants=accountants,
         )
-    except InputError as error:  # its keys, where this subcommand has no section for them
-        raise InputError(str(error).replace("privacy.", "")) from error
+    except (InputError, RunError) as error:  # its keys: this subcommand has no section for them
+        raise type(error)(str(error).replace("privacy.", "")) from error
 
 
 def _steps(config: AccountConfig, sample_rate: float) -> int:

@@ -9,6 +9,7 @@ from dpft.privacy.completeness import read_journal
 from dpft.run_folder import (
     CHECKPOINTS,
     CONFIGURATION,
+    DATA_SUMMARY,
     DIAGNOSTICS,
     HANDED_HEADS,
     JOURNAL,
@@ -80,7 +81,8 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    for name in (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, DIAGNOSTICS, JOURNAL):
+    public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS)
+    for name in (*public, DIAGNOSTICS, JOURNAL, DATA_SUMMARY):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):

@@ -19,6 +19,7 @@ from dpft.reports.run.privacy_record import (
 from dpft.reports.run.report import write_report
 from dpft.reports.run.witness import with_witness
 from dpft.run_folder import PRIVACY
+from dpft.runs.begun import origin
 from dpft.runs.evaluation import write_scores
 from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_resume_point
@@ -54,5 +55,5 @@ def report(
             steps_kept=find_resume_point(folder).checkpoint.step,
         )
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
-    write_json(folder / PRIVACY, privacy)
+    write_json(folder / PRIVACY, {**privacy, **origin(config, folder)})
     write_report(folder)

@@ -15,6 +15,7 @@ from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
+from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.records import load_training_data, make_training_set, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
@@ -45,6 +46,8 @@ class Prepared:
     training_set: TrainingSet
     unit_key: bytes | None
     """Secret, where units have several records."""
+    summary: DataSummary
+    """What became of the records that were read; private."""
 
 
 def prepare(
@@ -103,4 +106,5 @@ def prepare(
         counts=counts,
         training_set=training_set,
         unit_key=None if data.units is None else key,
+        summary=summarize(config, data, division, training_set),
     )

@@ -17,7 +17,10 @@ from dpft.models.loading import quiet_transformers
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
+from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
+from dpft.runs.data_summary import write_summary
+from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import evaluate, write_scores
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
 from dpft.runs.held_out import keep_key, not_evaluated
@@ -88,6 +91,7 @@ def begin(
     with hold_run(folder):
         refuse_used_folder(folder)
         start_anew(folder)
+        write_begun(folder)
         if write_origin is not None:
             write_origin(folder)
         dump(prepared.config, folder / CONFIGURATION)
@@ -112,6 +116,7 @@ def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) 
         if resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
+            say_ending(folder, config.task)
             return
         read_evaluations(folder / METRICS)
         check_witness(witness, folder)
@@ -128,6 +133,7 @@ def finish(
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config = prepared.config
+    write_summary(folder, prepared.summary)
     with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
         if not has_scores(folder, "before"):
             write_scores(config, folder, score(prepared, "before"))
@@ -147,7 +153,7 @@ def finish(
         hand_over_end(handover, folder)
         report(config, prepared.plan, folder, prepared.counts, evaluations)
         conclude(trackings, folder)
-    logger.info("report: %s", folder / REPORT)
+    say_ending(folder, config.task)
 
 
 def score(prepared: Prepared, stage: str) -> list[Evaluation]:

@@ -2,6 +2,7 @@ import gzip
 import json
 import logging
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ PUBLIC_LINES = re.compile(
     r"|privacy.engine=auto takes book_keeping: it needs one backward pass"
     r"|evaluating (before|after) fine-tuning"
     r"|steps 1 to 3 show no progress: the times of fewer than ten steps would tell of their batches"
-    r"|scores and predictions: .*|run: .*|report: .*)"
+    r"|scores and predictions: .*|run: .*|(trained|privacy|scores|records|report|next): .*)"
 )
 
 
@@ -95,6 +96,49 @@ def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: 
     assert outcome.out == ""
     for line in outcome.err.splitlines():
         assert PUBLIC_LINES.fullmatch(line), line
+
+
+def test_the_last_lines_say_what_the_run_has_come_to_and_a_resumed_run_says_the_same(
+    folder: Path, workspace: Workspace, outcome: Outcome
+) -> None:
+    last = outcome.err.splitlines()[-8:]
+    assert last[0].startswith("INFO: trained: model by method full on e2e (local files), 40 ex")
+    assert last[1].startswith("INFO: privacy: epsilon = ")
+    assert last[2:] == [
+        "INFO: scores: e2e, split test: private, in run/metrics.json",
+        "INFO: records: what was left out, cut and held out is in run/private/data_summary.md"
+        " (private)",
+        "INFO: report: run/report.md, run/report.html",
+        "INFO: next: dpft eval run=run",
+        "INFO: next: dpft generate run=run prompts=FILE",
+        "INFO: next: dpft report runs=run",
+    ]
+    again = workspace.run("train", "resume=run")
+    assert again.code == 0 and again.err.splitlines()[-8:] == last
+
+
+def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) -> None:
+    record = json.loads((folder / "privacy.json").read_text())
+    assert record["date"] == json.loads((folder / "private/begun.json").read_text())["date"]
+    assert set(record["versions"]) == {"dpft", "torch", "transformers"}
+    assert (record["model"], record["data"]) == ("model", "e2e (local files)")
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert f"model on e2e (local files), method full, begun {record['date']}" in text
+        assert f"torch {record['versions']['torch']}" in text
+
+
+def test_a_run_that_goes_on_another_day_keeps_the_day_on_which_it_was_begun(
+    folder: Path, workspace: Workspace
+) -> None:
+    copy = workspace.root / "later"
+    shutil.copytree(folder, copy)
+    begun = json.loads((copy / "private/begun.json").read_text())
+    (copy / "private/begun.json").write_text(json.dumps({**begun, "date": "2001-02-03"}))
+    (copy / "privacy.json").unlink()
+    outcome = workspace.run("train", "resume=later")
+    assert outcome.code == 0, outcome.err
+    assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
 
 
 def test_public_files_name_no_path_that_the_user_did_not_give(

@@ -51,6 +51,15 @@ def test_the_prompt_before_writing_is_the_one_of_training(kind):
     assert row.input_ids[: len(prompt)] == prompt
 
 
+@pytest.mark.parametrize(("length", "truncated"), [(5, False), (4, True)])
+def test_a_seq2seq_row_knows_whether_its_source_or_its_target_was_cut(length, truncated):
+    source = Example(prompt="a b c :", target="a", group="1", separator=" :")
+    target = Example(prompt="a :", target="a b c d", group="2", separator=" :")
+    rows = text(SEQ2SEQ, max_length=length).rows([source, target, source])
+    assert [len(row.input_ids) for row in rows] == [length, 3, length]
+    assert [row.truncated for row in rows] == [truncated] * 3
+
+
 def test_an_empty_prompt_of_a_seq2seq_model_is_its_end():
     (row,) = text(SEQ2SEQ).rows([Example(prompt="", target="ab", group="")])
     assert row.input_ids == [END]

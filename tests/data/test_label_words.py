@@ -58,6 +58,12 @@ def test_other_models_read_what_comes_before_the_answer(kind, closing):
     assert kind == SEQ2SEQ or found.answer == 3
 
 
+@pytest.mark.parametrize(("length", "truncated"), [(8, False), (7, True)])
+def test_a_row_knows_whether_its_text_was_cut(bert, length, truncated):
+    made = encoding(bert, MASKED, "<S1> It was [MASK] .", max_length=length)
+    assert row(made, "a film").truncated is truncated
+
+
 @pytest.mark.parametrize("length", range(6, 20))
 def test_the_mask_and_the_template_survive_any_cut(bert, length):
     made = encoding(bert, MASKED, "<S1> It was [MASK] .", max_length=length)

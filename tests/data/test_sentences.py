@@ -49,6 +49,14 @@ def test_the_longer_sentence_is_cut_and_the_marks_stay(bert, length):
     assert length < 7 or tokens(made, found)[-3:] == ["a", "film", "[SEP]"]
 
 
+@pytest.mark.parametrize(("length", "truncated"), [(7, False), (6, True)])
+def test_a_row_knows_whether_a_sentence_was_cut(bert, length, truncated):
+    made = encoding(bert, max_length=length)
+    given = [("a film", "the song"), ("a", "song"), ("a film", "the song")]
+    rows = made.rows([LabelledExample(texts=texts, label=1.0) for texts in given])
+    assert [found.truncated for found in rows] == [truncated, False, truncated]
+
+
 @pytest.mark.parametrize(("texts", "least"), [(("a",), 3), (("a", "b"), 5)])
 def test_a_length_at_which_nothing_would_be_cut_is_refused(bert, texts, least):
     with pytest.raises(InputError, match=rf"task\.max_length must be at least {least}"):

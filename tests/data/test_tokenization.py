@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -37,6 +39,14 @@ def one(tokenizer, record: str, target: str, max_length: int) -> tuple[str, str]
 )
 def test_the_record_is_cut_first_and_the_targets_end_never(tokenizer, max_length, sequence, learnt):
     assert one(tokenizer, "abcd", "xyz", max_length) == (sequence, learnt)
+
+
+@pytest.mark.parametrize("cut_end", [False, True])
+@pytest.mark.parametrize(("max_length", "truncated"), [(9, False), (8, True), (3, True)])
+def test_a_row_knows_whether_its_record_lost_a_part(tokenizer, max_length, truncated, cut_end):
+    given = replace(example("abcd", "xyz"), cut_target_end=cut_end)
+    (tokens,) = tokenize([given], tokenizer, max_length=max_length)
+    assert tokens.truncated is truncated
 
 
 def test_an_empty_target_has_no_label(tokenizer):

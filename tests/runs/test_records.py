@@ -66,6 +66,19 @@ def test_what_is_kept_and_left_out_is_counted_in_private_alone(folder: Path) -> 
     }
 
 
+def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcome: Outcome) -> None:
+    summary = folder / "private" / "data_summary.md"
+    assert stat.S_IMODE(summary.stat().st_mode) == 0o600
+    rows = [line.split(" | ") for line in summary.read_text().splitlines() if " | " in line]
+    counts = {name.strip("| "): value.strip(" |") for name, value, *_ in rows}
+    assert counts["read"] == "40, of 12 units"
+    assert counts["held out, to be scored"] == "0"
+    assert counts["left out: no answer to learn"] == "1"
+    assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
+    assert counts["trained on"] == "24, of 12 units"
+    assert "run/private/data_summary.md" in outcome.err and "15" not in outcome.err
+
+
 def test_the_key_of_the_choice_is_private(folder: Path) -> None:
     key = folder / "private" / "unit_key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600

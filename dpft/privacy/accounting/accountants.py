@@ -72,7 +72,8 @@ class Accountants:
             options: Passed to the accountant's ``epsilon``, such as pld's ``interval``.
 
         Raises:
-            AccountantError: It has no answer, or none within the limits.
+            AccountantTimeout: It was ended at a limit of time.
+            AccountantError: It has no answer, or none within the limit of memory.
         """
         if name in ("gdp", "prv") and not isinstance(mechanism, SampledGaussian):
             raise AccountantError("It is not asked about differing mechanisms.")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -125,7 +125,7 @@ def _calibrated(
             accountant=accountant,
             accountants=accountants,
         )
-    except InputError as error:
+    except (InputError, RunError) as error:
         noise = {"error": str(error).replace("privacy.", "")}
     else:
         noise = {

@@ -10,10 +10,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting import gdp, pld, prv, rdp
 from dpft.privacy.accounting.accountants import Accountants, headline_order
-from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
+from dpft.privacy.accounting.mechanism import (
+    AccountantError,
+    AccountantTimeout,
+    SampledGaussian,
+)
 from dpft.privacy.accounting.search import MAX_NOISE, Curve, smallest_noise
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.plan import Calibration
@@ -54,6 +58,7 @@ def calibrate_noise_multiplier(
 
     Raises:
         InputError: A value is out of range, or no noise multiplier gives ``eps``.
+        RunError: No accountant found one, and one of them timed out, so that there may be one.
     """
     if not (eps > 0 and math.isfinite(eps)):
         raise InputError(
@@ -78,18 +83,31 @@ class _Calibrator:
         self._accountants = accountants
 
     def first_of(self, order: tuple[str, ...]) -> tuple[float, Calibration]:
-        """Returns the calibration by the first accountant of ``order`` that can."""
+        """Returns the calibration by the first accountant of ``order`` that can.
+
+        Raises:
+            InputError: None can.
+            RunError: None did, and one of them timed out.
+        """
         self._accountants.start()
         search = {"rdp": self._by_rdp, "pld": self._by_pld, "prv": self._by_prv}
-        reason = ""
+        errors: dict[str, AccountantError] = {}
         for name in order:
             try:
                 noise_multiplier = search[name]()
                 return noise_multiplier, self._confirm(name, noise_multiplier)
             except AccountantError as error:
-                reason = f"{name}: {error}"
+                errors[name] = error
+        late = [name for name, error in errors.items() if isinstance(error, AccountantTimeout)]
+        if late:
+            raise RunError(
+                f"privacy.eps={self._eps:g}: no accountant found the noise, and {late[-1]} timed"
+                f" out ({late[-1]}: {errors[late[-1]]}); {AccountantTimeout.way_out}."
+            )
+        last = order[-1]
         raise InputError(
-            f"privacy.eps={self._eps:g} is out of reach of every accountant ({reason})."
+            f"privacy.eps={self._eps:g} is out of reach of every accountant"
+            f" ({last}: {errors[last]})."
         )
 
     def _by_rdp(self) -> float:

@@ -1,5 +1,8 @@
 """A child process that answers accounting questions within a time and a memory limit.
 
+Time is the child's own processor time, so that whether an accountant answers does not depend on
+what else the machine does; a wide limit of wall time is there for a child that waits for ever.
+
 Accountants can take minutes or terabytes outside the settings they were made for, inside C code
 that no exception interrupts. A process of its own can always be ended, and two of them use two
 cores.
@@ -16,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.privacy.accounting.mechanism import AccountantError
+from dpft.privacy.accounting.mechanism import AccountantError, AccountantTimeout
 
 WORKER = "dpft.privacy.accounting.worker"
 
@@ -26,12 +29,14 @@ class Limits:
     """What one accountant may take to answer one question.
 
     Attributes:
-        seconds: Wall time of one answer, and of the import before the first.
+        seconds: Processor time of one answer, and of the import before the first.
+        wall_seconds: Wall time of the same, whatever else the machine does.
         memory: Address space in bytes.
         grace: Seconds past the above after which a child that did not end itself is killed.
     """
 
     seconds: float = 20.0
+    wall_seconds: float = 300.0
     memory: int = 2 * 2**30
     grace: float = 5.0
 
@@ -44,7 +49,8 @@ class LimitedProcess:
     """
 
     def __init__(self, library: str, limits: Limits, *, module: str = WORKER) -> None:
-        self._arguments = [module, library, str(limits.seconds), str(limits.memory)]
+        numbers = (limits.seconds, limits.wall_seconds, limits.memory)
+        self._arguments = [module, library, *map(str, numbers)]
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
@@ -60,7 +66,7 @@ class LimitedProcess:
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
-            self._deadline = time.monotonic() + self._limits.seconds + self._limits.grace
+            self._deadline = time.monotonic() + self._limits.wall_seconds + self._limits.grace
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Hands the child a question and returns at once."""
@@ -68,7 +74,7 @@ class LimitedProcess:
         assert self._process is not None
         assert self._process.stdin is not None
         ready_by = max(self._deadline, time.monotonic() + self._limits.grace)
-        self._deadline = ready_by + self._limits.seconds
+        self._deadline = ready_by + self._limits.wall_seconds
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
@@ -79,12 +85,13 @@ class LimitedProcess:
         """Waits for the answer to the question asked.
 
         Raises:
-            AccountantError: The child found no answer, was over a limit, or ended; the sentence
-                says which.
+            AccountantTimeout: The child was over a limit of time.
+            AccountantError: It found no answer, was over the limit of memory, or ended; the
+                sentence says which.
         """
         line = self._read_line()
         if not line.endswith(b"\n"):
-            raise AccountantError(self._end())
+            raise self._end(ended=True)
         self._deadline = 0.0
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -104,20 +111,34 @@ class LimitedProcess:
         ready, _, _ = select.select([self._process.stdout], [], [], remaining)
         return self._process.stdout.readline() if ready else b""
 
-    def _end(self) -> str:
-        """Kills the child and returns, in a sentence, why it had not answered."""
+    def _end(self, *, ended: bool = False) -> AccountantError:
+        """Kills the child and returns, as an error, why it had not answered.
+
+        Args:
+            ended: Its pipe was closed or its time is up, so that it has an exit status to wait for.
+        """
         assert self._process is not None
         late = time.monotonic() >= self._deadline
-        if not late:
-            time.sleep(0.01)  # A closed pipe comes a moment before the exit status.
-        code = self._process.poll()
+        code = self._process.poll() if late or not ended else self._exit_status()
         self._process.kill()
         self._process.communicate()
         self._process = None
         self._deadline = 0.0
+        if code == -signal.SIGPROF:
+            return AccountantTimeout(
+                f"It timed out after {self._limits.seconds:g} s of processor time."
+            )
         if late or code == -signal.SIGALRM:
-            return f"It did not finish within {self._limits.seconds:g} s."
-        return f"Its process ended early (exit status {code})."
+            return AccountantTimeout(f"It timed out after {self._limits.wall_seconds:g} s.")
+        return AccountantError(f"Its process ended early (exit status {code}).")
+
+    def _exit_status(self) -> int | None:
+        """Returns what the child ended with; a closed pipe comes a moment before it."""
+        assert self._process is not None
+        try:
+            return self._process.wait(self._limits.grace)
+        except subprocess.TimeoutExpired:
+            return None
 
 
 def _environment() -> dict[str, str]:

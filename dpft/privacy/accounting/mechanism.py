@@ -19,6 +19,12 @@ class AccountantError(ArithmeticError):
     """An accountant that cannot bound a mechanism, with the reason in one plain sentence."""
 
 
+class AccountantTimeout(AccountantError):
+    """An accountant that was ended at a limit of time: it says nothing of the mechanism."""
+
+    way_out = "try again on a quieter machine, or choose another privacy.accountant"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampledGaussian:
     """Poisson sampling, then Gaussian noise on a clipped sum, repeated ``steps`` times.

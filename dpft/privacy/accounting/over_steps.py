@@ -6,7 +6,7 @@ For a plot and a table; ``curve.EpsilonSoFar`` is the cheap bound that a run sho
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport, account
@@ -43,13 +43,14 @@ def epsilon_over_steps(
 
     Raises:
         InputError: No accountant can bound even one step.
+        RunError: None bounded it, and one of them timed out.
     """
     reports = []
     for steps in step_grid(mechanism.steps):
         try:
             point = replace(mechanism, steps=steps)
             reports.append(account(point, accountant=accountant, accountants=accountants))
-        except InputError:
+        except (InputError, RunError):
             if not reports:
                 raise
     return reports

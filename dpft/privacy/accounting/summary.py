@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting import pld
 from dpft.privacy.accounting.accountants import Accountants, headline_order
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
+    AccountantTimeout,
     Composition,
     Epsilon,
     Mechanism,
@@ -75,6 +76,7 @@ def account(
 
     Raises:
         InputError: ``accountant`` may not lead, or none can bound the mechanism.
+        RunError: None bounded it, and one of them timed out.
     """
     order = headline_order(accountant)
     with ExitStack() as stack:
@@ -108,6 +110,7 @@ def account_composition(
 
     Raises:
         InputError: ``accountant`` may not lead, or none can bound the composition.
+        RunError: None bounded it, and one of them timed out.
     """
     order = tuple(name for name in headline_order(accountant) if name != "prv")
     warnings: list[str] = []
@@ -169,6 +172,12 @@ def _headline(
             warnings.append(f"{name} is refused: its bound is above RDP's by over {RDP_TOLERANCE}.")
         elif result.upper is not None:
             return name, result.upper
+    late = [name for name in order if isinstance(results[name], AccountantTimeout)]
+    if late:
+        raise RunError(
+            f"No accountant bounded this mechanism, and {late[-1]} timed out ({late[-1]}:"
+            f" {results[late[-1]]}); {AccountantTimeout.way_out}."
+        )
     raise InputError(
         "No accountant can bound this mechanism: noise_multiplier is too small for its "
         "sample_rate and steps; raise noise_multiplier or lower steps."

@@ -1,8 +1,8 @@
 """The child's side of a limited accountant: questions in on stdin, answers out on stdout.
 
-Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS BYTES`` by ``limits``, one JSON
-object a line each way. A program of its own rather than a fork: the parent may hold torch's
-threads, and may be a script without a main guard.
+Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS WALL BYTES`` by ``limits``,
+one JSON object a line each way. A program of its own rather than a fork: the parent may hold
+torch's threads, and may be a script without a main guard.
 """
 
 import importlib
@@ -26,21 +26,22 @@ ACCOUNTANTS: Mapping[str, Callable[..., Epsilon]] = {
 }
 
 
-def main(library: str, seconds: float, memory: int) -> None:
+def main(library: str, seconds: float, wall_seconds: float, memory: int) -> None:
     """Answers questions until stdin closes.
 
     Args:
         library: Module to import while the parent still prepares its first question.
-        seconds: Wall time that the import, and each question, may take before SIGALRM ends the
-            process. It ends itself, so that not even a killed parent leaves one running.
+        seconds: Processor time that the import, and each question, may take before SIGPROF ends
+            the process. It ends itself, so that not even a killed parent leaves one running.
+        wall_seconds: Wall time of the same, before SIGALRM ends the process.
         memory: Address space in bytes.
     """
     answers = _private_stdout()
     _limit_memory(memory)
-    with _alarm(seconds):
+    with _alarms(seconds, wall_seconds):
         importlib.import_module(library)
     for line in sys.stdin:
-        with _alarm(seconds):
+        with _alarms(seconds, wall_seconds):
             answer = _answer(json.loads(line), memory)
         print(json.dumps(answer), file=answers, flush=True)
 
@@ -57,11 +58,14 @@ def _answer(question: Mapping[str, Any], memory: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    # The default action of SIGALRM ends the process even inside a long C call.
+def _alarms(seconds: float, wall_seconds: float) -> Iterator[None]:
+    # The default action of both signals ends the process even inside a long C call.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, wall_seconds)
     yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -82,4 +86,4 @@ def _private_stdout() -> IO[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpft.files import write_text
 from dpft.reports.pages import render_markdown
+from dpft.reports.run.origin import model_name
 from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
@@ -48,12 +49,6 @@ def render_card(record: RunRecord, folder: Path) -> str:
         ledger_note=LEDGER_NOTE,
         tables=score_tables(public),
     )
-
-
-def model_name(config: Mapping[str, Any]) -> str:
-    """Returns what the base is called, of a folder its last part alone."""
-    path = config["model"].get("path")
-    return Path(path).name if path else str(config["model"]["name"])
 
 
 def _front_matter(

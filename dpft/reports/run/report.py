@@ -100,7 +100,7 @@ def _parts(
     """Returns the values that the templates of report.md and report.html are filled with."""
     epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
     return {
-        "title": title(config),
+        "title": title(config, privacy),
         "headline": headline(privacy),
         "warnings": warnings(config, privacy),
         "tables": score_tables(evaluations),

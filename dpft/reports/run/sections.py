@@ -9,6 +9,7 @@ from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
+from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.scores import PRIVATE_SPLIT
 from dpft.reports.run.witness import witness_rows
 
@@ -21,10 +22,20 @@ Config = Mapping[str, Any]
 Row = tuple[str, str]
 
 
-def title(config: Config) -> str:
-    """Returns what was trained on what, and how."""
-    model = config["model"].get("path") or config["model"]["name"]
-    return f"{model} on {config['task']['name']}, method {config['method']['name']}"
+def title(config: Config, privacy: Config) -> str:
+    """Returns what was trained on what, how, and when where that is known."""
+    day = f", begun {privacy['date']}" if "date" in privacy else ""
+    method = config["method"]["name"]
+    return f"{model_name(config)} on {data_name(config)}, method {method}{day}"
+
+
+def origin_rows(config: Config, privacy: Config) -> list[Row]:
+    """Returns the names of model and data, the day and the versions as far as they are known."""
+    versions = ", ".join(f"{name} {number}" for name, number in privacy.get("versions", {}).items())
+    rows = [("model", model_name(config)), ("data", data_name(config))]
+    rows += [("begun on (UTC)", privacy["date"])] if "date" in privacy else []
+    rows += [("versions", versions)] if versions else []
+    return rows + ([("commit of dpft", f"`{privacy['commit']}`")] if "commit" in privacy else [])
 
 
 def headline(privacy: Config) -> str:
@@ -70,6 +81,7 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
     )
     trainable, total = privacy["trainable_parameters"], privacy["total_parameters"]
     return [
+        *origin_rows(config, privacy),
         ("trainable parameters", f"{trainable:,} of {total:,}"),
         ("new parameters among them", f"{privacy['new_parameters']:,}"),
         ("steps", f"{privacy['steps']}"),

@@ -21,6 +21,7 @@ from dpft.run_folder import (
     TRIALS,
     trial_folder,
 )
+from dpft.runs.begun import KEYS, read_begun
 from dpft.runs.spending.spent_run import read_spent
 from dpft.runs.tuning.search import Search
 
@@ -28,8 +29,8 @@ from dpft.runs.tuning.search import Search
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
     """Copies the best trial into the run's folder; report and privacy.json, the last, are new.
 
-    Nothing copied names the trial, and every public file has the time of the search's beginning:
-    how long it took would tell how many trials there were.
+    Nothing copied names the trial, and every public file has the day and the time of the search's
+    beginning: how long it took would tell how many trials there were.
 
     Raises:
         StateError: A trial has spent more than the search's bound covers.
@@ -47,7 +48,8 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
         command.tune.count,
         space=command.tuning.values(),
     )
-    write_json(folder / PRIVACY, record)
+    own = {key: value for key, value in record.items() if key not in KEYS}
+    write_json(folder / PRIVACY, own | read_begun(folder))
     write_report(folder)
     _hide_duration(folder)
 

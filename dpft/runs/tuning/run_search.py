@@ -26,7 +26,9 @@ from dpft.run_folder import (
     hold_run,
     trial_folder,
 )
+from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
+from dpft.runs.ending import say_ending
 from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
 from dpft.runs.resuming import hint_of_resume
 from dpft.runs.tuning.publish import publish
@@ -91,6 +93,7 @@ def begin(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
     with hold_run(folder):
         refuse_used_folder(folder)
         start_anew(folder)
+        write_begun(folder)
         if write_origin is not None:
             write_origin(folder)
         (folder / TUNING).mkdir(mode=0o700)
@@ -109,6 +112,7 @@ def go_on(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
     with hold_run(folder):
         if (folder / REPORT).exists() and (folder / PRIVACY).exists():
             logger.info("the search in %s has ended; nothing is left to do", folder)
+            say_ending(folder, command.task)
             return
         search = read_search(folder)
         if search is None:  # It broke off before anything was trained.
@@ -156,4 +160,4 @@ def finish(
     with hint_of_resume(folder):
         # The first of equal ones: trials are drawn alike, so that is any of them.
         publish(command, search, max(ended, key=lambda one: one[0])[1], folder)
-    logger.info("report: %s", folder / REPORT)
+    say_ending(folder, command.task)

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.calibration import TOLERANCE, calibrate_noise_multiplier
-from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.mechanism import AccountantTimeout, SampledGaussian
 from dpft.privacy.accounting.summary import account
 from tests.slowness import slow
 
@@ -101,6 +101,19 @@ def test_an_unattainable_target_is_one_sentence_with_a_way_out(accountants):
         calibrate_noise_multiplier(
             eps=1e-9, delta=1e-30, sample_rate=1, steps=10**6, accountants=accountants
         )
+
+
+def test_accountants_that_all_timed_out_say_so_and_what_to_do(accountants, monkeypatch):
+    def late(name, mechanism, **options):
+        raise AccountantTimeout("It timed out after 20 s of processor time.")
+
+    monkeypatch.setattr(accountants, "evaluate", late)
+    with pytest.raises(RunError) as raised:
+        calibrate_noise_multiplier(eps=3, accountants=accountants, **E2E)
+    assert raised.value.exit_code == 1
+    assert "out of reach" not in str(raised.value)
+    assert "rdp timed out" in str(raised.value)
+    assert "choose another privacy.accountant" in str(raised.value)
 
 
 def test_gdp_may_not_calibrate():

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpft.errors import InputError
-from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.errors import InputError, RunError
+from dpft.privacy.accounting.mechanism import (
+    AccountantError,
+    AccountantTimeout,
+    Epsilon,
+    SampledGaussian,
+)
 from dpft.privacy.accounting.summary import account
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
@@ -26,6 +31,8 @@ class Canned:
         answer = self.answers.get((name, interval), self.answers[name])
         if isinstance(answer, str):
             raise AccountantError(answer)
+        if isinstance(answer, AccountantError):
+            raise answer
         return answer
 
 
@@ -33,7 +40,7 @@ def canned(prv=2.67, pld=2.66, rdp=3.0, gdp=2.3, fine_pld=None):
     """Returns accountants with these upper bounds; a string is a failure."""
 
     def bound(value):
-        return value if isinstance(value, str) else Epsilon(upper=value)
+        return Epsilon(upper=value) if isinstance(value, float) else value
 
     if not isinstance(prv, str):
         prv = Epsilon(lower=prv - 0.02, estimate=prv - 0.01, upper=prv)
@@ -154,3 +161,9 @@ def test_never_negative_and_never_without_a_headline(
     for answer in report.epsilons.values():
         values = [answer] if isinstance(answer, float) else answer.values()
         assert all(isinstance(value, str) or value >= 0 for value in values)
+
+
+def test_where_the_last_accountant_timed_out_nothing_is_called_impossible():
+    late = AccountantTimeout("It timed out after 20 s of processor time.")
+    with pytest.raises(RunError, match=r"rdp timed out .*; try again on a quieter machine, or"):
+        account(MECHANISM, accountants=canned(prv="no", pld="no", rdp=late))

@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 import sys
 
@@ -11,10 +12,10 @@ QUESTION = {
 }
 
 
-def ask(*questions, library="json", seconds=20, memory=2**31):
+def ask(*questions, library="json", seconds=20, wall_seconds=300, memory=2**31):
     command = [sys.executable, "-m", "dpft.privacy.accounting.worker"]
     return subprocess.run(
-        [*command, library, str(seconds), str(memory)],
+        [*command, library, str(seconds), str(wall_seconds), str(memory)],
         input="".join(json.dumps(question) + "\n" for question in questions),
         capture_output=True,
         text=True,
@@ -32,9 +33,35 @@ def test_answers_line_by_line_and_reports_errors_in_words():
 
 
 @pytest.mark.parametrize("library", ["json", "dp_accounting"])
-def test_the_time_limit_ends_the_process_itself(library):
-    # SIGALRM's default action, which no Python handler or C loop can hold up.
-    assert ask(QUESTION, library=library, seconds=0.02).returncode == -14
+def test_the_limit_of_processor_time_ends_the_process_itself(library):
+    # The signal's default action, which no Python handler or C loop can hold up.
+    assert ask(QUESTION, library=library, seconds=0.02).returncode == -signal.SIGPROF
+
+
+def test_so_does_the_limit_of_wall_time():
+    assert ask(QUESTION, wall_seconds=0.02).returncode == -signal.SIGALRM
+
+
+def test_waiting_takes_none_of_the_processor_time():
+    program = """
+import time
+from dpft.privacy.accounting import worker
+from dpft.privacy.accounting.mechanism import Epsilon
+
+def patient(mechanism):
+    time.sleep(0.4)
+    return Epsilon(upper=1.0)
+
+worker.ACCOUNTANTS = {"rdp": patient}
+worker.main("json", 0.2, 60, 2**31)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(QUESTION) + "\n",
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout)["upper"] == 1
 
 
 def test_the_memory_limit_is_an_error_in_words():

@@ -21,8 +21,8 @@ def report():
         epsilon=2.99731,
         delta=MECHANISM.delta,
         accountant="prv",
-        epsilons={"rdp": {"error": "It did not finish " + "x " * 60}, "gdp": 2.56, "prv": PRV},
-        warnings=("rdp gave no bound: it did not finish. " * 4,),
+        epsilons={"rdp": {"error": "It timed out " + "x " * 60}, "gdp": 2.56, "prv": PRV},
+        warnings=("rdp gave no bound: it timed out. " * 4,),
     )
 
 
@@ -63,7 +63,7 @@ def test_gdp_is_marked_as_no_bound(table):
 
 
 def test_failures_and_warnings_are_shown(table):
-    assert "rdp         It did not finish" in table
+    assert "rdp         It timed out" in table
     assert "warning: rdp gave no bound" in table
 
 

@@ -11,7 +11,7 @@ def test_the_table_has_parameters_mechanism_and_headline() -> None:
     table = plan_table(record, plan(), accounting())
     assert "trainable parameters  1,234,567" in table
     assert "noise multiplier    1" in table
-    assert "pld         It did not finish." in table
+    assert "pld         It timed out." in table
     assert "(upper bound by prv)" in table
     assert max(map(len, table.splitlines())) <= 80
 

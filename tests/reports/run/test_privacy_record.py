@@ -41,7 +41,7 @@ def accounting(steps: int = 4, **changes: object) -> AccountingReport:
     epsilons = {
         "rdp": 3.4,
         "gdp": 2.5,
-        "pld": {"error": "It did not finish."},
+        "pld": {"error": "It timed out."},
         "prv": {"lower": 2.97, "estimate": 2.98, "upper": 2.989},
     }
     values = {
@@ -109,7 +109,7 @@ def test_the_values_stand_as_they_were_planned_and_taken() -> None:
     assert content["phases"] == [
         {"method": "full", "steps": 4, "max_grad_norm": 0.1, "sensitivity": 0.1}
     ]
-    assert content["epsilons"]["pld"] == {"error": "It did not finish."}
+    assert content["epsilons"]["pld"] == {"error": "It timed out."}
 
 
 TWO_PHASES = (

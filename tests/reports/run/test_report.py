@@ -213,7 +213,7 @@ def test_where_nothing_was_scored_no_score_is_called_private() -> None:
 
 def test_a_model_from_a_folder_is_called_by_it() -> None:
     folder = {**CONFIG, "model": {"name": "gpt2", "path": "models/mine"}}
-    assert "# models/mine on e2e, method full\n" in render(folder, private(), BOTH)
+    assert "# mine on e2e, method full\n" in render(folder, private(), BOTH)
 
 
 def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_path: Path) -> None:

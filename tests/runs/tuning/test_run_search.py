@@ -110,7 +110,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
     lines = outcome.err.splitlines()
     assert outcome.out == ""
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
-        "reproducible", "tuning", "report",
+        "reproducible", "tuning", "trained", "privacy", "scores", "report", "next", "next", "next",
     ]  # fmt: skip
     public = public_files(workspace.root / "run")
     assert not [name for name in public if "tuning" in name or "trial" in name]
@@ -294,3 +294,18 @@ def test_a_search_is_resumed_as_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "private/tuning").mkdir(parents=True)
     dump(saved, tmp_path / "private/tuning/tune.yaml")
     assert resumed_search(str(tmp_path)) == replace(saved, resume=str(tmp_path))
+
+
+def test_the_winner_has_the_day_on_which_the_search_was_begun(
+    workspace: Workspace, outcome: Outcome
+) -> None:
+    """A trial's own day would tell how many there were before it."""
+    copy = workspace.root / "dated"
+    shutil.copytree(workspace.root / "run", copy)
+    begun = json.loads((copy / "private/begun.json").read_text())
+    (copy / "private/begun.json").write_text(json.dumps({**begun, "date": "2001-02-03"}))
+    (copy / "privacy.json").unlink()
+    again = workspace.run("tune", "resume=dated")
+    assert again.code == 0, again.err
+    assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
+    assert "begun 2001-02-03" in (copy / "report.md").read_text()

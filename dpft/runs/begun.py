@@ -1,0 +1,71 @@
+"""When a run was begun, and with what versions: what dates its report.
+
+Written once, in the run's private/, where the run begins, so that one that goes on another day, or
+was killed and goes on bit by bit, says the same. A day is enough: what is finer would tell how long
+steps took (docs/design.md, rule 7).
+"""
+
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dpft
+from dpft.config.keys import plain
+from dpft.config.schema import TrainConfig
+from dpft.files import read_json, write_json
+from dpft.reports.run.origin import data_name, model_name
+from dpft.run_folder import BEGUN, private_path
+
+LIBRARIES = ("torch", "transformers")
+KEYS = ("date", "versions", "commit")
+"""What privacy.json has of it."""
+
+
+def write_begun(folder: Path) -> None:
+    """Writes down that the run in a folder begins today (UTC), and with which versions."""
+    versions = {"dpft": dpft.__version__, **{name: version(name) for name in LIBRARIES}}
+    begun = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
+    commit = checked_out_commit(Path(dpft.__file__).parents[1])
+    if commit is not None:
+        begun["commit"] = commit
+    write_json(private_path(folder, BEGUN), begun, mode=0o600)
+
+
+def read_begun(folder: Path) -> dict[str, Any]:
+    """Returns ``date``, ``versions`` and maybe ``commit``; nothing of a run that is older.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: It is damaged.
+    """
+    path = folder / BEGUN
+    if not path.exists():
+        return {}
+    known = read_json(path)
+    return {key: known[key] for key in KEYS if key in known}
+
+
+def origin(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Returns what privacy.json says of a run's day, versions, model and data."""
+    values = plain(config)
+    return {"model": model_name(values), "data": data_name(values), **read_begun(folder)}
+
+
+def checked_out_commit(root: Path) -> str | None:
+    """Returns the commit of a git checkout, ``-dirty`` behind it where files differ from it.
+
+    Args:
+        root: The folder that holds the package; None is returned where it is no checkout's root.
+    """
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,105 @@
+"""What became of the records that were read: held out, left out and why, cut, trained on.
+
+Its numbers depend on the records, so they stand in the run's private/ and nowhere else. Read,
+less held out, less left out is trained on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpft.config.schema import TrainConfig
+from dpft.files import write_text
+from dpft.run_folder import DATA_SUMMARY, private_path
+from dpft.runs.held_out import Division
+from dpft.runs.records import TrainingData
+from dpft.training.loop import TrainingSet
+
+NOTE = "Private: these numbers depend on the records and are not covered by epsilon."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """A number of records, and of how many units they are where units have several."""
+
+    records: int
+    units: int | None
+
+    def __str__(self) -> str:
+        return str(self.records) if self.units is None else f"{self.records}, of {self.units} units"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSummary:
+    """Counts of a run's records; private."""
+
+    read: Count
+    held_out: int
+    empty: int
+    """Left out because they have no answer to learn."""
+    capped: int
+    """Left out because their unit has more than ``records_per_unit``."""
+    records_per_unit: int | None
+    """Most records of a unit; None: each record is a unit of its own."""
+    trained: Count
+    truncated: int
+    """Of those trained on, cut to ``max_length``."""
+    max_length: int
+
+
+def summarize(
+    config: TrainConfig, data: TrainingData, division: Division, training_set: TrainingSet
+) -> DataSummary:
+    """Returns what became of the records of a run.
+
+    Args:
+        config: The run's.
+        data: Every record that was read.
+        division: Which of them are held out.
+        training_set: What was made of the others.
+    """
+    guarantee = config.privacy.guarantee
+    grouped = training_set.units is not None
+    trained = _trained_on(training_set)
+    kept = len(division.kept)
+    return DataSummary(
+        read=Count(
+            records=len(data.examples), units=None if data.units is None else data.num_units
+        ),
+        held_out=len(data.examples) - kept,
+        empty=training_set.excluded,
+        capped=kept - training_set.excluded - len(trained),
+        records_per_unit=guarantee.records_per_unit if grouped and guarantee else None,
+        trained=Count(
+            records=len(trained),
+            units=sum(map(bool, training_set.units or ())) if grouped else None,
+        ),
+        truncated=sum(training_set.examples[at].truncated for at in trained),
+        max_length=config.task.max_length,
+    )
+
+
+def write_summary(folder: Path, summary: DataSummary) -> None:
+    """Writes private/data_summary.md, for the owner alone."""
+    write_text(private_path(folder, DATA_SUMMARY), render(summary), mode=0o600)
+
+
+def render(summary: DataSummary) -> str:
+    """Returns the counts as Markdown."""
+    rows = [("read", str(summary.read)), ("held out, to be scored", str(summary.held_out))]
+    rows.append(("left out: no answer to learn", str(summary.empty)))
+    if summary.records_per_unit is not None:
+        limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"
+        rows.append((limit, str(summary.capped)))
+    rows.append(("trained on", str(summary.trained)))
+    cut = f"of those, cut to task.max_length={summary.max_length} tokens"
+    rows.append((cut, str(summary.truncated)))
+    table = [f"| {name} | {value} |" for name, value in rows]
+    heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
+    return "\n".join([*heading, "|---|---:|", *table, ""])
+
+
+def _trained_on(training_set: TrainingSet) -> Sequence[int]:
+    if training_set.units is None:
+        return range(len(training_set.examples))
+    return [at for unit in training_set.units for at in unit]

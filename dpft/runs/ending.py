@@ -1,0 +1,134 @@
+"""What a run says at its end: the promise, the scores that may be shown, and what can be done next.
+
+Every line follows from the public files of the run's folder, so that a run that is asked again
+says the same. Of a private split there is no number: whoever reads a log is anybody
+(docs/design.md, rule 8).
+"""
+
+import logging
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpft.config.keys import quoted
+from dpft.reports.accounting.epsilon import headline_of
+from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.run_record import RunRecord, read_record
+from dpft.reports.run.scores import ScoreTable, score_tables
+from dpft.reports.run.sections import headline
+from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
+from dpft.tasks.base import Task, TextTask
+
+PLAIN = re.compile(r"[\w./ -]+")
+"""Values that Hydra reads as they are."""
+logger = logging.getLogger(__name__)
+
+
+def say_ending(folder: Path, task: Task) -> None:
+    """Logs what a run has come to.
+
+    Args:
+        folder: Of a run that has ended, or of a search.
+        task: The run's.
+    """
+    for line in ending_lines(folder, task):
+        logger.info("%s", line)
+
+
+def ending_lines(folder: Path, task: Task) -> list[str]:
+    """Returns what a run has come to, a line each, with the folder as it is seen from here.
+
+    Args:
+        folder: Of a run that has ended, or of a search.
+        task: The run's.
+
+    Raises:
+        InputError: A public file of the run is missing.
+        StateError: One is damaged.
+    """
+    record, short = read_record(folder), _short(folder)
+    tables = score_tables(record.evaluations)
+    return [
+        f"trained: {_trained(record)}",
+        f"privacy: {_promise(record.privacy)}",
+        *(f"scores: {_scores(table, short)}" for table in tables),
+        *_summary(folder, short),
+        f"report: {short / REPORT}, {short / PAGE}",
+        *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
+    ]
+
+
+def _short(folder: Path) -> Path:
+    here = Path.cwd()
+    whole = Path(os.path.abspath(folder))
+    return whole.relative_to(here) if whole.is_relative_to(here) else folder
+
+
+def _trained(record: RunRecord) -> str:
+    config, privacy = record.config, record.privacy
+    counted = "examples" if privacy.get("unit", "example") == "example" else "units"
+    source = privacy.get("num_examples_source")
+    public = f", taken as public ({source})" if source else ""
+    return (
+        f"{model_name(config)} by method {config['method']['name']} on {data_name(config)},"
+        f" {privacy['num_examples']} {counted}{public}"
+    )
+
+
+def _promise(privacy: Mapping[str, Any]) -> str:
+    """Returns epsilon with all that it means nothing without, or that there is none."""
+    if "epsilon" not in privacy or not privacy["private"]:
+        return headline(privacy).replace("*", "").replace("`", "")
+    lines = headline_of(
+        privacy["epsilon"],
+        delta=privacy["delta"],
+        accountant=privacy["accountant"],
+        steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
+        unit=privacy["unit"],
+    )
+    return " ".join(lines.split())
+
+
+def _summary(folder: Path, short: Path) -> list[str]:
+    """Returns where it stands which records were left out; none for a search, or an old run."""
+    if not (folder / DATA_SUMMARY).exists():
+        return []
+    return [f"records: what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"]
+
+
+def _scores(table: ScoreTable, folder: Path) -> str:
+    what = f"{table.task}, split {table.split}"
+    if not table.rows:
+        return f"{what}: none ({'; '.join(table.not_computed)})"
+    if not table.public:
+        return f"{what}: private, in {folder / METRICS}"
+    scored = f"{what}, {max(table.examples)} distinct inputs, {' -> '.join(table.stages)} training"
+    return f"{scored}: {', '.join(_score(name, values) for name, values in table.rows)}"
+
+
+def _score(name: str, values: Sequence[float | None]) -> str:
+    shown = ["none" if value is None else f"{value:.4g}" for value in values]
+    return f"{name} {' -> '.join(shown)}"
+
+
+def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[str]]:
+    """Returns the commands that go on from here, a list of words each."""
+    run = f"run={_value(folder)}"
+    scored = any(table.rows for table in tables)
+    # A single file was trained on as a whole: other records have to be named.
+    others = [] if scored or not tables else ["task.data_dir=DIR"]
+    return [["eval", run, *others], _use(run, task), ["report", f"runs={_value(folder)}"]]
+
+
+def _use(run: str, task: Task) -> list[str]:
+    """Returns the command that makes something of the model: texts, or a folder to hand on."""
+    if not isinstance(task, TextTask):
+        return ["export", run]
+    return ["generate", run, "prompts=FILE" if task.prompt_columns else "num=100"]
+
+
+def _value(folder: Path) -> str:
+    return str(folder) if PLAIN.fullmatch(str(folder)) else quoted(str(folder))

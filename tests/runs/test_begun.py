@@ -1,0 +1,31 @@
+"""What dates a run: a day, versions, and the commit of a checkout."""
+
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+from dpft.reports.run.sections import origin_rows, title
+from dpft.runs.begun import checked_out_commit, read_begun, write_begun
+from tests.reports.run.test_report import CONFIG
+
+
+def test_a_run_is_dated_to_the_day_and_no_finer(tmp_path: Path) -> None:
+    write_begun(tmp_path)
+    begun = read_begun(tmp_path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", begun["date"])
+    assert set(begun) <= {"date", "versions", "commit"}
+    assert stat.S_IMODE((tmp_path / "private/begun.json").stat().st_mode) == 0o600
+
+
+def test_a_checkout_has_its_commit_and_any_other_folder_none(tmp_path: Path) -> None:
+    assert checked_out_commit(tmp_path) is None
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "-q"), (*identity, "commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    assert re.fullmatch(r"[0-9a-f]{40}", checked_out_commit(tmp_path) or "")
+
+
+def test_a_report_of_an_older_run_has_no_day() -> None:
+    assert title(CONFIG, {}) == "tiny on e2e, method full"
+    assert origin_rows(CONFIG, {}) == [("model", "tiny"), ("data", "e2e")]

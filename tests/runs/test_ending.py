@@ -1,0 +1,89 @@
+"""The last lines of a run: what it promises, what it scores in public, what to do next."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dpft.config.keys import quoted
+from dpft.runs.ending import ending_lines
+from dpft.tasks.e2e import E2ETask
+from tests.reports.run.folders import write_run
+from tests.reports.run.test_report import non_private, private
+
+E2E = E2ETask(name="e2e")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs" / "day"
+
+
+def lines(folder: Path) -> dict[str, list[str]]:
+    """Returns the lines by their first words."""
+    found: dict[str, list[str]] = {}
+    for line in ending_lines(folder, E2E):
+        kind, _, text = line.partition(": ")
+        found.setdefault(kind, []).append(text)
+    return found
+
+
+def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) -> None:
+    said = lines(write_run(folder, task={"source": "embedded"}))
+    record = private()
+    assert list(said) == ["trained", "privacy", "scores", "report", "next"]
+    (trained,) = said["trained"]
+    assert trained.startswith("tiny by method full on e2e (embedded sample), ")
+    assert f"{record['num_examples']} examples, taken as public (privacy.num_ex" in trained
+    (promise,) = said["privacy"]
+    assert promise.startswith("epsilon = ") and "at delta = " in promise
+    assert "of one example" in promise and "upper bound by" in promise
+    assert said["scores"] == [
+        "e2e, split test, 630 distinct inputs, before -> after training: bleu 1 -> 60"
+    ]
+    assert said["report"] == ["outputs/day/report.md, outputs/day/report.html"]
+    assert said["next"] == [
+        "dpft eval run=outputs/day",
+        "dpft generate run=outputs/day prompts=FILE",
+        "dpft report runs=outputs/day",
+    ]
+
+
+def test_trust_rule_8_of_a_private_split_there_is_no_number_but_where_it_stands(
+    folder: Path,
+) -> None:
+    said = lines(write_run(folder, public=False, bleu=60.4321))
+    assert said["scores"] == ["e2e, split test: private, in outputs/day/metrics.json"]
+    assert "60.4" not in str(said)
+
+
+@pytest.mark.parametrize(
+    ("record", "begins"),
+    [
+        (non_private(), "NOT PRIVATE: this model was trained without"),
+        (private(reproducible=True), "NOT PRIVATE: reproducible run"),
+    ],
+)
+def test_a_run_without_a_guarantee_says_so_and_no_epsilon(
+    folder: Path, record: dict, begins: str
+) -> None:
+    write_run(folder, privacy=record)
+    if "epsilon" not in record:
+        (folder / "privacy.json").write_text(json.dumps(record))
+    (promise,) = lines(folder)["privacy"]
+    assert promise.startswith(begins) and "epsilon" not in promise
+
+
+def test_data_on_this_machine_is_named_by_no_path(folder: Path) -> None:
+    said = lines(write_run(folder, task={"source": "url", "data_dir": "/home/ann/secret"}))
+    assert "e2e (local files)" in said["trained"][0] and "secret" not in str(said)
+
+
+def test_next_commands_are_quoted_for_a_shell_and_for_hydra(folder: Path) -> None:
+    odd = folder.with_name("two words, it's")
+    commands = [shlex.split(command) for command in lines(write_run(odd))["next"]]
+    assert commands[0] == ["dpft", "eval", "run=" + quoted("outputs/two words, it's")]
+    spaced = folder.with_name("two words")
+    assert shlex.split(lines(write_run(spaced))["next"][0])[2] == "run=outputs/two words"
