@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, open_dict
 
 from dpft.cli.hydra_record import given_words
-from dpft.config.keys import copy_key, plain
+from dpft.config.keys import configuration_fields, copy_key, join_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
 from dpft.errors import InputError
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.trained_model import saved_configuration
 
 Config = TypeVar("Config")
+CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
+"""Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
 
 
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
@@ -26,9 +30,14 @@ def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
     return dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
 
 
+def job_overrides() -> list[str]:
+    """Returns the running job's overrides, those of its sweep included."""
+    return list(HydraConfig.get().overrides.task)
+
+
 def overridden_keys() -> list[str]:
     """Returns the keys that the running job's overrides set."""
-    return list(given_overrides(HydraConfig.get().overrides.task))
+    return list(given_overrides(job_overrides()))
 
 
 def is_on_command_line(key: str) -> bool:
@@ -85,6 +94,32 @@ def checked_overrides(overrides: list[str]) -> list[str]:
     _refuse_promise_without_privacy(given)
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
     return [*overrides, "train.steps=null"] if led_by_recipe else overrides
+
+
+def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Returns what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
+
+    A private run is compared with ordinary training by the same recipe. What an override sets
+    stays, to be refused; so does whatever a recipe says that chooses privacy=none itself.
+
+    Args:
+        composed: The configuration; it is not changed.
+        overrides: Those of the job.
+    """
+    given = given_overrides(overrides)
+    if given.get("privacy") != "none":
+        return composed
+    ordinary = {entry.name for entry in configuration_fields(NoPrivacy)}
+    ours = composed.copy()
+    with open_dict(ours):
+        for name in set(ours.privacy) - ordinary:
+            if join_key("privacy", name) not in given:
+                del ours.privacy[name]
+        for key in CLIPPING_NORMS:
+            section, _, name = key.partition(".")
+            if name in ours[section] and key not in given:
+                ours[section][name] = None
+    return ours
 
 
 def _refuse_promise_without_privacy(given: dict[str, str]) -> None:

@@ -6,7 +6,13 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.overrides import checked_overrides, is_on_command_line, overridden_keys
+from dpft.cli.overrides import (
+    checked_overrides,
+    is_on_command_line,
+    job_overrides,
+    overridden_keys,
+    without_recipes_promise,
+)
 from dpft.config.keys import WITNESS
 from dpft.config.load import load
 from dpft.config.schema import POLYMORPHIC, TrainCommand
@@ -31,7 +37,8 @@ def configuration(composed: DictConfig) -> TrainCommand:
     if composed.get("resume") is not None:
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, overridden_keys())
-    return load(composed, TrainCommand, polymorphic=POLYMORPHIC)
+    settled = without_recipes_promise(composed, job_overrides())
+    return load(settled, TrainCommand, polymorphic=POLYMORPHIC)
 
 
 def run(command: TrainCommand) -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.overrides import checked_overrides, overridden_keys
+from dpft.cli.overrides import (
+    checked_overrides,
+    job_overrides,
+    overridden_keys,
+    without_recipes_promise,
+)
 from dpft.config.load import load
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
@@ -26,7 +31,8 @@ def configuration(composed: DictConfig) -> TuneCommand:
         InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
     """
     if composed.get("resume") is None:
-        return load(composed, TuneCommand, polymorphic=POLYMORPHIC)
+        settled = without_recipes_promise(composed, job_overrides())
+        return load(settled, TuneCommand, polymorphic=POLYMORPHIC)
     others = sorted(set(overridden_keys()) - {"resume"})
     if others:
         raise InputError(
