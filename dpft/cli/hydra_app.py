@@ -15,10 +15,11 @@ from typing import Any
 from uuid import uuid4
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from dpft.cli.hydra_errors import as_input_error
@@ -90,9 +91,46 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     flags, overrides = split_arguments(name, arguments)
     if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
         return start_hydra(name, [*overrides, *flags], lambda _: 0, known=[])
+    refuse_bare_words(name, overrides)
+    if not flags:
+        refuse_unknown_keys(name, overrides)
     subcommand = Subcommand.of(name)
     words = [*subcommand.expand(overrides), *flags]
     return start_hydra(name, words, subcommand.run_job, known=known_keys(subcommand.config))
+
+
+def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
+    """Refuses a folder given without its key to a subcommand that takes ``run=RUN``.
+
+    Raises:
+        InputError: It says the key.
+    """
+    bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
+    if name in ("eval", "generate", "export") and bare:
+        raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
+
+
+def refuse_unknown_keys(name: str, overrides: Sequence[str]) -> None:
+    """Refuses a misspelt key by the YAMLs alone, before libraries that take seconds are imported.
+
+    Whatever else is wrong is left to the composition proper: with ``run=RUN`` other keys are known.
+
+    Raises:
+        InputError: It names the key, and those that it may have been meant to be.
+    """
+    if any(word.startswith("run=") for word in overrides):
+        return
+    register_resolver()
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            compose(name, overrides=list(overrides))
+    except HydraException as error:
+        if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
+            refusal = as_input_error(error, known=[])
+            if "did you mean" in str(refusal):
+                raise refusal from error
+    except (OmegaConfBaseException, YAMLError):
+        return
 
 
 def start_hydra(
