@@ -71,6 +71,8 @@ TRIAL_SCORE, TRIAL_LOG = "outcome.json", "log"
 # In the folder of a sweep, whose runs are folders in it.
 TUNING_BILL = "tuning_bill.json"
 SWEEP_RECORD = "multirun.yaml"
+EXIT_CODES = f"{PRIVATE}/exit_codes"
+"""Folder of how each job ended, ``NUMBER.json``."""
 
 
 def private_folder(run: Path) -> Path:

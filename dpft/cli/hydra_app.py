@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -19,9 +21,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dpft.cli.early_refusals import refuse_bare_words, refuse_unknown_keys
 from dpft.cli.hydra_errors import as_input_error
-from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, swept_folders
+from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job, words_of_job
+from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
 from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
@@ -89,6 +93,9 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     flags, overrides = split_arguments(name, arguments)
     if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
         return start_hydra(name, [*overrides, *flags], lambda _: 0, known=[])
+    refuse_bare_words(name, overrides)
+    if not flags and "torch" not in sys.modules:
+        refuse_unknown_keys(name, overrides)
     subcommand = Subcommand.of(name)
     words = [*subcommand.expand(overrides), *flags]
     return start_hydra(name, words, subcommand.run_job, known=known_keys(subcommand.config))
@@ -103,13 +110,15 @@ def start_hydra(
         InputError: The configuration cannot be composed from these arguments.
     """
     codes: list[int] = []
+    command = uuid4().hex
     conf = str(config_directory())
 
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
         with recorded_job(config, arguments):
-            codes.append(run_job(config))
+            codes.append(run_noting_exit_code(lambda: run_job(config), command))
 
+    jobs: list[SweptJob] = []
     register_resolver()
     with full_errors(), command_line([f"dpft {name}", f"hydra.job.name={name}", *arguments]):
         try:
@@ -117,19 +126,22 @@ def start_hydra(
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise as_input_error(error, known) from error
         finally:
-            print_tuning_bill()
-            remove_empty_folders()
-    return max(codes, default=0)
+            sweep = sweep_folder()
+            if sweep is not None:
+                jobs += swept_jobs(sweep, command)
+                print_tuning_bill(sweep, [job.folder for job in jobs])
+            remove_empty_folders(job.folder for job in jobs)
+    return max([*codes, *(job.exit_code for job in jobs)], default=0)
 
 
-def print_tuning_bill() -> None:
+def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
     """Prints what the runs of a sweep cost together, also where the sweep broke off."""
-    swept = swept_folders()
-    if swept is None or not any(has_ledger_or_trials(folder) for folder in swept[1]):
+    folders = list(dict.fromkeys(job_folders))
+    if not any(has_ledger_or_trials(folder) for folder in folders):
         return
     from dpft.runs.tuning.bill import write_tuning_bill  # Torch, which few sweeps are without.
 
-    bill = write_tuning_bill(*swept)
+    bill = write_tuning_bill(sweep, folders)
     if bill:
         print(bill)
 

@@ -72,17 +72,17 @@ def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
     """Returns the keys of the configuration an error arose in, its chosen groups' included."""
     if not isinstance(cause.parent_node, DictConfig):
         return []
-    return _dotted_keys(cause.parent_node._get_root())
+    return dotted_keys(cause.parent_node._get_root())
 
 
-def _dotted_keys(node: Any, parent: str = "") -> list[str]:
+def dotted_keys(node: Any, parent: str = "") -> list[str]:
     """Returns the keys of a configuration node, inner ones included; values are not resolved."""
     keys = []
     for name in node:
         key, inner = join_key(parent, name), node._get_node(name)
         keys.append(key)
         if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
-            keys += _dotted_keys(inner, key)
+            keys += dotted_keys(inner, key)
     return keys
 
 

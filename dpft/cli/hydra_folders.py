@@ -5,6 +5,7 @@ an empty folder behind. What stood before the command is never removed.
 """
 
 import itertools
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from dpft.run_folder import SWEEP_RECORD
+from dpft.cli.swept_jobs import forget_exit_codes
+from dpft.run_folder import PRIVATE, SWEEP_RECORD
 
 # Hydra builds its callbacks from the configuration, so they can hand over only through the module.
 _new_roots: list[tuple[Path, Path]] = []
@@ -59,19 +61,24 @@ def note_root(folder: str) -> None:
         _new_roots.append((path, missing[-1]))
 
 
-def swept_folders() -> tuple[Path, list[Path]] | None:
-    """Returns the folder of this command's sweep and those of its jobs; None without a sweep."""
-    return (_sweeps[-1], list(dict.fromkeys(_job_folders))) if _sweeps else None
+def sweep_folder() -> Path | None:
+    """Returns the folder of this command's sweep; None without a sweep."""
+    return _sweeps[-1] if _sweeps else None
 
 
-def remove_empty_folders() -> None:
-    """Remove the folders this command made and nothing was written into."""
+def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
+    """Remove the folders this command made and nothing was written into.
+
+    Args:
+        job_folders: Those of jobs that ran in other processes.
+    """
     for root, uppermost in _new_roots:
-        for job_folder in _job_folders:
+        for job_folder in {*_job_folders, *job_folders}:
             if job_folder.is_relative_to(root):
                 _remove_if_empty(job_folder)
-        if root.is_dir() and [entry.name for entry in root.iterdir()] == [SWEEP_RECORD]:
-            (root / SWEEP_RECORD).unlink()
+        if root.is_dir() and {entry.name for entry in root.iterdir()} <= {SWEEP_RECORD, PRIVATE}:
+            forget_exit_codes(root)
+            (root / SWEEP_RECORD).unlink(missing_ok=True)
         for folder in (root, *root.parents):
             if folder.is_relative_to(uppermost):
                 _remove_if_empty(folder)

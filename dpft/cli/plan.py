@@ -5,12 +5,13 @@ import json
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.models.loading import quiet_transformers
 from dpft.reports.accounting.plan_table import plan_table
+from dpft.runs.configuring import plan_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.planned_run import describe_run
 
 CONFIG = PlanConfig
 
-__all__ = ["CONFIG", "POLYMORPHIC", "expand", "run"]
+__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 
 def run(config: PlanConfig) -> None:

@@ -12,6 +12,14 @@ RETIRED = {
 }
 """Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
 
+MEANT = {
+    "lr": "train.learning_rate",
+    "data": "task.data_dir",
+    "dataset": "task.data_dir",
+    "epsilon": "privacy.eps",
+}
+"""Names that people give a key elsewhere: which key they mean."""
+
 
 WITNESS = "privacy.witness"
 """A key that no file of a run's folder may hold: it may name a program, and its arguments."""
@@ -119,6 +127,8 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     """
     known = sorted(known)
     parent, _, name = key.rpartition(".")
+    if MEANT.get(name) in known:
+        return [MEANT[name]]
     last_names = {one: one.rpartition(".")[2] for one in known}
     siblings = {last_names[one]: one for one in known if one.rpartition(".")[0] == parent}
     same_name = [one for one in known if last_names[one] == name]

@@ -16,13 +16,14 @@ from dpft.config.schema import (
     TASK,
     EvaluateConfig,
     GenerateConfig,
+    PlanConfig,
     TrainCommand,
 )
 from dpft.config.tune import TuneCommand
 from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
 from dpft.runs.human_eval import rated_runs
-from dpft.runs.overrides import inherit, with_task_of_run
+from dpft.runs.overrides import inherit, with_task_of_run, without_recipes_promise
 from dpft.runs.resuming import resumed_configuration
 from dpft.runs.trained_model import saved_run
 from dpft.runs.tuning.run_search import resumed_search
@@ -43,7 +44,8 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     if composed.get("resume") is not None:
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)
-    return load(composed, TrainCommand, polymorphic=POLYMORPHIC)
+    settled = without_recipes_promise(composed, words.job)
+    return load(settled, TrainCommand, polymorphic=POLYMORPHIC)
 
 
 def tune_configuration(composed: DictConfig, words: Words) -> TuneCommand:
@@ -53,13 +55,24 @@ def tune_configuration(composed: DictConfig, words: Words) -> TuneCommand:
         InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
     """
     if composed.get("resume") is None:
-        return load(composed, TuneCommand, polymorphic=POLYMORPHIC)
+        settled = without_recipes_promise(composed, words.job)
+        return load(settled, TuneCommand, polymorphic=POLYMORPHIC)
     others = sorted(set(words.keys) - {"resume"})
     if others:
         raise InputError(
             f"dpft tune resume=RUN goes on as the search was begun, got {others[0]} too; drop it."
         )
     return resumed_search(str(composed.resume))
+
+
+def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
+    """Returns what was composed, of a run that is only planned.
+
+    Raises:
+        InputError: It is incomplete or wrong.
+    """
+    settled = without_recipes_promise(composed, words.job)
+    return load(settled, PlanConfig, polymorphic=POLYMORPHIC)
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:

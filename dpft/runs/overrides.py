@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dpft.config.keys import copy_key, plain
+from omegaconf import DictConfig, open_dict
+
+from dpft.config.keys import configuration_fields, copy_key, join_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
 from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
 from dpft.links import refuse_links
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.trained_model import saved_configuration
 
 Config = TypeVar("Config")
+CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
+"""Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
@@ -75,6 +80,32 @@ def checked_overrides(overrides: list[str]) -> list[str]:
     _refuse_promise_without_privacy(given)
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
     return [*overrides, "train.steps=null"] if led_by_recipe else overrides
+
+
+def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Returns what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
+
+    A private run is compared with ordinary training by the same recipe. What an override sets
+    stays, to be refused; so does whatever a recipe says that chooses privacy=none itself.
+
+    Args:
+        composed: The configuration; it is not changed.
+        overrides: Those of the job.
+    """
+    given = given_overrides(overrides)
+    if given.get("privacy") != "none":
+        return composed
+    ordinary = {entry.name for entry in configuration_fields(NoPrivacy)}
+    ours = composed.copy()
+    with open_dict(ours):
+        for name in set(ours.privacy) - ordinary:
+            if join_key("privacy", name) not in given:
+                del ours.privacy[name]
+        for key in CLIPPING_NORMS:
+            section, _, name = key.partition(".")
+            if name in ours[section] and key not in given:
+                ours[section][name] = None
+    return ours
 
 
 def _refuse_promise_without_privacy(given: dict[str, str]) -> None:

@@ -19,6 +19,7 @@ from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.convert import by_name
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
+from dpft.run_folder import LEDGER
 
 PRIMARY = """
 defaults:
@@ -73,6 +74,8 @@ def run_fake(config: Fake) -> None:
         "interrupt": lambda: _raise(KeyboardInterrupt()),
         "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(5),
         "log": lambda: logging.getLogger("dpft.fake").info("a public line"),
+        "leave": lambda: os._exit(1),
+        "spend": lambda: (run_folder() / LEDGER).touch(),
         "record": lambda: write_hydra_record(run_folder()),
     }
     outcomes[config.outcome]()

@@ -12,7 +12,7 @@ from dpft.cli.hydra_folders import (
     RunFolders,
     note_root,
     remove_empty_folders,
-    swept_folders,
+    sweep_folder,
     unused_folder,
 )
 from dpft.cli.main import main
@@ -60,10 +60,10 @@ def test_a_sweep_of_nothing_leaves_not_even_its_own_record(tmp_path: Path) -> No
         callback.on_job_start(OmegaConf.create({"hydra": {"runtime": {"output_dir": str(job)}}}))
     job.mkdir(parents=True)
     (sweep / "multirun.yaml").touch()
-    assert swept_folders() == (sweep, [job])
-    remove_empty_folders()
+    assert sweep_folder() == sweep
+    remove_empty_folders([job])
     assert list(tmp_path.iterdir()) == []
-    assert swept_folders() is None
+    assert sweep_folder() is None
 
 
 def test_a_folder_that_stood_before_is_kept(fake: ModuleType) -> None:
@@ -81,7 +81,7 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: ModuleType) -> Non
 def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
     assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
     (sweep,) = Path("outputs/multirun").glob("*/*")
-    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml"]
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml", "private"]
 
 
 def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:

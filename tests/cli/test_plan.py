@@ -68,7 +68,7 @@ def test_a_plan_needs_no_weights_and_no_data_where_the_size_is_public(
 
 
 def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
-    outcome = workspace.run("plan", *TRAINING[:-1], "privacy=none")
+    outcome = workspace.run("plan", *TRAINING[:-1], "experiment=demo", "privacy=none")
     assert outcome.out.startswith("NOT PRIVATE")
     record = workspace.run("plan", *TRAINING[:-1], "privacy=none", "output=json")
     assert json.loads(record.out)["private"] is False

@@ -30,7 +30,7 @@ KNOWN = {
         ("learning_rat", ["train.learning_rate"]),
         ("train.batch_size", ["train.expected_batch_size", "train.micro_batch_size"]),
         ("tran", ["train"]),
-        ("train.lr", []),
+        ("train.lr", ["train.learning_rate"]),
     ],
 )
 def test_a_misspelt_key_is_told_what_it_may_have_been(key: str, meant: list[str]) -> None:
@@ -38,7 +38,7 @@ def test_a_misspelt_key_is_told_what_it_may_have_been(key: str, meant: list[str]
 
 
 def test_where_nothing_is_near_the_keys_of_the_section_are_listed() -> None:
-    sentence = unknown_key("train.lr", KNOWN)
+    sentence = unknown_key("train.zz", KNOWN)
     assert "the known keys here are train.expected_batch_size, train.learning_rate" in sentence
 
 

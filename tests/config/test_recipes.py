@@ -15,7 +15,12 @@ from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.load import load
 from dpft.config.location import config_directory
+from dpft.config.schema import TrainCommand
+from dpft.errors import InputError
+from dpft.methods.two_phase import TwoPhase
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run.reference import Reference
+from dpft.runs.overrides import without_recipes_promise
 from tests.cli.test_account_published import LI
 
 RECIPES = [
@@ -47,6 +52,39 @@ def recipe(name: str) -> DictConfig:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
     assert isinstance(load(composed(name), CONFIG, polymorphic=POLYMORPHIC), CONFIG)
+
+
+def ordinary(*words: str) -> TrainCommand:
+    """What ``dpft train WORDS privacy=none`` runs."""
+    words = (*words, "privacy=none")
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        composed = compose("train", overrides=list(words))
+    return load(without_recipes_promise(composed, words), CONFIG, polymorphic=POLYMORPHIC)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in config_directory().glob("experiment/*.yaml"))
+)
+def test_every_recipe_also_trains_without_privacy(name: str) -> None:
+    assert ordinary(f"experiment={name}").privacy == NoPrivacy(name="none")
+
+
+def test_a_clipping_norm_of_a_recipes_phase_gives_way_too(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /method: two_phase\n"
+        "privacy: {eps: 3}\nmethod: {bitfit_max_grad_norm: 0.5}\n"
+    )
+    words = ("experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert ordinary(*words).method == TwoPhase(name="two_phase")
+    given = ordinary(*words, "method.bitfit_max_grad_norm=0.05")
+    assert given.method == TwoPhase(name="two_phase", bitfit_max_grad_norm=0.05)
+
+
+def test_a_guarantee_that_is_not_the_recipes_is_refused_with_privacy_none() -> None:
+    with pytest.raises(InputError, match="privacy.eps"):
+        ordinary("experiment=demo", "privacy.eps=3")
 
 
 @pytest.mark.parametrize(("method", "rate"), [("bu2022", 5e-3), ("bu2022_full", 5e-4)])

@@ -17,7 +17,10 @@ from dpft.runs import run as runs
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.run import begin, finish, go_on, run
 
-KEPT = ("config.yaml", "private/fingerprint", "private/unit_key", "private/held_out.key")
+KEPT = (
+    *("config.yaml", "private/begun.json", "private/data_summary.md", "private/fingerprint"),
+    *("private/held_out.key", "private/unit_key"),
+)
 
 
 class Calls(list[str]):
@@ -44,7 +47,7 @@ class Calls(list[str]):
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -> Iterator[Calls]:
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
-    noted.note("train", "write_scores", "report", "conclude", "hand_over_end")
+    noted.note("train", "write_scores", "report", "conclude", "hand_over_end", "say_ending")
     noted.note(prepare=prepared, score=[], not_evaluated=[])
     yield noted
 
@@ -61,7 +64,7 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_origin=lambda _: calls.append("write_origin"))
     assert calls == [
         "prepare", "write_origin", "score", "write_scores", "train", "score", "not_evaluated",
-        "hand_over_end", "report", "conclude",
+        "hand_over_end", "report", "conclude", "say_ending",
     ]  # fmt: skip
 
 
@@ -202,13 +205,14 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     for name in ("report.md", "privacy.json"):
         (calls.folder / name).touch()
     go_on(config, calls.folder)
-    assert calls == ["find_resume_point", "delete_generator_states"]
+    assert calls == ["find_resume_point", "delete_generator_states", "say_ending"]
 
 
 def test_a_run_that_goes_on_keeps_the_scores_before_training(
     calls: Calls, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "has_scores", lambda _, stage: stage == "before")
+    calls.folder.mkdir()
     finish(prepared, calls.folder, None)
     assert calls[:2] == ["train", "score"] and "write_scores" not in calls
 
@@ -220,6 +224,7 @@ def test_a_run_that_fails_in_training_reports_nothing(
         raise RunError("weights are not finite.")
 
     monkeypatch.setattr(runs, "train", fails)
+    calls.folder.mkdir()
     with pytest.raises(RunError):
         finish(prepared, calls.folder, None)
     assert calls == ["score", "write_scores"]
