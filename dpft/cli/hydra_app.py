@@ -5,7 +5,6 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpft.cli.early_refusals import refuse_bare_words, refuse_unknown_keys
-from dpft.cli.hydra_errors import as_input_error
+from dpft.cli.hydra_errors import as_input_error, full_errors
 from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job, words_of_job
 from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
@@ -164,19 +163,6 @@ def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], lis
     for override in parsed.overrides:
         flags.remove(override)
     return flags, parsed.overrides
-
-
-@contextmanager
-def full_errors() -> Iterator[None]:
-    """Make Hydra raise its errors instead of printing them and leaving the process."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["HYDRA_FULL_ERROR"]
-        if before is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 @contextmanager

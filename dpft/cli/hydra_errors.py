@@ -3,7 +3,9 @@
 The sentence names the key or group, the value, what is allowed, and the nearest known name.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -38,6 +40,19 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
     return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+
+
+@contextmanager
+def full_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and leaving the process."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def _unknown_option(error: MissingConfigException) -> str:

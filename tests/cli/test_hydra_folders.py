@@ -53,15 +53,16 @@ def test_only_folders_that_the_command_made_are_removed_and_only_empty_ones(
 
 
 def test_a_sweep_of_nothing_leaves_not_even_its_own_record(tmp_path: Path) -> None:
-    sweep, job = tmp_path / "outputs/multirun/now", tmp_path / "outputs/multirun/now/0"
+    sweep = tmp_path / "outputs/multirun/now"
+    jobs = [sweep / "0", sweep / "1"]
     callback = RunFolders()
     callback.on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}}))
-    for _ in range(2):
+    for job in (*jobs, *jobs):
         callback.on_job_start(OmegaConf.create({"hydra": {"runtime": {"output_dir": str(job)}}}))
-    job.mkdir(parents=True)
+        job.mkdir(parents=True, exist_ok=True)
     (sweep / "multirun.yaml").touch()
     assert sweep_folder() == sweep
-    remove_empty_folders([job])
+    remove_empty_folders()
     assert list(tmp_path.iterdir()) == []
     assert sweep_folder() is None
 

@@ -37,3 +37,8 @@ def config(command: TrainCommand) -> TrainConfig:
 @pytest.fixture(scope="session")
 def prepared(config: TrainConfig) -> Prepared:
     return prepare(config, None, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_accounting(shared_accounting: None) -> None:
+    """Every command of these tests shares running accountants."""

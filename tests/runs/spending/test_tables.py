@@ -55,6 +55,7 @@ def test_what_shows_the_end_is_said_and_where_nothing_does(
     assert "shown by private/" in by_private
     table = run_table(broken, BOUND, head_checked=False)
     assert "unproven" in table and "not closed: the run has not ended" in table
+    assert "3 steps taken of 5 planned" in table
 
 
 def test_a_head_or_a_witness_that_agreed_is_named(ended: SpentRun) -> None:
