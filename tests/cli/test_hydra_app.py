@@ -72,6 +72,7 @@ def test_jobs_in_other_processes_give_the_sweep_its_exit_code(
     assert main(["fake", "-m", "privacy.eps=3,8", "outcome=leave,record"]) == 1
 
 
+@pytest.mark.slow
 def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
     fake: ModuleType, other_processes: None
 ) -> None:

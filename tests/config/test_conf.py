@@ -18,6 +18,7 @@ from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
+from dpft.runs.overrides import without_recipes_promise
 
 CONF = config_directory()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -61,6 +62,8 @@ def loaded(name: str, overrides: list[str]) -> object:
     polymorphic = {**plain, **of_task}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
+    if name in ("train", "plan", "tune"):
+        config = without_recipes_promise(config, overrides)
     return load(config, ROOTS[name], polymorphic=polymorphic)
 
 

@@ -22,6 +22,7 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run.reference import Reference
 from dpft.runs.overrides import without_recipes_promise
 from tests.cli.test_account_published import LI
+from tests.slowness import slow_but
 
 RECIPES = [
     path.stem
@@ -64,7 +65,11 @@ def ordinary(*words: str) -> TrainCommand:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(path.stem for path in config_directory().glob("experiment/*.yaml"))
+    "name",
+    slow_but(
+        {"demo", "li2022_e2e", "li2022_sst2", "dart_tiny"},
+        sorted(path.stem for path in config_directory().glob("experiment/*.yaml")),
+    ),
 )
 def test_every_recipe_also_trains_without_privacy(name: str) -> None:
     assert ordinary(f"experiment={name}").privacy == NoPrivacy(name="none")
