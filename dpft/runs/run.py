@@ -133,8 +133,8 @@ def finish(
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config = prepared.config
-    write_summary(folder, prepared.summary)
     with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
+        write_summary(folder, prepared.summary)
         if not has_scores(folder, "before"):
             write_scores(config, folder, score(prepared, "before"))
         train(
