@@ -37,7 +37,7 @@ def run(configs: Sequence[EvaluateConfig]) -> None:
         write_sheet(configs)
         return
     folder = run_folder() if config.run is None else Path(config.run)
-    evaluations = score_and_write(config, folder, write_origin=write_hydra_record)
+    evaluations = score_and_write(config, folder, write_request=write_hydra_record)
     show(config, evaluations, public=eval_split_is_public(config.task, config.eval))
 
 

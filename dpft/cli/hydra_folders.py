@@ -18,7 +18,6 @@ from dpft.run_folder import PRIVATE, SWEEP_RECORD
 
 # Hydra builds its callbacks from the configuration, so they can hand over only through the module.
 _new_roots: list[tuple[Path, Path]] = []
-_job_folders: list[Path] = []
 _sweeps: list[Path] = []
 
 
@@ -48,10 +47,6 @@ class RunFolders(Callback):
         note_root(config.hydra.sweep.dir)
         _sweeps.append(Path(config.hydra.sweep.dir).absolute())
 
-    def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Note the folder of one job."""
-        _job_folders.append(Path(config.hydra.runtime.output_dir))
-
 
 def note_root(folder: str) -> None:
     """Note a folder that does not exist yet and the uppermost of its parents that does not."""
@@ -70,10 +65,11 @@ def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
     """Remove the folders this command made and nothing was written into.
 
     Args:
-        job_folders: Those of jobs that ran in other processes.
+        job_folders: Those of a sweep's jobs, in whatever process they ran.
     """
+    folders_of_jobs = list(job_folders)
     for root, uppermost in _new_roots:
-        for job_folder in {*_job_folders, *job_folders}:
+        for job_folder in folders_of_jobs:
             if job_folder.is_relative_to(root):
                 _remove_if_empty(job_folder)
         if root.is_dir() and {entry.name for entry in root.iterdir()} <= {SWEEP_RECORD, PRIVATE}:
@@ -83,7 +79,6 @@ def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
             if folder.is_relative_to(uppermost):
                 _remove_if_empty(folder)
     _new_roots.clear()
-    _job_folders.clear()
     _sweeps.clear()
 
 

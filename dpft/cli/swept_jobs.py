@@ -54,7 +54,7 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
         sweep: The sweep's folder.
         command: As for ``run_noting_exit_code``.
     """
-    paths = (sweep / EXIT_CODES).glob("*.json")
+    paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     notes = [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem))]
     return [
         SweptJob(folder=Path(os.path.normpath(sweep / note["folder"])), exit_code=note["exit_code"])

@@ -16,4 +16,4 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     folder = run_folder() if command.resume is None else Path(command.resume)
-    runs.run(command, folder, write_origin=write_hydra_record)
+    runs.run(command, folder, write_request=write_hydra_record)

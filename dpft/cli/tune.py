@@ -17,4 +17,4 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 def run(command: TuneCommand) -> None:
     """Searches in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     folder = run_folder() if command.resume is None else Path(command.resume)
-    run_search.run(command, folder, write_origin=write_hydra_record)
+    run_search.run(command, folder, write_request=write_hydra_record)

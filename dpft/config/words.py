@@ -1,4 +1,4 @@
-"""The words that set keys, ``key=value``, of a command line or of a program."""
+"""The words of a command line that set keys, ``key=value``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class Words:
     job: tuple[str, ...]
     """Overrides of the job; in a sweep, its parameters among them, whoever set those."""
     typed: tuple[str, ...]
-    """Words of the command line itself, or those that a program gave."""
+    """Words of the command line itself."""
 
     @property
     def keys(self) -> list[str]:

@@ -1,7 +1,7 @@
 """From what the words of a command compose to, to the configuration of what is to be done.
 
-One function for each command that takes anything from a run's folder; the command line and the
-Python interface call the same.
+One function for each command that takes anything from a run's folder. Nothing here knows who wrote
+the words or who composed them.
 """
 
 from dataclasses import replace

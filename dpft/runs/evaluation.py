@@ -34,7 +34,7 @@ from dpft.run_folder import (
     private_folder,
 )
 from dpft.runs.crashes import crash_kept
-from dpft.runs.folder import WriteOrigin
+from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
 from dpft.runs.task_model import written_tokens
@@ -81,14 +81,14 @@ def evaluate(
 
 
 def score_and_write(
-    config: EvaluateConfig, folder: Path, *, write_origin: WriteOrigin | None = None
+    config: EvaluateConfig, folder: Path, *, write_request: WriteRequest | None = None
 ) -> list[Evaluation]:
     """Scores, and writes scores and texts and, for a run, its report anew.
 
     Args:
         config: What is scored: a run's model, any other model, or a file of outputs.
         folder: The run's, or a new one for any other model.
-        write_origin: Writes into a new folder how the scores were asked for.
+        write_request: Writes into a new folder how the scores were asked for.
 
     Raises:
         InputError: Anything does not fit, or another process writes to the run's folder.
@@ -104,8 +104,8 @@ def score_and_write(
             return evaluations
         evaluations = score(config)
         folder.mkdir(parents=True, exist_ok=True)
-        if write_origin is not None:
-            write_origin(folder)
+        if write_request is not None:
+            write_request(folder)
         write_anew(config, folder, evaluations)
     return evaluations
 

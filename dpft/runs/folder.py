@@ -27,7 +27,7 @@ from dpft.run_folder import (
 )
 from dpft.training.checkpoint import checkpoints
 
-WriteOrigin = Callable[[Path], None]
+WriteRequest = Callable[[Path], None]
 """Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
 
 

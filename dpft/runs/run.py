@@ -22,7 +22,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
 from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import evaluate, write_scores
-from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
+from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.held_out import keep_key, not_evaluated
 from dpft.runs.outcome import report
 from dpft.runs.prepared_run import Planner, Prepared, prepare
@@ -44,13 +44,13 @@ from dpft.training.resume import ResumePoint, find_resume_point
 logger = logging.getLogger(__name__)
 
 
-def run(command: TrainCommand, folder: Path, *, write_origin: WriteOrigin | None = None) -> None:
+def run(command: TrainCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
     """Trains, evaluates and reports; a crash's text is kept in the folder's private/.
 
     Args:
         command: The run's configuration, and whether it goes on.
         folder: Of the run: a new one, or with ``command.resume`` the one to go on in.
-        write_origin: Writes how a new run was asked for.
+        write_request: Writes how a new run was asked for.
 
     Raises:
         InputError: Anything does not fit.
@@ -62,7 +62,7 @@ def run(command: TrainCommand, folder: Path, *, write_origin: WriteOrigin | None
     witness = witness_of(command, folder)
     with crash_kept(folder):
         if command.resume is None:
-            begin(command.settings(), folder, witness=witness, write_origin=write_origin)
+            begin(command.settings(), folder, witness=witness, write_request=write_request)
         else:
             go_on(command.settings(), folder, witness=witness)
 
@@ -73,7 +73,7 @@ def begin(
     planner: Planner = plan_run,
     *,
     witness: Witness | None = None,
-    write_origin: WriteOrigin | None = None,
+    write_request: WriteRequest | None = None,
 ) -> None:
     """Runs from the first step to the report.
 
@@ -82,7 +82,7 @@ def begin(
         folder: Of the run; made if need be.
         planner: Makes its plan, of which nothing is left to choose afterwards.
         witness: Of its ledger.
-        write_origin: Writes how it was asked for.
+        write_request: Writes how it was asked for.
     """
     refuse_used_folder(folder)
     check_writable(folder)
@@ -92,8 +92,8 @@ def begin(
         refuse_used_folder(folder)
         start_anew(folder)
         write_begun(folder)
-        if write_origin is not None:
-            write_origin(folder)
+        if write_request is not None:
+            write_request(folder)
         dump(prepared.config, folder / CONFIGURATION)
         logger.info("run: %s", folder)
         if prepared.unit_key is not None:

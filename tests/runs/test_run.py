@@ -61,9 +61,9 @@ def is_held(folder: Path) -> bool:
 
 
 def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None:
-    begin(config, calls.folder, write_origin=lambda _: calls.append("write_origin"))
+    begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
-        "prepare", "write_origin", "score", "write_scores", "train", "score", "not_evaluated",
+        "prepare", "write_request", "score", "write_scores", "train", "score", "not_evaluated",
         "hand_over_end", "report", "conclude", "say_ending",
     ]  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_a_run_says_once_how_it_was_asked_for_in_its_own_folder(
     calls: Calls, config: TrainConfig
 ) -> None:
     origins: list[tuple[Path, bool]] = []
-    begin(config, calls.folder, write_origin=lambda at: origins.append((at, is_held(at))))
+    begin(config, calls.folder, write_request=lambda at: origins.append((at, is_held(at))))
     assert origins == [(calls.folder, True)]
 
 
@@ -104,7 +104,7 @@ def test_what_is_refused_leaves_no_folder(
 
     monkeypatch.setattr(runs, "prepare", refuses)
     with pytest.raises(InputError):
-        begin(config, calls.folder, write_origin=lambda _: calls.append("write_origin"))
+        begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [] and not calls.folder.exists()
 
 

@@ -29,7 +29,7 @@ from dpft.run_folder import (
 from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
 from dpft.runs.ending import say_ending
-from dpft.runs.folder import WriteOrigin, refuse_used_folder, start_anew
+from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.resuming import hint_of_resume
 from dpft.runs.tuning.publish import publish
 from dpft.runs.tuning.search import Search, draw_search, read_search, same_records, write_search
@@ -61,13 +61,13 @@ def resumed_search(folder: str) -> TuneCommand:
     return replace(load_saved(path, TuneCommand, polymorphic=POLYMORPHIC), resume=folder)
 
 
-def run(command: TuneCommand, folder: Path, *, write_origin: WriteOrigin | None = None) -> None:
+def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
     """Searches and publishes the best; a crash's text is kept in the folder's private/.
 
     Args:
         command: The search's configuration, and whether it goes on.
         folder: Of the search: a new one, or with ``command.resume`` the one to go on in.
-        write_origin: Writes how a new search, and each of its trials, was asked for.
+        write_request: Writes how a new search, and each of its trials, was asked for.
 
     Raises:
         InputError: Anything does not fit.
@@ -78,12 +78,12 @@ def run(command: TuneCommand, folder: Path, *, write_origin: WriteOrigin | None 
     refuse_links(folder)
     with crash_kept(folder):
         if command.resume is None:
-            begin(command, folder, write_origin)
+            begin(command, folder, write_request)
         else:
-            go_on(command, folder, write_origin)
+            go_on(command, folder, write_request)
 
 
-def begin(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None = None) -> None:
+def begin(command: TuneCommand, folder: Path, write_request: WriteRequest | None = None) -> None:
     """Draws a search and carries it out."""
     refuse_used_folder(folder)
     search = draw_search(command)
@@ -94,15 +94,15 @@ def begin(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
         refuse_used_folder(folder)
         start_anew(folder)
         write_begun(folder)
-        if write_origin is not None:
-            write_origin(folder)
+        if write_request is not None:
+            write_request(folder)
         (folder / TUNING).mkdir(mode=0o700)
         write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
         write_search(folder, search)
-        finish(command, search, folder, write_origin)
+        finish(command, search, folder, write_request)
 
 
-def go_on(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None = None) -> None:
+def go_on(command: TuneCommand, folder: Path, write_request: WriteRequest | None = None) -> None:
     """Carries out what is left of a search; what was drawn stays.
 
     Raises:
@@ -119,14 +119,14 @@ def go_on(command: TuneCommand, folder: Path, write_origin: WriteOrigin | None =
             search = draw_search(command)
             write_search(folder, search)
         same_records(command, search)
-        finish(command, search, folder, write_origin)
+        finish(command, search, folder, write_request)
 
 
 def finish(
     command: TuneCommand,
     search: Search,
     folder: Path,
-    write_origin: WriteOrigin | None = None,
+    write_request: WriteRequest | None = None,
 ) -> None:
     """Runs the trials that have not ended and publishes the best.
 
@@ -145,7 +145,7 @@ def finish(
             path = trial_folder(folder, number)
             trial_score = read_trial_score(path)
             if trial_score is None:
-                code = run_trial(command, search, trial, path, write_origin)
+                code = run_trial(command, search, trial, path, write_request)
                 trial_score = TrialScore(score=None) if code else score_of(path, spec)
                 write_trial_score(path, trial_score)
             # it never runs again; also where a search was killed between the two

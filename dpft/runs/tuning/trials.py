@@ -15,7 +15,7 @@ from dpft.errors import InputError, StateError
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, TRIAL_LOG
 from dpft.runs.crashes import FULL_OR_FORBIDDEN
 from dpft.runs.exit_codes import exit_code_of_job
-from dpft.runs.folder import WriteOrigin
+from dpft.runs.folder import WriteRequest
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.tuning.captured_output import everything_to, owner_only
@@ -28,7 +28,7 @@ def run_trial(
     search: Search,
     trial: Trial,
     path: Path,
-    write_origin: WriteOrigin | None = None,
+    write_request: WriteRequest | None = None,
 ) -> int:
     """Trains and scores one trial, heard by nobody, and returns its exit code.
 
@@ -47,7 +47,7 @@ def run_trial(
 
     def job() -> None:
         try:
-            train_trial(command, search, trial, path, write_origin, goes_on=goes_on)
+            train_trial(command, search, trial, path, write_request, goes_on=goes_on)
         except OSError as error:
             if error.errno not in FULL_OR_FORBIDDEN:
                 raise
@@ -72,7 +72,7 @@ def train_trial(
     search: Search,
     trial: Trial,
     path: Path,
-    write_origin: WriteOrigin | None = None,
+    write_request: WriteRequest | None = None,
     *,
     goes_on: bool,
 ) -> None:
@@ -91,4 +91,4 @@ def train_trial(
         assert plan.privacy is not None
         return replace(plan, privacy=replace(plan.privacy, calibration=search.calibration))
 
-    begin(config, path, planner, write_origin=write_origin)
+    begin(config, path, planner, write_request=write_request)

@@ -8,9 +8,10 @@ import yaml
 
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.reports.run.privacy_record import non_private_record, parameter_record, privacy_record
+from dpft.reports.run.privacy_record import non_private_record, parameter_record
 from dpft.reports.run.report import mark, render, write_metrics, write_report
-from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES, accounting, plan
+from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES
+from tests.reports.run.test_privacy_record import record as private
 
 ROOM = ", of which 0.01% is left for the rounding of the sum"
 """Of an expected batch of 10."""
@@ -39,17 +40,6 @@ def entry(stage: str, bleu: float, **changes: object) -> dict:
 
 
 BOTH = [mark(entry("before", 10.0), True), mark(entry("after", 60.5), True)]
-
-
-def private(*, reproducible: bool = False, **changes: object) -> dict:
-    return privacy_record(
-        plan(**changes),
-        accounting(),
-        LEDGER,
-        COUNTS,
-        reproducible=reproducible,
-        size_source="privacy.num_examples",
-    )
 
 
 def non_private() -> dict:

@@ -35,8 +35,8 @@ def tuning(tmp_path: Path) -> Path:
 def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None:
     """Makes ``what`` of the configuration, folder, planner and origin the training of a trial."""
 
-    def begin(config: Any, folder: Path, planner: Any, *, write_origin: Any) -> None:
-        what(config, folder, planner, write_origin)
+    def begin(config: Any, folder: Path, planner: Any, *, write_request: Any) -> None:
+        what(config, folder, planner, write_request)
 
     monkeypatch.setattr(trials, "begin", begin)
 
@@ -48,8 +48,8 @@ def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
 
     planned: list[RunPlan] = []
 
-    def begin(config: Any, folder: Path, planner: Any, write_origin: Any) -> None:
-        assert (folder, write_origin) == (tuning / "trial-0", origin)
+    def begin(config: Any, folder: Path, planner: Any, write_request: Any) -> None:
+        assert (folder, write_request) == (tuning / "trial-0", origin)
         assert config.train.learning_rate == TRIAL.setting["train.learning_rate"] == 0.1
         planned.append(planner(config, lambda: pytest.fail("the size is published")))
 

@@ -40,8 +40,8 @@ def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Record
     return run
 
 
-class _WholeBatchLayer(torch.autograd.Function):
-    """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
+class _MappedOnly(torch.autograd.Function):
+    """A Function that exists in a mapped region alone, where its ``vmap`` is what is called."""
 
     @staticmethod
     def forward(layer: Callable[[Tensor], Tensor], token: Tensor, inputs: Tensor) -> Tensor:
@@ -50,6 +50,10 @@ class _WholeBatchLayer(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
+
+
+class _WholeBatchLayer(_MappedOnly):
+    """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
 
     @staticmethod
     def vmap(
@@ -78,16 +82,8 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
     return run
 
 
-class _OneMask(torch.autograd.Function):
+class _OneMask(_MappedOnly):
     """Dropout of every example's inputs by the same mask."""
-
-    @staticmethod
-    def forward(dropout: LayerForward, token: Tensor, inputs: Tensor) -> Tensor:
-        raise AssertionError("only the mapped form of this Function is ever called")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
 
     @staticmethod
     def vmap(
