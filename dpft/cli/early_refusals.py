@@ -7,8 +7,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from dpft.cli.hydra_errors import as_input_error
-from dpft.cli.hydra_folders import register_resolver
+from dpft.config.composing import register_resolver
+from dpft.config.hydra_errors import as_input_error
 from dpft.config.location import config_directory
 from dpft.errors import InputError
 

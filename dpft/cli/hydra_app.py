@@ -21,11 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpft.cli.early_refusals import refuse_bare_words, refuse_unknown_keys
-from dpft.cli.hydra_errors import as_input_error, full_errors
-from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, sweep_folder
-from dpft.cli.hydra_record import recorded_job, words_of_job
+from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
+from dpft.cli.hydra_record import composed_job, recorded_job
 from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
+from dpft.config.composing import register_resolver
 from dpft.config.convert import ClassChoice
+from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
@@ -76,7 +77,7 @@ class Subcommand:
 
     def _run(self, config: DictConfig) -> None:
         if self.configuration is not None:
-            self.run(self.configuration(config, words_of_job()))
+            self.run(self.configuration(config, composed_job().words))
             return
         self.run(load(config, self.config, polymorphic=self.polymorphic))
 

@@ -5,9 +5,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import dpft
-from dpft.cli.hydra_errors import dotted_keys
-from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.main import main
+from dpft.config.composing import register_resolver
+from dpft.config.hydra_errors import dotted_keys
 from dpft.config.keys import known_keys
 from dpft.config.location import config_directory
 from dpft.config.schema import TrainCommand
