@@ -49,8 +49,8 @@ def refuse_records(task: Task, file: str) -> bool:
         file: The user's file of prompts.
 
     Returns:
-        Whether it was known where the run's own files are: ``task.data_dir`` may be relative to
-        another folder, or have moved.
+        Whether it was known where the run's own records are: ``task.data_dir`` may be relative to
+        another folder, or have moved, and rows in memory are nowhere.
 
     Raises:
         InputError: It is the file of a split.
@@ -63,6 +63,8 @@ def refuse_records(task: Task, file: str) -> bool:
                 f" {file!r}, which is the run's own {own.name}; epsilon does not cover what a model"
                 " writes after such a record. Give prompts from elsewhere."
             )
+    if task.effective_source == "memory":
+        return False
     return task.data_dir is None or Path(task.data_dir).expanduser().exists()
 
 

@@ -130,9 +130,8 @@ def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Pr
     file = str(config.prompts)
     if not refuse_records(trained, file):
         logger.warning(
-            "task.data_dir=%s of the run is not here, so whether the prompts are its own records"
-            " was not checked",
-            trained.data_dir,
+            "the run's own records are not here, so whether the prompts are among them was not"
+            " checked"
         )
     return list(load_prompts(task, file))
 

@@ -14,7 +14,7 @@ from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
 SPLITS = ("train", "validation", "test")
-SOURCES = ("hub", "url", "local", "embedded")
+SOURCES = ("hub", "url", "local", "embedded", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Task(ABC):
 
     name: str
     source: str = "hub"
-    """Where rows come from: hub, url, local or embedded; a given data_dir means local."""
+    """Where rows come from: hub, url, local or embedded (a given data_dir means local); or memory,
+    the rows that a program gives."""
     data_dir: str | None = None
     """Folder with train|validation|test, a file each in one of the formats that are read."""
     num_train_examples: int | None = None
@@ -130,6 +131,7 @@ class Task(ABC):
         by_source = {
             "embedded": self.embedded_num_train_examples,
             "local": None,
+            "memory": None,
         }
         return by_source.get(self.effective_source, self.num_train_examples)
 

@@ -93,7 +93,7 @@ def test_where_the_runs_data_has_gone_that_is_said(
     prompts_of(config, E2E, E2E)
     assert caplog.text == ""
     prompts_of(config, E2E, replace(E2E, data_dir="gone"))
-    assert "task.data_dir=gone of the run is not here" in caplog.text
+    assert "the run's own records are not here" in caplog.text
 
 
 def test_without_to_each_call_has_files_of_its_own_in_the_run(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def data_name(config: Mapping[str, Any]) -> str:
     known = {
         "local": "local files",
         "embedded": "embedded sample",
+        "memory": "rows given by a program",
         "hub": f"{task.get('hub_name')} on the hub",
         "url": "the addresses of task.urls",
     }
