@@ -18,9 +18,9 @@ from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
-from dpft.data.memory import MEMORY
+from dpft.data.memory import held_splits
 from dpft.errors import InputError, StateError
-from dpft.files import read_yaml, write_json
+from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
@@ -31,7 +31,6 @@ from dpft.run_folder import (
     FINGERPRINT,
     HELD_OUT_KEY,
     METRICS,
-    TUNE_CONFIGURATION,
     TUNING,
     UNIT_KEY,
     is_base_model,
@@ -202,15 +201,14 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
         if command == "tune" or checkpoints(folder / CHECKPOINTS):
             here = Path.cwd()
             short = folder.relative_to(here) if folder.is_relative_to(here) else folder
-            say(f"to go on: {_way_to_go_on(command, folder, str(short))}")
+            say(f"to go on: {_way_to_go_on(command, str(short))}")
         raise
 
 
-def _way_to_go_on(command: str, folder: Path, short: str) -> str:
-    configuration = folder / (TUNE_CONFIGURATION if command == "tune" else CONFIGURATION)
-    if read_yaml(configuration)["task"]["source"] == MEMORY:
-        return f"dpft.{command}(['resume={short}'], rows=...)"
-    return f"dpft {command} resume={short}"
+def _way_to_go_on(command: str, folder: str) -> str:
+    if held_splits():
+        return f"dpft.{command}(['resume={folder}'], rows=...)"
+    return f"dpft {command} resume={folder}"
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 import html
 import json
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dpft
 from dpft.files import read_yaml
+from dpft.models.source import EMBEDDED_MODEL
 from dpft.runs.opened_run import Run
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
@@ -270,3 +273,15 @@ def test_a_refused_run_leaves_no_copy_of_the_model_object() -> None:
 def test_a_model_object_may_have_no_name(notes: Run) -> None:
     assert AutoModelForCausalLM.from_pretrained(notes.folder / "model/base")
     assert notes.config.model.name == "model"
+
+
+@pytest.mark.slow
+def test_the_readmes_program_runs_on_the_embedded_model() -> None:
+    text = Path(dpft.__file__).parents[1].joinpath("README.md").read_text()
+    (program,) = re.findall(r"With a frame of a column `note`,\n\n((?:    .*\n)+)", text)
+    names: dict[str, Any] = {"dpft": dpft, "frame": pd.DataFrame(NOTES * 4), "other_rows": NOTES}
+    names["model"] = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    names["tokenizer"] = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    exec(textwrap.dedent(program), names)
+    assert names["run"].epsilon <= 8 and len(names["notes"]) == 100
+    assert names["scores"]["perplexity"] > 1
