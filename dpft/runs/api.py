@@ -94,6 +94,7 @@ def train(
     place = _place("train", given, TrainCommand, folder, resumed)
     words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
     composed = _composed("train", checked_overrides(words), TrainCommand, place)
+    quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = train_configuration(composed.values, composed.words)
         runs.run(command, place, write_request=composed.write_record)
@@ -127,6 +128,7 @@ def tune(
     place = _place("tune", given, TuneCommand, folder, resumed)
     words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
     composed = _composed("tune", checked_overrides(words), TuneCommand, place)
+    quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = tune_configuration(composed.values, composed.words)
         run_search.run(command, place, write_request=composed.write_record)

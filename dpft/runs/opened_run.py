@@ -1,7 +1,7 @@
 """A finished run as a program sees it: what it promised, what it scored, and its model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from dpft.run_folder import REPORT
 from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Run:
     """The folder of a run that has ended, read.
 
@@ -25,9 +25,9 @@ class Run:
     """
 
     folder: Path
-    config: TrainConfig = field(repr=False)
+    config: TrainConfig
     """What the run was configured to."""
-    record: RunRecord = field(repr=False)
+    record: RunRecord
     """Content of its public files."""
 
     @property
@@ -98,6 +98,12 @@ class Run:
     def __fspath__(self) -> str:
         """Returns the folder, so that a run can be given wherever a folder can."""
         return str(self.folder)
+
+    def __repr__(self) -> str:
+        if self.epsilon is None or self.delta is None:
+            return f"Run({str(self.folder)!r}, not private)"
+        bound = f"epsilon={up(self.epsilon)}, delta={delta_up(self.delta)}"
+        return f"Run({str(self.folder)!r}, {bound})"
 
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows of the run."""

@@ -138,6 +138,7 @@ def test_a_run_says_what_its_files_say(by_call: Run) -> None:
     metrics = json.loads(Path("runs/called/metrics.json").read_text())["evaluations"]
     assert by_call.evaluations == metrics
     assert by_call.scores == next(e["metrics"] for e in metrics if e["stage"] == "after")
+    assert re.fullmatch(r"Run\('runs/called', epsilon=7\.99\d\d, delta=0\.01\)", repr(by_call))
     assert f"| perplexity | {by_call.scores['perplexity']:.4g} |" in by_call._repr_markdown_()
 
 
