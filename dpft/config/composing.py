@@ -5,12 +5,14 @@ same ``Composed``, so that words mean one thing wherever they are written.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
 from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -75,7 +77,7 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
     """
     register_resolver()
     try:
-        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise as_input_error(error, known_keys(root)) from error
@@ -88,6 +90,20 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
         hydra=own,
         words=Words(job=tuple(own.overrides.task), typed=tuple(overrides)),
     )
+
+
+@contextmanager
+def hydra_of_our_own() -> Iterator[None]:
+    """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
+    state = GlobalHydra.instance()
+    before = state.hydra
+    state.clear()
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.set_instance(state)
+        state.hydra = before
 
 
 def unused_folder(path: str) -> str:

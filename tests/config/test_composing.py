@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from hydra import initialize_config_dir
 
 from dpft.config.composing import Composed, compose, unused_folder
 from dpft.config.schema import TrainCommand
@@ -38,6 +40,13 @@ def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path
     assert sorted(path.name for path in record.iterdir()) == names
     assert yaml.safe_load((record / "overrides.yaml").read_text()) == WORDS
     assert not [path for path in record.iterdir() if str(Path.cwd()) in path.read_text()]
+
+
+def test_a_program_of_hydras_own_keeps_its_configurations(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("x: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("train", WORDS, TrainCommand).values.privacy.eps == 3
+        assert hydra.compose("mine") == {"x": 1}
 
 
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant() -> None:

@@ -19,9 +19,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dpft
+from dpft.config.tune import TuneCommand
+from dpft.data.memory import held_splits
 from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
+from dpft.runs.folder import WriteRequest
 from dpft.runs.opened_run import Run
+from dpft.runs.tuning import run_search
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -202,6 +206,26 @@ def test_rows_are_needed_again_to_go_on_and_the_same_ones(workspace: Workspace) 
     with pytest.raises(dpft.InputError, match="the training records that the run began with"):
         dpft.train(["resume=broken"], rows=NOTES[:-1] + [{"note": "another", "owner": 9}])
     assert dpft.train(["resume=broken"], rows=NOTES).privacy["steps_taken"] == 2
+
+
+def test_a_search_is_given_its_words_its_rows_and_its_model(
+    by_call: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def search(command: TuneCommand, folder: Path, *, write_request: WriteRequest) -> None:
+        searched.append((command, folder, held_splits()))
+        shutil.copytree(by_call.folder, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(run_search, "run", search)
+    words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
+    words += ["tuning.space.train.learning_rate=[0.1,0.2]"]
+    run = dpft.tune(words, rows=splits(), folder="found", **pair())
+    ((command, folder, held),) = searched
+    assert run.folder == folder == Path("found")
+    assert command.tuning.values()["train.learning_rate"] == [0.1, 0.2]
+    assert (command.task.source, command.model.path) == ("memory", "found/private/base_model")
+    assert held == ("train", "validation", "test") and held_splits() == ()
 
 
 def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: Run) -> None:
