@@ -13,9 +13,10 @@ from safetensors import SafetensorError
 
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
-from dpft.models.pooling import POOLINGS
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
+MEAN = "mean"
+POOLINGS = (MEAN,)
 INITS = ("pretrained", "random")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
