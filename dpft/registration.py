@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from dpft.errors import InputError
@@ -42,19 +42,31 @@ class Registry(Generic[Entry]):
 
         return registered
 
+    def _import(self, names: Iterable[str]) -> None:
+        for name in names:
+            importlib.import_module(f"{self._package}.{name}")
+
+    def _modules(self) -> list[str]:
+        package = importlib.import_module(self._package)
+        return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
     def entries(self) -> dict[str, Entry]:
         """Returns every entry by name, sorted, once all modules of the package are imported."""
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        self._import(self._modules())
         return dict(sorted(self._entries.items()))
 
     def named(self, name: str) -> Entry:
         """Returns the entry of that name.
 
+        The module of the same name is asked first, since all modules of a package together may
+        take seconds to import.
+
         Raises:
             InputError: There is none.
         """
+        self._import({name} & set(self._modules()))
+        if name in self._entries:
+            return self._entries[name]
         entries = self.entries()
         if name not in entries:
             raise InputError(f"{self._key} must be one of {', '.join(entries)}, got {name!r}.")

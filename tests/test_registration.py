@@ -11,7 +11,7 @@ OFFER = "from offers_by_name import offers\n\n@offers.register({names})\ndef off
 
 @pytest.fixture
 def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A registry of a package of two modules that offer something and one that helps them."""
+    """A registry of a package of three modules that offer something and one that helps them."""
     package = tmp_path / "offers_by_name"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -21,6 +21,7 @@ def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     (package / "first.py").write_text(OFFER.format(names="'zwei', 'two'"))
     (package / "helper.py").write_text("")
     (package / "second.py").write_text(OFFER.format(names="'one'"))
+    (package / "third.py").write_text(OFFER.format(names="'third'"))
     monkeypatch.syspath_prepend(tmp_path)
     import offers_by_name
 
@@ -31,8 +32,13 @@ def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 def test_every_module_that_registers_is_found_and_one_that_does_not_is_none(offers) -> None:
     entries = offers.entries()
-    assert list(entries) == ["one", "two", "zwei"]
+    assert list(entries) == ["one", "third", "two", "zwei"]
     assert entries["two"] is entries["zwei"] is sys.modules["offers_by_name.first"].offer
+
+
+def test_a_module_of_the_entrys_own_name_is_the_only_one_imported(offers) -> None:
+    assert offers.named("third") is sys.modules["offers_by_name.third"].offer
+    assert "offers_by_name.first" not in sys.modules
 
 
 def test_what_is_registered_stays_as_it_was(offers) -> None:
@@ -49,5 +55,7 @@ def test_a_name_is_given_once(offers) -> None:
 
 def test_a_name_that_nothing_has_is_refused_with_those_there_are(offers) -> None:
     assert offers.named("two") is sys.modules["offers_by_name.first"].offer
-    with pytest.raises(InputError, match="offer.name must be one of one, two, zwei, got 'three'"):
-        offers.named("three")
+    with pytest.raises(
+        InputError, match="offer.name must be one of one, third, two, zwei, got 'fourth'"
+    ):
+        offers.named("fourth")

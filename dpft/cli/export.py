@@ -1,7 +1,6 @@
 """``dpft export``: writes a run's model as a folder to hand on."""
 
 from dpft.config.schema import ExportConfig
-from dpft.runs.export import export
 
 CONFIG = ExportConfig
 READS_RECORDS = False
@@ -11,4 +10,6 @@ __all__ = ["CONFIG", "READS_RECORDS", "run"]
 
 def run(config: ExportConfig) -> None:
     """Writes the folder."""
+    from dpft.runs.export import export
+
     export(config)

@@ -2,7 +2,6 @@
 
 from dpft.config.schema import TASK, GenerateConfig
 from dpft.runs.configuring import generate_configuration as configuration
-from dpft.runs.generation import generate
 from dpft.runs.overrides import with_task_of_run as expand
 
 CONFIG = GenerateConfig
@@ -13,4 +12,6 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(config: GenerateConfig) -> None:
     """Writes the records, and beside them the statement of what they cost."""
+    from dpft.runs.generation import generate
+
     generate(config)

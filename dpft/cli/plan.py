@@ -3,11 +3,8 @@
 import json
 
 from dpft.config.schema import POLYMORPHIC, PlanConfig
-from dpft.models.loading import quiet_transformers
-from dpft.reports.accounting.plan_table import plan_table
 from dpft.runs.configuring import plan_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
-from dpft.runs.planned_run import describe_run
 
 CONFIG = PlanConfig
 
@@ -16,6 +13,10 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
+    from dpft.models.loading import quiet_transformers
+    from dpft.reports.accounting.plan_table import plan_table
+    from dpft.runs.planned_run import describe_run
+
     quiet_transformers()
     planned = describe_run(config)
     if config.output == "json":

@@ -7,7 +7,6 @@ from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
 from dpft.runs.configuring import tune_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
-from dpft.runs.tuning import run_search
 
 CONFIG = TuneCommand
 
@@ -16,5 +15,7 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(command: TuneCommand) -> None:
     """Searches in the folder that Hydra made, or goes on in the one that ``resume`` names."""
+    from dpft.runs.tuning import run_search
+
     folder = run_folder() if command.resume is None else Path(command.resume)
     run_search.run(command, folder, write_request=write_hydra_record)

@@ -6,36 +6,13 @@ column of Bu et al. 2022, table 4, says 1.4 % and not what was used. Of RoBERTa-
 """
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS
 from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
-INITIAL_STD = 1e-2
-"""Houlsby et al. 2019, section 3.6: a normal truncated at two standard deviations; the adapter is
-then nearly the identity, and every weight has a gradient from the first step."""
-
-
-class Bottleneck(nn.Module):
-    """``h + up(gelu(down(h)))``."""
-
-    def __init__(self, width: int, bottleneck: int, device: torch.device) -> None:
-        super().__init__()
-        self.down = nn.Linear(width, bottleneck, device=device)
-        self.act = nn.GELU()
-        self.up = nn.Linear(bottleneck, width, device=device)
-        for layer in (self.down, self.up):
-            nn.init.trunc_normal_(
-                layer.weight, std=INITIAL_STD, a=-2 * INITIAL_STD, b=2 * INITIAL_STD
-            )
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the adapted hidden states, shape (…, width) as given."""
-        adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
-        return adapted
+if TYPE_CHECKING:
+    import torch
 
 
 @METHODS.register("adapter")
@@ -46,6 +23,8 @@ class Adapter(BottleneckMethod):
     bottleneck: int = 48
     """Width in the middle of an adapter."""
 
-    def adapter_maker(self, device: torch.device) -> AdapterMaker:
+    def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns what makes adapters on a device."""
+        from dpft.methods.adapter_layers import Bottleneck
+
         return lambda width: Bottleneck(width, self.bottleneck, device)

@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-from torch import nn
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.registration import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
 """What peft puts into the name of a parameter of the model it wraps."""
@@ -62,7 +63,9 @@ class Method(ABC):
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 
-    def prepare(self, model: PreTrainedModel, new: frozenset[str] = frozenset()) -> PreTrainedModel:
+    def prepare(
+        self, model: "PreTrainedModel", new: frozenset[str] = frozenset()
+    ) -> "PreTrainedModel":
         """Returns the model to train, with ``requires_grad`` set on exactly what trains first.
 
         Args:
@@ -83,7 +86,7 @@ class Method(ABC):
         return prepared
 
     @abstractmethod
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with ``requires_grad`` set on what the method itself trains.
 
         Args:
@@ -102,7 +105,7 @@ class Method(ABC):
         """
         return (MethodPhase(method=self.name, steps=steps),)
 
-    def begin_step(self, model: nn.Module, step: int) -> None:
+    def begin_step(self, model: "nn.Module", step: int) -> None:
         """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn.
 
         The one place where what trains may change, and only where a phase begins. Whatever it
@@ -111,11 +114,11 @@ class Method(ABC):
         """
         return
 
-    def finish_gradient(self, model: nn.Module) -> None:
+    def finish_gradient(self, model: "nn.Module") -> None:
         """Turns the private gradient into that of ``moved_parameters``: post-processing."""
         return
 
-    def moved_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+    def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
         """Returns what the optimizer moves, asked after ``begin_step(model, 0)``."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -124,11 +127,11 @@ class Method(ABC):
         """Positions of the model that stand before a text's own: those of a prompt or a prefix."""
         return 0
 
-    def save(self, model: PreTrainedModel, folder: Path) -> None:
+    def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes the trained model, whole where ``saves_whole_model``."""
         model.save_pretrained(folder, safe_serialization=True)
 
-    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns a fresh base model with what ``save`` wrote put onto it.
 
         Asked only of methods that do not save the whole model.
@@ -148,7 +151,7 @@ class Method(ABC):
         """
         return
 
-    def merge(self, model: PreTrainedModel) -> PreTrainedModel:
+    def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the trained model as one that needs no base; LoRA adds its change to the weights.
 
         Args:
@@ -164,7 +167,7 @@ class Method(ABC):
             f" method={self.name}; export it as it is with merge=false."
         )
 
-    def _also_trained(self, model: nn.Module, new: frozenset[str]) -> Iterator[nn.Parameter]:
+    def _also_trained(self, model: "nn.Module", new: frozenset[str]) -> "Iterator[nn.Parameter]":
         """Yields the parameters that ``train_new_modules`` and its like add to the method's own."""
         inputs = input_embeddings(model) if self.train_embeddings else set()
         for name, parameter in model.named_parameters():
@@ -200,7 +203,7 @@ def original_name(name: str) -> str:
     return name
 
 
-def input_embeddings(model: nn.Module) -> set[nn.Parameter]:
+def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
     """Returns the parameters of the token embedding, a tied head's weight among them."""
     base: Any = model
     if hasattr(model, "peft_config"):
@@ -208,7 +211,7 @@ def input_embeddings(model: nn.Module) -> set[nn.Parameter]:
     return set(base.get_input_embeddings().parameters())
 
 
-def count_parameters(model: nn.Module, new: frozenset[str] = frozenset()) -> ParameterCounts:
+def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:
     """Returns how many numbers of a prepared model train, how many of them are new, and all.
 
     Args:

@@ -6,8 +6,10 @@ its base an adapter is worth nothing.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedModel
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BASE = "base"
 """Folder of the base, in the model's."""
@@ -19,7 +21,7 @@ def base_folder(folder: Path) -> Path | None:
     return base if base.is_dir() else None
 
 
-def save_base(model: PreTrainedModel, folder: Path, *, is_added: Callable[[str], bool]) -> None:
+def save_base(model: "PreTrainedModel", folder: Path, *, is_added: Callable[[str], bool]) -> None:
     """Writes the model as ``from_pretrained`` loads it without the method, if nothing else does.
 
     Args:

@@ -1,11 +1,13 @@
 """BiTFiT: biases train and nothing else; nothing is added (Bu et al. 2022, arXiv 2210.00036)."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method, is_bias, is_new
 from dpft.methods.parts import train_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("bitfit")
@@ -18,6 +20,6 @@ class BiTFiT(Method):
     for it to train.
     """
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its pre-trained biases trainable."""
         return train_only(model, lambda name, _: is_bias(name) and not is_new(name, new))

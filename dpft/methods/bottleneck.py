@@ -9,18 +9,19 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
-from dpft.methods.added_files import load_settings, load_trained, save_trained
 from dpft.methods.base import Method, is_new
 from dpft.methods.base_folder import save_base
 from dpft.methods.parts import norm_parameters, train_only
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from dpft.methods.adapter_layers import Projection
 
 BERT = ("attention.output.dense", "output.dense")
 GPT2 = ("attn.c_proj", "mlp.c_proj")
@@ -44,33 +45,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 """Suffixes of the projections' names, by the architecture's ``model_type``."""
 
-Projection = nn.Linear | Conv1D
-AdapterMaker = Callable[[int], nn.Module]
+AdapterMaker: TypeAlias = "Callable[[int], nn.Module]"
 """Width of a projection's output to a new adapter, which maps (…, width) to the same shape."""
-
-
-class AdaptedProjection(nn.Module):
-    """A projection, and an adapter on its output.
-
-    The projection is called ``base_layer``, as in peft, so that a parameter's name still leads
-    to its name in the model itself (``base.original_name``).
-    """
-
-    def __init__(self, base_layer: Projection, adapter: nn.Module) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.adapter = adapter
-
-    @property
-    def weight(self) -> Tensor:
-        """The projection's weight: T5 asks for its dtype."""
-        weight: Tensor = self.base_layer.weight
-        return weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the adapted projection of (…, inputs), shape (…, width)."""
-        outputs: Tensor = self.adapter(self.base_layer(inputs))
-        return outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +69,7 @@ class BottleneckMethod(Method):
             raise InputError("method.targets must name a layer, got none; null takes the default.")
 
     @abstractmethod
-    def adapter_maker(self, device: torch.device) -> AdapterMaker:
+    def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns what makes the adapters of one model, on its device."""
 
     def check_width(self, width: int) -> None:
@@ -108,7 +84,7 @@ class BottleneckMethod(Method):
                 f" {self.bottleneck}; lower it."
             )
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with trainable adapters in it, all else frozen.
 
         Raises:
@@ -118,12 +94,14 @@ class BottleneckMethod(Method):
         train_only(model, lambda name, p: p in norms and not is_new(name, new))
         return self.insert(model)
 
-    def insert(self, model: PreTrainedModel) -> PreTrainedModel:
+    def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the model with adapters in it.
 
         Raises:
             InputError: As ``adapt``.
         """
+        from dpft.methods.adapter_layers import AdaptedProjection, output_width
+
         projections = self._projections(model)
         for layer in projections.values():
             self.check_width(output_width(layer))
@@ -133,13 +111,17 @@ class BottleneckMethod(Method):
             model.set_submodule(name, AdaptedProjection(layer, adapter))
         return model
 
-    def save(self, model: PreTrainedModel, folder: Path) -> None:
+    def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes what was trained and the settings, and the base where no other place holds it."""
+        from dpft.methods.added_files import save_trained
+
         save_trained(model, folder, asdict(self))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
-    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
+        from dpft.methods.added_files import load_settings, load_trained
+
         settings = load_settings(folder)
         if settings.get("name") != self.name:
             raise InputError(
@@ -152,8 +134,10 @@ class BottleneckMethod(Method):
         load_trained(model, folder)
         return model
 
-    def _projections(self, model: PreTrainedModel) -> dict[str, Projection]:
+    def _projections(self, model: "PreTrainedModel") -> "dict[str, Projection]":
         """Returns the modules to wrap, by name; one that blocks share, once."""
+        from dpft.methods.adapter_layers import Projection
+
         suffixes = self.targets or PLACES.get(model.config.model_type)
         linear = {n: m for n, m in model.named_modules() if isinstance(m, Projection)}
         if suffixes is None:
@@ -170,14 +154,9 @@ class BottleneckMethod(Method):
         return found
 
 
-def output_width(layer: Projection) -> int:
-    """Returns the width of a projection's output."""
-    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.nf)
-
-
 def _ends_with(name: str, suffixes: tuple[str, ...]) -> bool:
     return any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)
 
 
-def _endings(linear: dict[str, Projection]) -> str:
+def _endings(linear: "dict[str, Projection]") -> str:
     return ", ".join(sorted({name.rpartition(".")[2] for name in linear}))

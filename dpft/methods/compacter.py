@@ -11,75 +11,14 @@ it is 0.049 %, where the table says 0.053 %.
 """
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
-RANK_ONE_STD = 0.1
-"""Standard deviation of s and t at the start; with A of variance 1/n, entries of W have one of
-0.01 (Houlsby's)."""
-
-
-class PHMLinear(nn.Module):
-    """A dense layer with a parameterized hypercomplex weight.
-
-    For x seen as X of shape (n, inputs / n), ``(A_k (x) s_k t_k^T) x`` is ``A_k X t_k s_k^T``.
-    """
-
-    def __init__(self, inputs: int, outputs: int, mixers: nn.ModuleList) -> None:
-        """Makes a layer.
-
-        Args:
-            inputs: Width of the input, a multiple of n.
-            outputs: Width of the output, a multiple of n.
-            mixers: The n dense layers, each of weight ``A_k``, that all layers share.
-        """
-        super().__init__()
-        self.n = len(mixers)
-        device = mixers[0].weight.device
-        self.right = nn.Linear(inputs // self.n, self.n, bias=False, device=device)
-        self.mixers = mixers
-        self.left = nn.Linear(self.n, outputs // self.n, bias=False, device=device)
-        # A look-up in place of a bare parameter: the clipper has a rule for it, and needs not run
-        # the layer once per example.
-        self.bias = nn.Embedding(self.n, outputs // self.n, device=device)
-        for layer in (self.right, self.left):
-            nn.init.normal_(layer.weight, std=RANK_ONE_STD)
-        nn.init.zeros_(self.bias.weight)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the layer's output, shape (b, …, outputs), for (b, …, inputs)."""
-        projected = self.right(hidden.reshape(*hidden.shape[:-1], self.n, -1))
-        mixed = [mix(projected[..., k]) for k, mix in enumerate(self.mixers)]
-        outputs: Tensor = self.left(torch.stack(mixed, dim=-1)).flatten(-2)
-        return outputs + self._bias_rows(hidden).to(outputs.dtype)
-
-    def _bias_rows(self, hidden: Tensor) -> Tensor:
-        """Returns the bias of each example, shape (b, 1, …, outputs)."""
-        count, between = len(hidden), [1] * (hidden.dim() - 2)
-        numbers = torch.arange(self.n, device=hidden.device).expand(count, self.n)
-        rows: Tensor = self.bias(numbers)
-        return rows.reshape(count, *between, -1)
-
-
-class CompactBottleneck(nn.Module):
-    """``h + up(gelu(down(h)))`` of hypercomplex layers."""
-
-    def __init__(self, width: int, bottleneck: int, mixers: nn.ModuleList) -> None:
-        super().__init__()
-        self.down = PHMLinear(width, bottleneck, mixers)
-        self.act = nn.GELU()
-        self.up = PHMLinear(bottleneck, width, mixers)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the adapted hidden states, shape (b, …, width) as given."""
-        adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
-        return adapted
-
+if TYPE_CHECKING:
+    import torch
 
 BOTTLENECK_SHARE = 0.24
 """Width of the bottleneck over the hidden size, where no bottleneck is given."""
@@ -118,8 +57,12 @@ class Compacter(BottleneckMethod):
                 f"method.n must divide the hidden size {width}, got {self.n}; choose one that does."
             )
 
-    def adapter_maker(self, device: torch.device) -> AdapterMaker:
+    def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns what makes adapters on a device; they share the matrices ``A_k``."""
+        from torch import nn
+
+        from dpft.methods.adapter_layers import CompactBottleneck
+
         layers = [nn.Linear(self.n, self.n, bias=False, device=device) for _ in range(self.n)]
         for layer in layers:
             nn.init.normal_(layer.weight, std=self.n**-0.5)

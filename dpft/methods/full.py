@@ -1,10 +1,12 @@
 """Full fine-tuning: every parameter trains (Li et al. 2022)."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("full")
@@ -12,6 +14,6 @@ from dpft.methods.base import METHODS, Method
 class Full(Method):
     """Trains all parameters; the settings it shares with all methods change nothing."""
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with every parameter trainable."""
         return model.requires_grad_(True)

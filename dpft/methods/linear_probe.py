@@ -1,12 +1,14 @@
 """Linear probing: the head trains, the body is frozen (Kornblith et al. 2019; Bu et al. 2022)."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, is_new
 from dpft.methods.parts import head_parameters, is_tied, train_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("linear_probe")
@@ -17,7 +19,7 @@ class LinearProbe(Method):
     That is a classifier, or the head of a language model that is not tied to the embeddings.
     """
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its head trainable.
 
         Raises:

@@ -7,18 +7,16 @@ training starts at the base model.
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
-
-from peft import LoraConfig, PeftConfig, TaskType
-from peft.tuners.lora import LoraLayer
-from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULT_TARGETS
-from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, TaskType
+    from torch import nn
+    from transformers import PreTrainedModel
 
 PUBLISHED_SCALING = 8.0
 """alpha / rank of Hu et al. 2021 for GPT-2 on E2E: alpha 32 at rank 4."""
@@ -53,13 +51,16 @@ class Lora(PeftMethod):
             raise InputError("method.targets must name a layer, got none; null takes the default.")
 
     def configure(
-        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
-    ) -> PeftConfig:
+        self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
+    ) -> "PeftConfig":
         """Returns the config for this model.
 
         Raises:
             InputError: A target is no layer that LoRA changes, or the rank is larger than one.
         """
+        from peft import LoraConfig, TaskType
+        from transformers.pytorch_utils import Conv1D
+
         saved_whole = [*new_modules, *(HEADS if task == TaskType.SEQ_CLS else ())]
         layers = self._layers(model, saved_whole)
         alpha = PUBLISHED_SCALING * self.rank if self.alpha is None else self.alpha
@@ -74,7 +75,7 @@ class Lora(PeftMethod):
             modules_to_save=new_modules or None,
         )
 
-    def merge(self, model: PreTrainedModel) -> PreTrainedModel:
+    def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the base model with the change added to its weights, free of peft.
 
         Args:
@@ -83,6 +84,8 @@ class Lora(PeftMethod):
         Raises:
             InputError: A changed weight is another layer's too, which the sum would change.
         """
+        from peft.tuners.lora import LoraLayer
+
         shared = _shared_weights(model)
         for name, layer in model.named_modules():
             if isinstance(layer, LoraLayer) and layer.get_base_layer().weight in shared:
@@ -91,11 +94,13 @@ class Lora(PeftMethod):
                     f" {original_name(name)}; keep the adapter as it is."
                 )
         adapted: Any = model
-        return cast(PreTrainedModel, adapted.merge_and_unload())
+        return cast("PreTrainedModel", adapted.merge_and_unload())
 
-    def _targets(self, model: PreTrainedModel) -> tuple[str, ...]:
+    def _targets(self, model: "PreTrainedModel") -> tuple[str, ...]:
         if self.targets is not None:
             return self.targets
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULT_TARGETS
+
         kind = model.config.model_type
         if kind not in DEFAULT_TARGETS:
             raise InputError(
@@ -104,7 +109,7 @@ class Lora(PeftMethod):
             )
         return tuple(DEFAULT_TARGETS[kind])
 
-    def _layers(self, model: PreTrainedModel, saved_whole: list[str]) -> dict[str, nn.Module]:
+    def _layers(self, model: "PreTrainedModel", saved_whole: list[str]) -> "dict[str, nn.Module]":
         """Returns the targeted layers by name, each fit for this rank."""
         found: dict[str, nn.Module] = {}
         for target in self._targets(model):
@@ -124,7 +129,7 @@ class Lora(PeftMethod):
             self._check_rank(name, layer)
         return found
 
-    def _check_rank(self, name: str, layer: nn.Module) -> None:
+    def _check_rank(self, name: str, layer: "nn.Module") -> None:
         largest = min(cast(Any, layer).weight.shape)
         if self.rank > largest:
             raise InputError(
@@ -133,11 +138,14 @@ class Lora(PeftMethod):
             )
 
 
-def _can_change(layer: nn.Module) -> bool:
+def _can_change(layer: "nn.Module") -> bool:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
     return isinstance(layer, nn.Linear | nn.Embedding | Conv1D)
 
 
-def _shared_weights(model: nn.Module) -> set[nn.Parameter]:
+def _shared_weights(model: "nn.Module") -> "set[nn.Parameter]":
     """Returns the parameters that several modules own, such as tied embeddings."""
     owned = [
         parameter
@@ -147,7 +155,7 @@ def _shared_weights(model: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter, uses in Counter(owned).items() if uses > 1}
 
 
-def _last_parts(model: nn.Module) -> str:
+def _last_parts(model: "nn.Module") -> str:
     """Returns the last parts of the names of the layers that LoRA can change."""
     names = (name for name, module in model.named_modules() if _can_change(module))
     return ", ".join(sorted({name.rpartition(".")[2] for name in names}))

@@ -1,11 +1,13 @@
 """The normalization layers train (the second baseline of Houlsby et al. 2019, arXiv 1902.00751)."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method, is_new
 from dpft.methods.parts import norm_parameters, train_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("norms")
@@ -13,7 +15,7 @@ from dpft.methods.parts import norm_parameters, train_only
 class Norms(Method):
     """Trains weights and biases of every pre-trained normalization layer, RMSNorms included."""
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its pre-trained norms trainable."""
         norms = norm_parameters(model)
         return train_only(model, lambda name, p: p in norms and not is_new(name, new))

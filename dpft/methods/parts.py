@@ -5,11 +5,13 @@ Methods that train a part of the model share these answers. ``PreTrainedModel`` 
 """
 
 from collections.abc import Callable, Iterable
-
-from torch import nn
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 FINAL_NORMS = frozenset(
     {"ln_f", "norm", "norm_f", "final_layer_norm", "final_layernorm", "layer_norm", "layernorm"}
@@ -19,15 +21,15 @@ FINAL_NORMS = frozenset(
 
 
 def train_only(
-    model: PreTrainedModel, wanted: Callable[[str, nn.Parameter], bool]
-) -> PreTrainedModel:
+    model: "PreTrainedModel", wanted: "Callable[[str, nn.Parameter], bool]"
+) -> "PreTrainedModel":
     """Returns the model with ``requires_grad`` set where ``wanted(name, parameter)`` alone."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(wanted(name, parameter))
     return model
 
 
-def norm_parameters(model: nn.Module) -> set[nn.Parameter]:
+def norm_parameters(model: "nn.Module") -> "set[nn.Parameter]":
     """Returns weights and biases of the normalization layers.
 
     Hugging Face's own ones (``LlamaRMSNorm``, ``T5LayerNorm``) share no base class with torch's,
@@ -36,18 +38,18 @@ def norm_parameters(model: nn.Module) -> set[nn.Parameter]:
     return {p for module in model.modules() if is_norm(module) for p in module.parameters(False)}
 
 
-def is_norm(module: nn.Module) -> bool:
+def is_norm(module: "nn.Module") -> bool:
     """Returns whether a module is a normalization layer."""
     return type(module).__name__.endswith("Norm")
 
 
-def output_embeddings(model: PreTrainedModel) -> nn.Module | None:
+def output_embeddings(model: "PreTrainedModel") -> "nn.Module | None":
     """Returns a language model's head, None for other models."""
     head: nn.Module | None = model.get_output_embeddings()
     return head
 
 
-def is_tied(model: PreTrainedModel) -> bool:
+def is_tied(model: "PreTrainedModel") -> bool:
     """Returns whether the model has a language-model head whose weight is the embeddings'."""
     head = output_embeddings(model)
     if head is None:
@@ -56,7 +58,7 @@ def is_tied(model: PreTrainedModel) -> bool:
     return any(parameter in inputs for parameter in head.parameters())
 
 
-def head_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
+def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
     """Returns the parameters outside the model's body: its head, without what is tied to the body.
 
     T5 is its own body, head included; its output embeddings are the head all the same.
@@ -69,7 +71,7 @@ def head_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
     return (set(model.parameters()) | own) - body
 
 
-def block_list(model: PreTrainedModel) -> nn.ModuleList:
+def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
     """Returns the transformer blocks, first to last: a seq2seq model's are those of its decoder.
 
     They are the outermost list of modules of one class that holds the most parameters.
@@ -77,6 +79,8 @@ def block_list(model: PreTrainedModel) -> nn.ModuleList:
     Raises:
         InputError: The model has no such list.
     """
+    from torch import nn
+
     lists = [
         module
         for module in _body(model).modules()
@@ -92,7 +96,7 @@ def block_list(model: PreTrainedModel) -> nn.ModuleList:
     return max(outermost, key=lambda blocks: _size(blocks.parameters()))
 
 
-def final_norm_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
+def final_norm_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
     """Returns the parameters of the norm after the last block; BERT has none."""
     body = _body(model)
     inside = set(block_list(model).modules())
@@ -104,16 +108,16 @@ def final_norm_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
     }
 
 
-def _body(model: PreTrainedModel) -> nn.Module:
+def _body(model: "PreTrainedModel") -> "nn.Module":
     if not model.config.is_encoder_decoder:
         return model.base_model
     decoder: nn.Module = model.get_decoder()
     return decoder
 
 
-def _are_blocks(modules: nn.ModuleList) -> bool:
+def _are_blocks(modules: "nn.ModuleList") -> bool:
     return len({type(module) for module in modules}) == 1 and _size(modules.parameters()) > 0
 
 
-def _size(parameters: Iterable[nn.Parameter]) -> int:
+def _size(parameters: "Iterable[nn.Parameter]") -> int:
     return sum(parameter.numel() for parameter in parameters)

@@ -4,27 +4,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-from peft import PeftConfig, TaskType
-from torch import nn
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-)
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.methods.base import Method
-from dpft.methods.peft_folder import load_adapter, relocate_adapter, save_adapter, wrap
 
-TASKS: tuple[tuple[TaskType, Mapping[str, Any]], ...] = (
-    (TaskType.CAUSAL_LM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-    (TaskType.SEQ_2_SEQ_LM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-    (TaskType.SEQ_CLS, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
-)
-"""peft's task to transformers' table of the classes for it, one or more a model type."""
+if TYPE_CHECKING:
+    from peft import PeftConfig, TaskType
+    from torch import nn
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +25,8 @@ class PeftMethod(Method):
 
     @abstractmethod
     def configure(
-        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
-    ) -> PeftConfig:
+        self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
+    ) -> "PeftConfig":
         """Returns a config made for this model.
 
         Args:
@@ -50,12 +38,14 @@ class PeftMethod(Method):
             InputError: The settings do not fit the model.
         """
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model inside peft's, the method's own parameters alone trainable.
 
         Raises:
             InputError: The settings do not fit the model.
         """
+        from dpft.methods.peft_folder import wrap
+
         config = self.configure(model, task_type(model), new_modules(model, new))
         try:
             prepared = wrap(model, config)
@@ -68,11 +58,13 @@ class PeftMethod(Method):
             parameter.requires_grad_(self.own_parts in name)
         return prepared
 
-    def save(self, model: PreTrainedModel, folder: Path) -> None:
+    def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
+        from dpft.methods.peft_folder import save_adapter
+
         save_adapter(model, folder)
 
-    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns the base with the saved adapter on it, in eval mode, nothing trainable.
 
         Args:
@@ -80,23 +72,35 @@ class PeftMethod(Method):
                 began with random weights and the base must be loaded from there.
             folder: What ``save`` was given.
         """
+        from dpft.methods.peft_folder import load_adapter
+
         return load_adapter(model, folder)
 
     def relocate(self, folder: Path, to: Path) -> None:
         """Makes a copied adapter name the base in it, if it has one, by its new place."""
+        from dpft.methods.peft_folder import relocate_adapter
+
         relocate_adapter(folder, to)
 
 
-def task_type(model: PreTrainedModel) -> TaskType | None:
+def task_type(model: "PreTrainedModel") -> "TaskType | None":
     """Returns peft's name for the model's task; None for one without, such as masked LM."""
-    for task, classes in TASKS:
+    from peft import TaskType
+    from transformers.models.auto import modeling_auto
+
+    classes_of_task: dict[TaskType, Mapping[str, Any]] = {
+        TaskType.CAUSAL_LM: modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        TaskType.SEQ_2_SEQ_LM: modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        TaskType.SEQ_CLS: modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    for task, classes in classes_of_task.items():
         known = classes.get(model.config.model_type, ())
         if type(model).__name__ in ((known,) if isinstance(known, str) else known):
             return task
     return None
 
 
-def new_modules(model: nn.Module, new: frozenset[str]) -> list[str]:
+def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
     """Returns the names of the outermost modules all of whose parameters are new."""
     whole = {
         name
@@ -107,7 +111,7 @@ def new_modules(model: nn.Module, new: frozenset[str]) -> list[str]:
     return sorted(name for name in whole if name.rpartition(".")[0] not in whole)
 
 
-def refuse(name: str, model: PreTrainedModel, expected: str) -> InputError:
+def refuse(name: str, model: "PreTrainedModel", expected: str) -> InputError:
     """Returns the error of a method that does not fit a model."""
     return InputError(
         f"method={name} needs {expected}, got {type(model).__name__}; choose another method, such"

@@ -7,14 +7,15 @@ peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from peft import PeftConfig, PrefixTuningConfig, TaskType
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, refuse
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, TaskType
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("prefix")
@@ -40,13 +41,15 @@ class Prefix(PeftMethod):
         return self.length
 
     def configure(
-        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
-    ) -> PeftConfig:
+        self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
+    ) -> "PeftConfig":
         """Returns the config for this model.
 
         Raises:
             InputError: The model's layers take no keys and values from outside, or recompute.
         """
+        from peft import PrefixTuningConfig
+
         self._check(model, task)
         return PrefixTuningConfig(
             task_type=task,
@@ -57,7 +60,9 @@ class Prefix(PeftMethod):
             **_sizes(model),
         )
 
-    def _check(self, model: PreTrainedModel, task: TaskType | None) -> None:
+    def _check(self, model: "PreTrainedModel", task: "TaskType | None") -> None:
+        from peft import TaskType
+
         config: Any = model.config
         backbone = inspect.signature(model.base_model.forward).parameters
         classifies_encoder_decoder = task == TaskType.SEQ_CLS and config.is_encoder_decoder
@@ -73,7 +78,7 @@ class Prefix(PeftMethod):
             )
 
 
-def _sizes(model: PreTrainedModel) -> dict[str, Any]:
+def _sizes(model: "PreTrainedModel") -> dict[str, Any]:
     """Returns sizes of the keys and values where peft would read others from the config."""
     config: Any = model.config
     # peft counts T5's encoder layers and takes heads to fill d_model, but the prefix is the

@@ -10,16 +10,16 @@ Shapes: b examples, n prompt positions, t tokens, d width, v vocabulary.
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, ClassVar, cast
-
-from peft import PeftConfig, PromptTuningConfig, TaskType
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, refuse, task_type
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, TaskType
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("prompt")
@@ -44,13 +44,15 @@ class Prompt(PeftMethod):
         return self.num_virtual_tokens
 
     def configure(
-        self, model: PreTrainedModel, task: TaskType | None, new_modules: list[str]
-    ) -> PeftConfig:
+        self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
+    ) -> "PeftConfig":
         """Returns the config for this model.
 
         Raises:
             InputError: The model cannot take a prompt, or would read its result off the padding.
         """
+        from peft import PromptTuningConfig, TaskType
+
         config: Any = model.config
         if task is None or (task == TaskType.SEQ_CLS and not _is_encoder(model)):
             raise refuse(self.name, model, "a language model or a classifier on an encoder")
@@ -65,11 +67,11 @@ class Prompt(PeftMethod):
             modules_to_save=new_modules or None,
         )
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with a prompt before its input, the prompt alone trainable."""
         return _mended(super().adapt(model, new))
 
-    def restore(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns the base with the saved prompt on it, called and read as without a prompt.
 
         Args:
@@ -79,18 +81,22 @@ class Prompt(PeftMethod):
         return _mended(super().restore(model, folder))
 
 
-def _is_encoder(model: PreTrainedModel) -> bool:
+def _is_encoder(model: "PreTrainedModel") -> bool:
     """Returns whether a classifier reads the first position.
 
     One on a decoder reads the last token, which it cannot find once the tokens are embeddings.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
     config: Any = model.config
     encoders = MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return config.model_type in encoders and not config.is_encoder_decoder
 
 
-def _mended(prepared: PreTrainedModel) -> PreTrainedModel:
+def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
     """Returns the model, changed to be called and to answer as without a prompt."""
+    from peft import TaskType
+
     adapted: Any = prepared
     base = adapted.get_base_model()
     # methods bound to the model, not closures: a copy of the model gets its own
@@ -103,7 +109,7 @@ def _mended(prepared: PreTrainedModel) -> PreTrainedModel:
     return prepared
 
 
-def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> Tensor:
+def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> "Tensor":
     """Returns the prompt, looked up for each example, shape (b, n, d).
 
     peft looks it up once and repeats it, which hides from a layer whose gradient is whose: the
@@ -118,19 +124,23 @@ def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> Tensor:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _drop_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def _drop_positions(model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """Drops position ids, which peft would drop with a warning."""
     return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
 
 
-def _keep_own_logits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def _keep_own_logits(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
     """Asks for the logits of the tokens alone, shape (b, t, v); labels want those of n + t."""
     if "input_ids" in kwargs and kwargs.get("labels") is None:
         kwargs = {"logits_to_keep": kwargs["input_ids"].shape[1], **kwargs}
     return args, kwargs
 
 
-def _derive_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def _derive_positions(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
     """Counts positions over what the mask, shape (b, n + t), lets through, as generate does."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:

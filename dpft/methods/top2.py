@@ -1,8 +1,7 @@
 """The top blocks train: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, is_new
@@ -13,6 +12,9 @@ from dpft.methods.parts import (
     output_embeddings,
     train_only,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @METHODS.register("top2")
@@ -36,7 +38,7 @@ class TopBlocks(Method):
                 " method=linear_probe."
             )
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its top blocks, final norm and head trainable.
 
         Raises:
@@ -53,7 +55,7 @@ class TopBlocks(Method):
         return train_only(model, lambda name, p: p in opened and not is_new(name, new))
 
 
-def _too_many(asked: int, there: int, model: PreTrainedModel) -> str:
+def _too_many(asked: int, there: int, model: "PreTrainedModel") -> str:
     layers: int = model.config.num_hidden_layers
     shared = f" ({layers} layers share {there})" if there < layers else ""
     return (

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-from torch import nn
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, MethodPhase
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class TwoPhase(Method):
                     " of the first phase."
                 )
 
-    def adapt(self, model: PreTrainedModel, new: frozenset[str]) -> PreTrainedModel:
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with every parameter trainable.
 
         Raises:
@@ -101,7 +103,7 @@ class TwoPhase(Method):
         )
         return (full, bitfit)
 
-    def begin_step(self, model: nn.Module, step: int) -> None:
+    def begin_step(self, model: "nn.Module", step: int) -> None:
         """Sets what trains in the phase of ``step``, whatever trained before.
 
         Raises:

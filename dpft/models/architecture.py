@@ -11,8 +11,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from dpft.kinds import Head
 from dpft.models.heads import configure
-from dpft.models.pooling import MEAN, PooledClassifier
-from dpft.models.source import ModelConfig, check_folder, loading_errors, source
+from dpft.models.pooling import PooledClassifier
+from dpft.models.source import MEAN, ModelConfig, check_folder, loading_errors, source
 
 
 @dataclass(frozen=True, kw_only=True)

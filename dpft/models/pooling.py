@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-MEAN = "mean"
-POOLINGS = (MEAN,)
-
 
 class PooledClassifier(PreTrainedModel):
     """An encoder, the mean of its last layer over the tokens, dropout, and one linear layer."""

@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
-from dpft.models.pooling import POOLINGS
 from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
+MEAN = "mean"
+POOLINGS = (MEAN,)
 INITS = ("pretrained", "random")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")

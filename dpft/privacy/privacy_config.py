@@ -2,15 +2,21 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
+from dpft.privacy.clipping.choices import (
+    Tuning,
+    check_engine_name,
+    check_max_grad_norm,
+    check_style_name,
+)
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
-from dpft.privacy.clipping.engines import check_engine_name
-from dpft.privacy.clipping.engines.base import Tuning
-from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.plan import EXAMPLE
+
+if TYPE_CHECKING:
+    from dpft.privacy.clipping.options import ClippingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +136,8 @@ class DifferentialPrivacy(PrivacyConfig):
                 "privacy.witness must be a file elsewhere, or a program as a list,"
                 f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
             )
-        clipping_style(self.clipping, max_grad_norm=self.max_grad_norm)
+        check_style_name(self.clipping)
+        check_max_grad_norm(self.max_grad_norm)
         _one_of(LEADING_ACCOUNTANTS, accountant=self.accountant)
         check_engine_name(self.engine)
         Tuning(memory_mb=self.clipper_memory_mb)
@@ -168,8 +175,10 @@ class DifferentialPrivacy(PrivacyConfig):
                 f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
             )
 
-    def clipping_options(self, loss_scale: float = 1.0) -> ClippingOptions:
+    def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
         """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
+        from dpft.privacy.clipping.options import ClippingOptions
+
         return ClippingOptions(
             max_grad_norm=self.max_grad_norm,
             clipping=self.clipping,

@@ -1,11 +1,12 @@
 """From what the words of a command compose to, to the configuration of what is to be done.
 
 One function for each command that takes anything from a run's folder. Nothing here knows who wrote
-the words or who composed them.
+the words or who composed them. What is wrong with a command is said before torch is imported, so
+that only a run's own folder is read by rooms that need it.
 """
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,15 +20,14 @@ from dpft.config.schema import (
     PlanConfig,
     TrainCommand,
 )
-from dpft.config.tune import TuneCommand
 from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
-from dpft.runs.human_eval import rated_runs
 from dpft.runs.overrides import inherit, with_task_of_run, without_recipes_promise
-from dpft.runs.resuming import resumed_configuration
-from dpft.runs.trained_model import saved_run
-from dpft.runs.tuning.run_search import resumed_search
+from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
+
+if TYPE_CHECKING:
+    from dpft.config.tune import TuneCommand
 
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
 """Sections that a run decides: ``eval run=`` takes them from it unless a word says otherwise."""
@@ -42,21 +42,27 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     refuse_witness_of_file(sections["privacy"], given=words.were_typed(WITNESS))
     if composed.get("resume") is not None:
+        from dpft.runs.resuming import resumed_configuration
+
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)
     settled = without_recipes_promise(composed, words.job)
     return load(settled, TrainCommand, polymorphic=POLYMORPHIC)
 
 
-def tune_configuration(composed: DictConfig, words: Words) -> TuneCommand:
+def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
     """Returns what was composed, or with ``resume=RUN`` what that search was begun with.
 
     Raises:
         InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
     """
+    from dpft.config.tune import TuneCommand
+
     if composed.get("resume") is None:
         settled = without_recipes_promise(composed, words.job)
         return load(settled, TuneCommand, polymorphic=POLYMORPHIC)
+    from dpft.runs.tuning.run_search import resumed_search
+
     others = sorted(set(words.keys) - {"resume"})
     if others:
         raise InputError(
@@ -99,6 +105,8 @@ def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateC
     """
     config = load(composed, EvaluateConfig, polymorphic=TASK)
     if config.human_eval is not None:
+        from dpft.runs.human_eval import rated_runs
+
         return [inherit(config, folder, OF_RUN, words) for folder in rated_runs(config)]
     return [config if config.run is None else inherit(config, config.run, OF_RUN, words)]
 

@@ -37,8 +37,9 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
+from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import written_tokens
-from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.records import Record
 
 logger = logging.getLogger(__name__)

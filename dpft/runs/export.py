@@ -16,7 +16,8 @@ from dpft.models.loading import quiet_transformers
 from dpft.reports.run.card import write_card
 from dpft.reports.run.run_record import read_record
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, hold_run
-from dpft.runs.trained_model import saved_run, trained_model_of_run
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import trained_model_of_run
 
 logger = logging.getLogger(__name__)
 

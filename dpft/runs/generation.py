@@ -21,7 +21,8 @@ from dpft.reports.run.synthetic import cost, synthetic_record
 from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.crashes import crash_kept
 from dpft.runs.progress import batch_progress
-from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.records import Example
 

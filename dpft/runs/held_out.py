@@ -19,7 +19,7 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_text
 from dpft.run_folder import HELD_OUT_KEY, private_path
 from dpft.runs.records import TrainingData, load_training_data
-from dpft.runs.trained_model import saved_run
+from dpft.runs.saved_run import saved_run
 from dpft.tasks.records import Record
 
 HELD_OUT = "held_out"

@@ -19,12 +19,8 @@ from dpft.files import SCHEMA_VERSION, write_json, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
-from dpft.runs.trained_model import (
-    TrainedModel,
-    saved_configuration,
-    saved_run,
-    trained_model_of_run,
-)
+from dpft.runs.saved_run import saved_configuration, saved_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import are_texts
 

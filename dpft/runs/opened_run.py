@@ -14,7 +14,8 @@ from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.run_folder import REPORT
-from dpft.runs.trained_model import TrainedModel, saved_run, trained_model_of_run
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

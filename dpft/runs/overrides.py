@@ -19,7 +19,7 @@ from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
 from dpft.links import refuse_links
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.runs.trained_model import saved_configuration
+from dpft.runs.saved_run import saved_configuration
 
 Config = TypeVar("Config")
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)

@@ -2,27 +2,20 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.config import schema
-from dpft.config.keys import plain
-from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
-from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.kinds import Head
-from dpft.links import refuse_links
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer, new_names
 from dpft.models.vocabulary import add_tokens, load_with_tokens
-from dpft.run_folder import CONFIGURATION, LEDGER, MODEL
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.run_folder import MODEL
 from dpft.runs.task_model import check_lengths, encoding_of, head_of
 from dpft.tasks.base import Task
 
@@ -155,48 +148,3 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
         folder=saved,
         tokens=tokens,
     )
-
-
-def saved_run(folder: str) -> TrainConfig:
-    """Returns the configuration of a run whose training has ended.
-
-    Raises:
-        InputError: There is no such folder, it has a symbolic link in it, or its training has not
-            ended.
-        StateError: Its ledger is damaged or gone.
-    """
-    refuse_links(Path(folder))
-    path = Path(folder) / CONFIGURATION
-    if not path.is_file():
-        missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"
-        raise InputError(
-            f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
-            "folder that `dpft train` named, such as outputs/DATE/TIME."
-        )
-    config: TrainConfig = load_saved(path, TrainConfig, polymorphic=schema.POLYMORPHIC)
-    if not _has_ended(Path(folder), config):
-        raise InputError(
-            f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            f"training has not; wait for it, or go on with it by dpft train resume={folder}."
-        )
-    return config
-
-
-def _has_ended(folder: Path, config: TrainConfig) -> bool:
-    if not (folder / MODEL).is_dir():
-        return False
-    ledger = read_ended_ledger(folder)
-    if ledger is not None:
-        return ledger.closed
-    if config.privacy.guarantee is not None:
-        raise StateError(
-            f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
-            " was."
-        )
-    return True
-
-
-def saved_configuration(folder: str) -> dict[str, Any]:
-    """Returns ``saved_run`` as plain values."""
-    saved: dict[str, Any] = plain(saved_run(folder))
-    return saved

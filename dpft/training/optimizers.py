@@ -8,15 +8,14 @@ the schedule read no record either, so none of this costs privacy.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import get_scheduler
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 SCHEDULES = {
     "constant": "constant_with_warmup",
@@ -35,8 +34,8 @@ class OptimizerConfig(ABC):
 
     @abstractmethod
     def make(
-        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
-    ) -> Optimizer:
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
         """Returns the optimizer over ``parameters``."""
 
 
@@ -52,24 +51,26 @@ class AdamW(OptimizerConfig):
     eps: float = 1e-8
     """Added to the root of that mean."""
 
-    implementation: ClassVar[Callable[..., Optimizer]] = torch.optim.AdamW
-
     def __post_init__(self) -> None:
         _in_unit_interval(beta1=self.beta1, beta2=self.beta2)
         if not self.eps > 0:
             raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
 
     def make(
-        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
-    ) -> Optimizer:
-        """Returns torch's optimizer of the same name."""
-        return self.implementation(
-            parameters,
-            lr=learning_rate,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=weight_decay,
-        )
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns ``torch.optim.AdamW``."""
+        from torch.optim import AdamW as TorchAdamW
+
+        return TorchAdamW(parameters, **self._arguments(learning_rate, weight_decay))
+
+    def _arguments(self, learning_rate: float, weight_decay: float) -> dict[str, Any]:
+        return {
+            "lr": learning_rate,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+            "weight_decay": weight_decay,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,13 @@ class Adam(AdamW):
 
     name: str = "adam"
 
-    implementation: ClassVar[Callable[..., Optimizer]] = torch.optim.Adam
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns ``torch.optim.Adam``."""
+        from torch.optim import Adam as TorchAdam
+
+        return TorchAdam(parameters, **self._arguments(learning_rate, weight_decay))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +104,12 @@ class SGD(OptimizerConfig):
             raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
 
     def make(
-        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
-    ) -> Optimizer:
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
         """Returns ``torch.optim.SGD``; weight decay is a part of the gradient."""
-        return torch.optim.SGD(
+        from torch.optim import SGD as TorchSGD
+
+        return TorchSGD(
             parameters,
             lr=learning_rate,
             momentum=self.momentum,
@@ -139,10 +148,12 @@ class Adafactor(OptimizerConfig):
             )
 
     def make(
-        self, parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
-    ) -> Optimizer:
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
         """Returns ``torch.optim.Adafactor``."""
-        return torch.optim.Adafactor(
+        from torch.optim import Adafactor as TorchAdafactor
+
+        return TorchAdafactor(
             parameters,
             lr=learning_rate,
             beta2_decay=self.beta2_decay,
@@ -203,23 +214,23 @@ def optimizer_class(name: str) -> type[OptimizerConfig]:
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter],
+    parameters: "Iterable[nn.Parameter]",
     config: OptimizerConfig,
     *,
     learning_rate: float,
     weight_decay: float,
-) -> Optimizer:
+) -> "Optimizer":
     """Returns the optimizer that the configuration names, over ``parameters``."""
     return config.make(parameters, learning_rate, weight_decay)
 
 
 def make_scheduler(
-    optimizer: Optimizer,
+    optimizer: "Optimizer",
     config: SchedulerConfig,
     *,
     steps: int,
     factor: Callable[[int], float] | None = None,
-) -> LambdaLR:
+) -> "LambdaLR":
     """Returns the learning-rate schedule over ``steps`` steps.
 
     Args:
@@ -228,6 +239,9 @@ def make_scheduler(
         steps: Steps planned.
         factor: Steps taken (0 before the first) to what the schedule's value is multiplied by.
     """
+    from torch.optim.lr_scheduler import LambdaLR
+    from transformers import get_scheduler
+
     settings = {"timescale": config.timescale} if config.name == "inverse_sqrt" else None
     schedule: LambdaLR = get_scheduler(
         SCHEDULES[config.name],

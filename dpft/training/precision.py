@@ -13,27 +13,27 @@ so beside the precision.
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-PRECISIONS: dict[str, torch.dtype | None] = {
-    "fp32": None,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 logger = logging.getLogger(__name__)
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str, device: "torch.device") -> AbstractContextManager[object]:
     """Returns the context to compute losses in; leave it before the backward pass."""
-    dtype = PRECISIONS[precision]
-    if dtype is None:
+    if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device.type, dtype=dtypes[precision])
 
 
-def warn_if_slow(precision: str, device: torch.device) -> None:
+def warn_if_slow(precision: str, device: "torch.device") -> None:
     """Warns of float16 on a CPU, which is for tests."""
     if precision == "fp16" and device.type == "cpu":
         logger.warning(

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.engines.base import check_loss_scale
+from dpft.privacy.clipping.choices import check_loss_scale
 from dpft.privacy.plan import planned_steps
 from dpft.training.precision import PRECISIONS
+
+if TYPE_CHECKING:
+    import torch
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_THREADS = 1024
@@ -36,12 +38,14 @@ class DeviceConfig:
                 f"train.device must be one of {', '.join(DEVICES)}, got {self.device!r}."
             )
 
-    def prepare(self) -> torch.device:
+    def prepare(self) -> "torch.device":
         """Sets the number of threads and returns the device to compute on.
 
         Raises:
             InputError: cuda is asked for and there is none.
         """
+        import torch
+
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         # tf32 keeps ten bits of a factor: norms and sums would not be float32's.

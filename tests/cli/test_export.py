@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dpft.runs.trained_model import saved_run, trained_model_of_run
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import trained_model_of_run
 from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 

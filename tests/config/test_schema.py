@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from dpft.config.account import AccountConfig, check_exactly_one, check_output, check_positive
@@ -32,6 +35,26 @@ def test_a_run_and_a_file_of_predictions_are_not_scored_at_once() -> None:
         EvaluateConfig(
             task=None, model=None, eval=EvalConfig(), decode=None, run="a", predictions="b"
         )
+
+
+def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
+    program = """
+import sys
+from dpft.cli import eval, export, generate, plan, train, tune
+from dpft.config.location import config_directory
+from dpft.config.schema import METHODS, TRACKING, optimizer_class
+from dpft.tasks.base import TASKS
+
+for group, choose in (
+    ("method", METHODS.named), ("optimizer", optimizer_class),
+    ("task", TASKS.named), ("tracking", TRACKING.named),
+):
+    for option in (config_directory() / group).glob("*.yaml"):
+        choose(option.stem)
+print(*sorted({"torch", "transformers", "datasets", "peft", "scipy"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
 def test_plan_takes_all_that_train_takes() -> None:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpft.methods.adapter import INITIAL_STD, Adapter, Bottleneck
+from dpft.methods.adapter import Adapter
+from dpft.methods.adapter_layers import INITIAL_STD, Bottleneck
 from dpft.methods.base import count_parameters
 from tests.methods.shapes import (
     LARGE,

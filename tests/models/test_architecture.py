@@ -9,8 +9,7 @@ from dpft.kinds import CLASSIFIER, Head
 from dpft.models import source
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, meta_model
-from dpft.models.pooling import MEAN
-from dpft.models.source import ModelConfig
+from dpft.models.source import MEAN, ModelConfig
 from tests.models import small
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))

@@ -23,7 +23,8 @@ from dpft.models.heads import (
     new_parameters,
     padding_id,
 )
-from dpft.models.pooling import MEAN, PooledClassifier
+from dpft.models.pooling import PooledClassifier
+from dpft.models.source import MEAN
 from tests.models import small
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes"))

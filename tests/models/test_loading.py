@@ -11,8 +11,8 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model, new_names
-from dpft.models.pooling import MEAN, PooledClassifier
-from dpft.models.source import ModelConfig
+from dpft.models.pooling import PooledClassifier
+from dpft.models.source import MEAN, ModelConfig
 from tests.models import small
 
 VOCABULARY = 11

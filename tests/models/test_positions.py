@@ -11,8 +11,8 @@ from transformers import (
 
 from dpft.kinds import CLASSIFIER, Head
 from dpft.models.heads import fresh_model
-from dpft.models.pooling import MEAN
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
+from dpft.models.source import MEAN
 from tests.models import small
 
 DEBERTA = DebertaV2Config(

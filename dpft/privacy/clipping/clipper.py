@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.choices import Tuning, check_style_name
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (
     LossFunction,
-    Tuning,
     check_is_tensor,
     check_losses,
     check_units,
 )
-from dpft.privacy.clipping.factors import ClippingStyle, check_style_name, clipping_style
+from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
 from dpft.privacy.clipping.groups import parameter_groups
 
 

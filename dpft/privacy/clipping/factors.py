@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpft.errors import InputError
+from dpft.privacy.clipping.choices import check_max_grad_norm, check_style_name
 
 # A factor computed in floating point may exceed the true one by rounding; sixteen units in the
 # last place cover the norm's own error (docs/design.md, the clipper).
@@ -21,8 +22,6 @@ STABILITY = 0.01
 
 MOST_HEADROOM = 0.5
 """Largest share of the clipping norm that may be left for rounding."""
-NORM_RANGE = (1e-10, 1e10)
-"""Clipping norms whose squares, factors and noise float32 can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,7 @@ class ClippingStyle(ABC):
     """Groups that partition the trainable parameters; each has a norm and a factor of its own."""
 
     def __post_init__(self) -> None:
-        least, most = NORM_RANGE
-        if not least <= self.max_grad_norm <= most:
-            raise InputError(
-                f"privacy.max_grad_norm must be positive and finite, from {least:g} to {most:g}, "
-                f"got {self.max_grad_norm}."
-            )
+        check_max_grad_norm(self.max_grad_norm)
         if not 0 <= self.headroom <= MOST_HEADROOM:
             raise InputError(
                 f"headroom must be from 0 to {MOST_HEADROOM}, got {self.headroom}; lower "
@@ -155,16 +149,6 @@ def clipping_style(
     check_style_name(name)
     count = groups if STYLES[name] is PerLayer else 1
     return STYLES[name](max_grad_norm=max_grad_norm, groups=count, headroom=headroom)
-
-
-def check_style_name(name: str) -> None:
-    """Refuses a name that is no style's.
-
-    Raises:
-        InputError: No such style.
-    """
-    if name not in STYLES:
-        raise InputError(f"privacy.clipping must be one of {', '.join(STYLES)}, got {name!r}.")
 
 
 def in_range(factors: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Self
 
 from torch import nn
 
+from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.clipper import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import resolved_engine
-from dpft.privacy.clipping.engines.base import Tuning
 
 
 @dataclass(frozen=True, kw_only=True)

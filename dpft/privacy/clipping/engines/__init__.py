@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from dpft.errors import InputError
+from dpft.privacy.clipping.choices import Tuning, check_engine_name
 from dpft.privacy.clipping.costs import FLOAT_BYTES
-from dpft.privacy.clipping.engines.base import Engine, Tuning
+from dpft.privacy.clipping.engines.base import Engine
 from dpft.privacy.clipping.engines.book_keeping import BookKeepingEngine
 from dpft.privacy.clipping.engines.instantiate import InstantiateEngine
 from dpft.privacy.clipping.engines.loop import LoopEngine
@@ -55,16 +55,6 @@ def resolved_engine(name: str, model: nn.Module, tuning: Tuning) -> tuple[str, s
     """
     check_engine_name(name)
     return automatic_choice(model, tuning) if name == "auto" else (name, "it was asked for")
-
-
-def check_engine_name(name: str) -> None:
-    """Refuses a name that is no engine's.
-
-    Raises:
-        InputError: No such engine.
-    """
-    if name != "auto" and name not in ENGINES:
-        raise InputError(f"privacy.engine must be one of auto, {', '.join(ENGINES)}, got {name!r}.")
 
 
 def automatic_choice(model: nn.Module, tuning: Tuning) -> tuple[str, str]:

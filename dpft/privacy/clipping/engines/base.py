@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.factors import ClippingStyle, in_range
 from dpft.privacy.clipping.sums import CompensatedSums
 
@@ -53,40 +53,8 @@ class ClipDecision:
         return ClippedBatch(norms=self.norms, non_finite=int((~self.finite).sum()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """What changes an engine's speed, memory and rounding, never what it computes."""
-
-    memory_mb: int = DEFAULT_MEMORY_MB
-    """For instantiated gradients that are kept until the factors are known."""
-    loss_scale: float = 1.0
-    """The backward pass runs on losses times this; norms and sums are of the losses themselves."""
-
-    def __post_init__(self) -> None:
-        if self.memory_mb < 0:
-            raise InputError(
-                f"privacy.clipper_memory_mb must not be negative, got {self.memory_mb}."
-            )
-        check_loss_scale(self.loss_scale)
-
-
 NEGLIGIBLE_SHARE = 1e-6
 """Share of a squared clipping norm that no bound depends on, all parameters together."""
-LOSS_SCALES = (1.0, 2.0**24)
-"""Scales that lift float16 gradients without taking float32 sums out of range."""
-
-
-def check_loss_scale(loss_scale: float) -> None:
-    """Refuses a loss scale whose products float32 might not hold.
-
-    Raises:
-        InputError: It is out of range, or not a number.
-    """
-    least, most = LOSS_SCALES
-    if not least <= loss_scale <= most:
-        raise InputError(
-            f"train.loss_scale must be from {least:g} to {most:g} (2^24), got {loss_scale}."
-        )
 
 
 class Engine(ABC):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.engines.base import Engine, LossFunction, Tuning
+from dpft.privacy.clipping.choices import Tuning
+from dpft.privacy.clipping.engines.base import Engine, LossFunction
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.factors import ClippingStyle
 from dpft.privacy.clipping.recorder import Recorder

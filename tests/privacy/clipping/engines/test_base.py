@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.choices import LOSS_SCALES, Tuning
 from dpft.privacy.clipping.engines.base import (
-    LOSS_SCALES,
     Engine,
-    Tuning,
     check_is_tensor,
     check_losses,
     check_units,

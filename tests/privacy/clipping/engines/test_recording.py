@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.engines.base import Tuning
+from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engines.book_keeping import BookKeepingEngine
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.uses import GradientUse
