@@ -4,6 +4,9 @@ They stand apart from ``ValueError`` so that the command line can print one sent
 user wrote and keep the traceback for what dpft did wrong.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DpftError(Exception):
     """Base of the errors that end a command with one sentence and no traceback."""
@@ -12,9 +15,58 @@ class DpftError(Exception):
 
 
 class InputError(DpftError, ValueError):
-    """Bad input or configuration: names the key, the value, what is allowed and the way out."""
+    """Bad input or configuration: names the key, the value, what is allowed and the way out.
+
+    Faults that were found together are one error, which lists them.
+    """
 
     exit_code = 2
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The sentences it was raised with, one for each fault."""
+        return tuple(map(str, self.args))
+
+    def __str__(self) -> str:
+        if len(self.faults) == 1:
+            return self.faults[0]
+        return "\n- ".join([f"{len(self.faults)} faults:", *self.faults])
+
+
+class Faults:
+    """Gathers what several checks refuse, so that all of it is said at once.
+
+    >>> faults = Faults()
+    >>> with faults.gathering():
+    ...     raise InputError("eps must be positive.")
+    >>> with faults.gathering():
+    ...     raise InputError("steps must be at least 1.")
+    >>> faults.refuse()
+    Traceback (most recent call last):
+    dpft.errors.InputError: 2 faults:
+    - eps must be positive.
+    - steps must be at least 1.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Keeps what the block refuses with ``InputError``, and goes on after it."""
+        try:
+            yield
+        except InputError as error:
+            self.found += error.faults
+
+    def refuse(self) -> None:
+        """Does nothing where nothing was refused.
+
+        Raises:
+            InputError: All that was.
+        """
+        if self.found:
+            raise InputError(*dict.fromkeys(self.found))
 
 
 class RunError(DpftError, RuntimeError):

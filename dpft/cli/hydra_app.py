@@ -15,12 +15,9 @@ from uuid import uuid4
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from dpft.cli.early_refusals import refuse_bare_words, refuse_unknown_keys
+from dpft.cli.faults import NOT_COMPOSED, all_faults, refuse_bare_words
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import composed_job, recorded_job
 from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
@@ -60,7 +57,7 @@ class Subcommand:
 
     @classmethod
     def of(cls, name: str) -> "Subcommand":
-        """Returns the subcommand of that name, its module imported now: that may take seconds."""
+        """Returns the subcommand of that name, its module imported now."""
         module = importlib.import_module(f"dpft.cli.{name}")
         return cls(
             config=module.CONFIG,
@@ -75,11 +72,26 @@ class Subcommand:
         """Run the subcommand on one composed configuration and return its exit code."""
         return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
 
-    def _run(self, config: DictConfig) -> None:
+    def load(self, config: DictConfig, words: Words) -> Any:
+        """Returns what ``run`` is given.
+
+        Args:
+            config: What Hydra composed.
+            words: Of which Hydra composed it.
+
+        Raises:
+            InputError: It is incomplete or wrong, in all these ways.
+        """
         if self.configuration is not None:
-            self.run(self.configuration(config, composed_job().words))
-            return
-        self.run(load(config, self.config, polymorphic=self.polymorphic))
+            return self.configuration(config, words)
+        return load(config, self.config, polymorphic=self.polymorphic)
+
+    def _run(self, config: DictConfig) -> None:
+        self.run(self.load(config, composed_job().words))
+
+
+class NotComposed(InputError):
+    """The words of a command line compose to no configuration; names the first that is wrong."""
 
 
 def run_hydra(name: str, arguments: Sequence[str]) -> int:
@@ -94,11 +106,16 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
         return start_hydra(name, [*overrides, *flags], lambda _: 0, known=[])
     refuse_bare_words(name, overrides)
-    if not flags and "torch" not in sys.modules:
-        refuse_unknown_keys(name, overrides)
     subcommand = Subcommand.of(name)
-    words = [*subcommand.expand(overrides), *flags]
-    return start_hydra(name, words, subcommand.run_job, known=known_keys(subcommand.config))
+    words = subcommand.expand(overrides)
+    known = known_keys(subcommand.config)
+    try:
+        return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
+    except NotComposed:
+        if flags:
+            raise
+        conf = config_directory()
+        raise all_faults(name, words, conf=conf, known=known, load=subcommand.load) from None
 
 
 def start_hydra(
@@ -123,8 +140,8 @@ def start_hydra(
     with full_errors(), command_line([f"dpft {name}", f"hydra.job.name={name}", *arguments]):
         try:
             job()
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise as_input_error(error, known) from error
+        except NOT_COMPOSED as error:
+            raise NotComposed(*as_input_error(error, known).faults) from error
         finally:
             sweep = sweep_folder()
             if sweep is not None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from dpft.config.cross_checks import CrossChecked
 from dpft.config.keys import MISSING, configuration_fields, join_key, key_name, unknown_key
-from dpft.errors import InputError
+from dpft.errors import Faults, InputError
 
 ClassChoice = Callable[[Mapping[str, Any]], type]
 """From the values under a key, a ``name`` among them, to the dataclass they stand for."""
@@ -45,21 +46,27 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
         schema: Which keys hold a class chosen by name, and which keys there are.
 
     Raises:
-        InputError: A key is unknown, a value is missing or of the wrong type, or the class refuses.
+        InputError: A key is unknown, a value is missing or of the wrong type, or the class refuses;
+            all that is wrong, in one error.
     """
     if key in schema.polymorphic:
         cls = _chosen_class(values, key, schema)
     hints = get_type_hints(cls)
     fields = {key_name(entry): entry for entry in configuration_fields(cls)}
-    _refuse_unknown(values, fields, key, schema)
-    arguments = {}
+    faults, arguments = Faults(), {}
+    with faults.gathering():
+        _refuse_unknown(values, fields, key, schema)
     for name, entry in fields.items():
         if name not in values and _has_default(entry):
             continue
         inner, hint = join_key(key, name), hints[entry.name]
-        if values.get(name, MISSING) == MISSING:
-            raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hint)}).")
-        arguments[entry.name] = convert(values[name], hint, key=inner, schema=schema)
+        with faults.gathering():
+            if values.get(name, MISSING) == MISSING:
+                raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hint)}).")
+            arguments[entry.name] = convert(values[name], hint, key=inner, schema=schema)
+    if faults.found and issubclass(cls, CrossChecked):
+        cls.gather_faults(arguments, faults)
+    faults.refuse()
     return cls(**arguments)
 
 
@@ -207,12 +214,12 @@ def _refuse_unknown(
     """Refuses values under a key whose names are no fields.
 
     Raises:
-        InputError: It names the first of them, and the known key nearest to it.
+        InputError: It names each of them, and the known key nearest to it.
     """
-    for name in values:
-        if name not in fields:
-            allowed = {join_key(key, field) for field in fields}
-            raise InputError(unknown_key(join_key(key, name), {*allowed, *schema.known_keys}))
+    known = {*schema.known_keys, *(join_key(key, field) for field in fields)}
+    unknown = [join_key(key, name) for name in values if name not in fields]
+    if unknown:
+        raise InputError(*(unknown_key(name, known) for name in unknown))
 
 
 def _has_default(entry: "dataclasses.Field[Any]") -> bool:

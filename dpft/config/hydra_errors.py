@@ -17,7 +17,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from dpft.config.keys import join_key, nearest, unknown_key
+from dpft.config.keys import join_key, nearest, nearest_keys, unknown_key
 from dpft.errors import InputError
 
 
@@ -40,6 +40,26 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
     return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+
+
+def refused_key(error: Exception) -> str | None:
+    """Returns the dotted key that one of OmegaConf's errors is of, also inside one of Hydra's."""
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    return cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
+
+
+def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
+    """Returns the keys that an unknown key was probably meant to be; other errors have none.
+
+    Args:
+        error: As for ``as_input_error``.
+        known: As for ``as_input_error``.
+    """
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if not (isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key):
+        return []
+    near = nearest_keys(cause.full_key, {*known, *_composed_keys(cause)})
+    return [key for key in near if key != cause.full_key]
 
 
 @contextmanager

@@ -5,21 +5,14 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
+from dpft.config.other_names import MEANT
+
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
 RETIRED = {
     "privacy.secure_noise": "noise always comes from a cryptographic stream now; leave it out"
 }
 """Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
-
-MEANT = {
-    "lr": "train.learning_rate",
-    "data": "task.data_dir",
-    "dataset": "task.data_dir",
-    "epsilon": "privacy.eps",
-}
-"""Names that people give a key elsewhere: which key they mean."""
-
 
 WITNESS = "privacy.witness"
 """A key that no file of a run's folder may hold: it may name a program, and its arguments."""
@@ -65,6 +58,11 @@ def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any])
     for name in path[:-1]:
         source, target = source[name], target[name]
     target[path[-1]] = source[path[-1]]
+
+
+def key_of(word: str) -> str:
+    """Returns the dotted key that a word of a command line, such as ``+key=value``, sets."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 def key_name(entry: "dataclasses.Field[Any]") -> str:
@@ -121,22 +119,33 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     """Returns the keys that a misspelt dotted key may have been meant to be, none if none is near.
 
-    The first of these that there are: siblings that end with its name (``train.batch_size``), keys
-    of the same name in other sections (``eps``), a sibling spelt like it, keys elsewhere spelt like
-    it.
+    The first of these that there are: a key of the section that other programs call so
+    (``train.lr``), those of the section that end with its name (``optimizer.decay``), a key
+    elsewhere that other programs call so, keys elsewhere of the same name (``rank``), a key of the
+    section spelt like it, keys elsewhere spelt like it.
     """
     known = sorted(known)
     parent, _, name = key.rpartition(".")
-    if MEANT.get(name) in known:
-        return [MEANT[name]]
+    meant = _meant(name, known)
+    if meant and parent in ("", meant[0].rpartition(".")[0]):
+        return meant
     last_names = {one: one.rpartition(".")[2] for one in known}
     siblings = {last_names[one]: one for one in known if one.rpartition(".")[0] == parent}
     same_name = [one for one in known if last_names[one] == name]
     spelt_alike = difflib.get_close_matches(name, sorted(set(last_names.values())), n=1, cutoff=0.8)
     return (
         [one for sibling, one in siblings.items() if sibling.endswith(f"_{name}")]
+        or meant
         or difflib.get_close_matches(key, same_name, n=1, cutoff=0.8)
         or same_name
         or [siblings[one] for one in difflib.get_close_matches(name, sorted(siblings), n=1)]
         or [one for one in known if last_names[one] in spelt_alike]
     )
+
+
+def _meant(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the key that other programs call so, as it is here or in a command's own root."""
+    meant = MEANT.get(name, "")
+    if meant.startswith("hydra."):
+        return [meant]
+    return [one for one in (meant, meant.rpartition(".")[2]) if one in known][:1]

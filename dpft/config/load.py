@@ -35,7 +35,7 @@ def load(
 
     Raises:
         InputError: A key is unknown, a value is missing, of the wrong type or not finite, or a
-            dataclass refuses its values.
+            dataclass refuses its values; all that is wrong, in one error.
     """
     try:
         values = OmegaConf.to_container(cfg, resolve=True)

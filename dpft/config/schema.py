@@ -5,9 +5,11 @@ subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by thei
 """
 
 from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
 from dpft.config.account import check_output
 from dpft.config.convert import ClassChoice, by_name
+from dpft.config.cross_checks import CrossCheck, CrossChecked
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out
 from dpft.evaluation.metrics_config import MetricsConfig
@@ -31,8 +33,55 @@ POLYMORPHIC = {
 }
 
 
+def check_complete(task: Task) -> None:
+    """Refuses a task of which keys that it needs are not given.
+
+    Raises:
+        InputError: The sentence of ``Task.lacks``.
+    """
+    if task.lacks is not None:
+        raise InputError(task.lacks)
+
+
+def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+    """Refuses the loop engine on more than one example at a time, and units that do not fit.
+
+    In a shared graph a non-finite example spoils the others, so the loop engine would have to
+    break off, and whether it does would show what the records hold. A unit is clipped as one, so
+    all its records are in one micro-batch.
+
+    Raises:
+        InputError: The loop engine is chosen with larger micro-batches, or units are larger than
+            a micro-batch.
+    """
+    guarantee = privacy.guarantee
+    if guarantee is None:
+        return
+    if guarantee.engine == "loop" and train.micro_batch_size != 1:
+        raise InputError(
+            f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
+        )
+    if guarantee.has_units and guarantee.records_per_unit > train.micro_batch_size:
+        raise InputError(
+            "privacy.records_per_unit must be at most train.micro_batch_size"
+            f" ({train.micro_batch_size}), got {guarantee.records_per_unit}; a unit is clipped as"
+            " one piece: lower the one or raise the other."
+        )
+
+
+def check_start(method: Method, model: ModelConfig) -> None:
+    """Refuses a model that does not start as the method needs it to.
+
+    Raises:
+        InputError: ``model.init`` is another than the method's.
+    """
+    required = method.required_init
+    if required not in (None, model.init):
+        raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(CrossChecked):
     """A run, config.yaml in its folder."""
 
     task: Task
@@ -49,15 +98,12 @@ class TrainConfig:
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
 
-    def __post_init__(self) -> None:
-        check_complete(self.task)
-        check_held_out(self.task, self.eval)
-        check_loop(self.privacy, self.train)
-        required = self.method.required_init
-        if required not in (None, self.model.init):
-            raise InputError(
-                f"method={self.method.name} needs model.init={required}, got {self.model.init}."
-            )
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
+        (("task",), check_complete),
+        (("task", "eval"), check_held_out),
+        (("privacy", "train"), check_loop),
+        (("method", "model"), check_start),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +129,13 @@ class PlanSettings:
     """Time one synthetic micro-batch."""
 
 
+def _refuse_resume(resume: str | None) -> None:
+    if resume is not None:
+        raise InputError(
+            "plan is of a run that begins, got resume; a run's own plan is in privacy.json."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainCommand):
     """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
@@ -90,13 +143,11 @@ class PlanConfig(TrainCommand):
     plan: PlanSettings = field(default_factory=PlanSettings)
     output: str = "table"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_output(self.output)
-        if self.resume is not None:
-            raise InputError(
-                "plan is of a run that begins, got resume; a run's own plan is in privacy.json."
-            )
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
+        *TrainCommand.cross_checks,
+        (("output",), check_output),
+        (("resume",), _refuse_resume),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +215,6 @@ def check_human_eval(config: EvaluateConfig) -> None:
         raise InputError("human_eval needs run, got none; give the folder of a run with run=RUN.")
 
 
-def check_complete(task: Task) -> None:
-    """Refuses a task of which keys that it needs are not given.
-
-    Raises:
-        InputError: The sentence of ``Task.lacks``.
-    """
-    if task.lacks is not None:
-        raise InputError(task.lacks)
-
-
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
     """``dpft generate``, conf/generate.yaml."""
@@ -207,29 +248,3 @@ class GenerateConfig:
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
                 " writes the same record every time."
             )
-
-
-def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
-    """Refuses the loop engine on more than one example at a time, and units that do not fit.
-
-    In a shared graph a non-finite example spoils the others, so the loop engine would have to
-    break off, and whether it does would show what the records hold. A unit is clipped as one, so
-    all its records are in one micro-batch.
-
-    Raises:
-        InputError: The loop engine is chosen with larger micro-batches, or units are larger than
-            a micro-batch.
-    """
-    guarantee = privacy.guarantee
-    if guarantee is None:
-        return
-    if guarantee.engine == "loop" and train.micro_batch_size != 1:
-        raise InputError(
-            f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
-        )
-    if guarantee.has_units and guarantee.records_per_unit > train.micro_batch_size:
-        raise InputError(
-            "privacy.records_per_unit must be at most train.micro_batch_size"
-            f" ({train.micro_batch_size}), got {guarantee.records_per_unit}; a unit is clipped as"
-            " one piece: lower the one or raise the other."
-        )

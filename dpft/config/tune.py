@@ -8,14 +8,18 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from dpft.config.cross_checks import CrossCheck
 from dpft.config.keys import join_key, known_keys, plain, unknown_key
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import eval_split_is_public
+from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
 from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.privacy_config import PrivacyConfig
+from dpft.tasks.base import Task
+from dpft.training.trackers.base import TrackingConfig
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
@@ -88,6 +92,51 @@ class TuneSettings:
         self.count  # noqa: B018
 
 
+def _check_promise(privacy: PrivacyConfig) -> None:
+    guarantee = privacy.guarantee
+    if guarantee is None or guarantee.eps is None:
+        raise InputError(
+            "tune needs privacy.eps, which the whole search is calibrated to, got none; tune"
+            " without privacy with dpft train --multirun."
+        )
+    for name in ("resume_overspend", "show_diagnostics"):
+        if getattr(guarantee, name):
+            raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
+    if guarantee.witness is not None:
+        raise InputError(
+            "tune needs privacy.witness=null, got one: it would be handed the heads of each trial,"
+            " and so learn how many there are; lodge the head of the search's report."
+        )
+
+
+def _check_scores(task: Task, config: EvalConfig) -> None:
+    if not config.enabled:
+        raise InputError("tune needs eval.enabled=true, got false: it chooses by a score.")
+    if config.held_out is not None:
+        raise InputError(
+            f"tune needs eval.held_out=null, got {config.held_out}: it scores a public split, and"
+            " what is held out of your records is private."
+        )
+    if not eval_split_is_public(task, config):
+        raise InputError(
+            f"tune scores a public split, got eval.split={config.split} of task"
+            f" {task.name}, which is private until a noisy score is accounted inside each"
+            " trial; choose a published split, or say eval.split_is_public=true of one that is."
+        )
+
+
+def _check_tracking(tracking: TrackingConfig) -> None:
+    if tracking.name != "none":
+        raise InputError(
+            f"tune needs tracking=none, got tracking={tracking.name}: a tracker would show"
+            " how many trials there are and how each scored."
+        )
+
+
+def _check_space(tuning: SearchSpace) -> None:
+    tuning.settings()
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(TrainCommand):
     """``dpft tune``, conf/tune.yaml, which takes all that train takes."""
@@ -95,13 +144,13 @@ class TuneCommand(TrainCommand):
     tuning: SearchSpace
     tune: TuneSettings = field(default_factory=TuneSettings)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_promise(self)
-        _check_scores(self)
-        _check_tracking(self)
-        _check_witness(self)
-        self.tuning.settings()
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
+        *TrainCommand.cross_checks,
+        (("privacy",), _check_promise),
+        (("task", "eval"), _check_scores),
+        (("tracking",), _check_tracking),
+        (("tuning",), _check_space),
+    )
 
 
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
@@ -137,48 +186,3 @@ def _leaves(space: Mapping[str, Any], parent: str = "") -> list[tuple[str, Any]]
         key = join_key(parent, name)
         found += _leaves(value, key) if isinstance(value, Mapping) else [(key, value)]
     return found
-
-
-def _check_promise(command: TuneCommand) -> None:
-    guarantee = command.privacy.guarantee
-    if guarantee is None or guarantee.eps is None:
-        raise InputError(
-            "tune needs privacy.eps, which the whole search is calibrated to, got none; tune"
-            " without privacy with dpft train --multirun."
-        )
-    for name in ("resume_overspend", "show_diagnostics"):
-        if getattr(guarantee, name):
-            raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
-
-
-def _check_scores(command: TuneCommand) -> None:
-    config = command.eval
-    if not config.enabled:
-        raise InputError("tune needs eval.enabled=true, got false: it chooses by a score.")
-    if config.held_out is not None:
-        raise InputError(
-            f"tune needs eval.held_out=null, got {config.held_out}: it scores a public split, and"
-            " what is held out of your records is private."
-        )
-    if not eval_split_is_public(command.task, config):
-        raise InputError(
-            f"tune scores a public split, got eval.split={config.split} of task"
-            f" {command.task.name}, which is private until a noisy score is accounted inside each"
-            " trial; choose a published split, or say eval.split_is_public=true of one that is."
-        )
-
-
-def _check_tracking(command: TuneCommand) -> None:
-    if command.tracking.name != "none":
-        raise InputError(
-            f"tune needs tracking=none, got tracking={command.tracking.name}: a tracker would show"
-            " how many trials there are and how each scored."
-        )
-
-
-def _check_witness(command: TuneCommand) -> None:
-    if command.privacy.witness is not None:
-        raise InputError(
-            "tune needs privacy.witness=null, got one: it would be handed the heads of each trial,"
-            " and so learn how many there are; lodge the head of the search's report."
-        )

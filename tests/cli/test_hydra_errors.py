@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +22,7 @@ BAD: list[tuple[list[str], str]] = [
         ["privacy.eps=3", "method=lora", "method.rnak=1"],
         "unknown configuration key method.rnak; did you mean method.rank?",
     ),
-    (["mehtod=lora"], "unknown configuration key mehtod; did you mean method?"),
+    (["privacy.eps=3", "mehtod=lora"], "unknown configuration key mehtod; did you mean method?"),
     (["privacy.eps=abc"], "privacy.eps must be a number, got 'abc'."),
     (["privacy.eps=nan"], "privacy.eps must be a finite number, got nan."),
     (["privacy.eps=-1"], "privacy.eps must be positive, got -1.0."),
@@ -53,6 +55,62 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     assert captured.err == f"dpft: error: {sentence}\n"
     assert captured.out == ""
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        (
+            ["eps=-1", "method=lora", "method.rnak=1", "steps=few"],
+            [
+                "unknown configuration key eps; did you mean privacy.eps?",
+                "unknown configuration key method.rnak; did you mean method.rank?",
+                "privacy.eps must be positive, got -1.0.",
+                "steps must be a whole number, got 'few'.",
+            ],
+        ),
+        (
+            ["mehtod=lorra", "steps=few"],
+            [
+                "unknown configuration key mehtod; did you mean method?",
+                "method=lorra: there is no such method; did you mean method=lora? "
+                "Choose one of full, lora.",
+            ],
+        ),
+        (
+            ["a=[1", "method=lorra", "method.rank=2", "zzz=1"],
+            ["cannot read the argument 'a=[1'", "method=lorra: there is", "unknown configuration"],
+        ),
+    ],
+    ids=["values-too", "no-values-where-a-group-is-lacking", "unreadable"],
+)
+def test_all_that_is_wrong_is_said_at_once(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], faults: list[str]
+) -> None:
+    assert main(["fake", *arguments]) == 2
+    head, *lines = capsys.readouterr().err.splitlines()
+    assert head == f"dpft: error: {len(faults)} faults:"
+    assert len(lines) == len(faults)
+    for line, fault in zip(lines, faults, strict=True):
+        assert line.startswith(f"- {fault}")
+
+
+def test_a_refused_training_says_all_its_faults_before_torch_is_imported() -> None:
+    words = ["task=custom", "train.epochs=-1", "method=lora", "method.rank=0"]
+    program = (
+        "import sys; from dpft.cli.main import main;"
+        f"code = main({['train', *words]!r}); sys.exit(100 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    for fault in (
+        "error: 4 faults:\n",
+        "\n- method.rank must be at least 1, got 0",
+        "\n- exactly one of privacy.eps and privacy.noise_multiplier must be given, got neither.",
+        "\n- train.epochs must be positive, got -1.0",
+        "\n- task=custom needs one of task.prompt and task.target",
+    ):
+        assert fault in done.stderr
 
 
 @pytest.mark.parametrize("argument", ["foo", "a=[1", "privacy.eps=1,2"])

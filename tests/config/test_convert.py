@@ -84,7 +84,7 @@ def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
-    assert refusal(privacy={"epz": 3}) == (
+    assert refusal(privacy={"eps": 3, "epz": 3}) == (
         "unknown configuration key privacy.epz; did you mean privacy.eps?"
     )
     assert refusal(eps=3) == "unknown configuration key eps; did you mean privacy.eps?"

@@ -1,7 +1,12 @@
 import pytest
 
 from dpft.config.keys import known_keys, nearest_keys, unknown_key
-from dpft.config.schema import TrainConfig
+from dpft.config.other_names import MEANT
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.methods.lora import Lora
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.tasks.custom_form import CustomFields
+from dpft.training.optimizers import AdamW
 
 KNOWN = {
     "privacy",
@@ -20,17 +25,34 @@ KNOWN = {
 }
 
 
+def test_a_key_is_known_by_the_names_that_other_programs_give_it() -> None:
+    chosen = {"privacy": DifferentialPrivacy, "optimizer": AdamW, "method": Lora}
+    every = [*known_keys(TrainCommand), *known_keys(CustomFields, parent="task")]
+    for section, cls in chosen.items():
+        every += known_keys(cls, parent=section)
+    for name, key in MEANT.items():
+        assert nearest_keys(name, every) == [key], name
+
+
+@pytest.mark.parametrize(("name", "meant"), [("epsilon", "eps"), ("sigma", "noise_multiplier")])
+def test_a_command_of_few_keys_has_them_in_its_root(name: str, meant: str) -> None:
+    assert nearest_keys(name, ["eps", "noise_multiplier", "steps"]) == [meant]
+
+
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
         ("privacy.epz", ["privacy.eps"]),
-        ("eps", ["optimizer.eps", "privacy.eps"]),
+        ("eps", ["privacy.eps"]),
+        ("steps", ["train.steps"]),
         ("privcy.eps", ["privacy.eps"]),
         ("privacy.learning_rate", ["train.learning_rate"]),
         ("learning_rat", ["train.learning_rate"]),
-        ("train.batch_size", ["train.expected_batch_size", "train.micro_batch_size"]),
+        ("train.batch_size", ["train.expected_batch_size"]),
+        ("eval.size", ["eval.batch_size"]),
         ("tran", ["train"]),
         ("train.lr", ["train.learning_rate"]),
+        ("optimizer.lr", ["train.learning_rate"]),
     ],
 )
 def test_a_misspelt_key_is_told_what_it_may_have_been(key: str, meant: list[str]) -> None:

@@ -1,0 +1,101 @@
+"""All that is wrong with the words of a command, in one error.
+
+Hydra ends at the first word that it cannot take. Where it does, the words are composed again
+without that word, until what is left can be composed, and then checked as a job's configuration is.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dpft.config.hydra_errors import as_input_error, refused_key, suggested_keys
+from dpft.config.keys import key_of
+from dpft.config.words import Words
+from dpft.errors import Faults, InputError
+
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
+"""What the composition of a configuration may raise."""
+
+
+def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
+    """Refuses a folder given without its key to a subcommand that takes ``run=RUN``.
+
+    Raises:
+        InputError: It says the key.
+    """
+    bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
+    if name in ("eval", "generate", "export") and bare:
+        raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
+
+
+def all_faults(
+    name: str,
+    overrides: Sequence[str],
+    *,
+    conf: Path,
+    known: Sequence[str],
+    load: Callable[[DictConfig, Words], object],
+) -> InputError:
+    """Returns one error of everything that is wrong with words that Hydra cannot compose.
+
+    Args:
+        name: The subcommand.
+        overrides: Its words, of which Hydra refuses at least one.
+        conf: Folder of the YAMLs.
+        known: Dotted keys of the configuration's dataclasses.
+        load: Makes the dataclasses of what is composed, or refuses it. It is not asked where a
+            word was left out, whose lack it might refuse, nor of a run that is gone on with.
+    """
+    faults, words, complete = Faults(), list(overrides), True
+    for _ in range(2 * len(overrides)):  # A misspelt key may become a group without that option.
+        try:
+            with initialize_config_dir(str(conf), version_base="1.3"):
+                config = compose(name, overrides=words)
+        except NOT_COMPOSED as error:
+            faults.found += as_input_error(error, known).faults
+            mended = _mended(words, error, known)
+            if mended is None:
+                break
+            words, complete = mended.words, complete and mended.complete
+            continue
+        if complete and not any(key_of(word) == "resume" for word in words):
+            with faults.gathering():
+                load(config, Words(job=tuple(words), typed=tuple(words)))
+        break
+    return InputError(*dict.fromkeys(faults.found))
+
+
+class _Mended(NamedTuple):
+    words: list[str]
+    complete: bool
+    """Whether every word still says what it was meant to say."""
+
+
+def _mended(words: list[str], error: Exception, known: Sequence[str]) -> _Mended | None:
+    """Returns the words without the one that an error is of, or with the key it was meant to have.
+
+    None where the error is of none of them.
+    """
+    if isinstance(error, OverrideParseException):
+        return _without(words, [word for word in words if word == error.override])
+    if isinstance(error, MissingConfigException):
+        group = (error.missing_cfg_file or "").rpartition("/")[0]
+        return _without(words, [w for w in words if key_of(w).partition(".")[0] == group])
+    key = refused_key(error)
+    wrong = [word for word in words if key_of(word) == key]
+    near = suggested_keys(error, known)
+    if not wrong or len(near) != 1 or near[0] in map(key_of, words):
+        return _without(words, wrong)
+    value = wrong[-1].partition("=")[2]
+    others = [word for word in words if word not in wrong]
+    return _Mended([*others, f"{near[0]}={value}"], True)
+
+
+def _without(words: list[str], wrong: list[str]) -> _Mended | None:
+    return _Mended([word for word in words if word not in wrong], False) if wrong else None
