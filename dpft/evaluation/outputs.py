@@ -14,7 +14,7 @@ from dpft.data.collation import Batch
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SCORE, SEQ2SEQ
 from dpft.models.losses import answer_logits, token_nll
@@ -45,7 +45,11 @@ class ModelOutputs:
     """Positions of the model that a prompt or prefix takes before the text's own."""
 
     def texts(
-        self, groups: Sequence[Group], decode: DecodeConfig, on_batch: Callable[[int], None]
+        self,
+        groups: Sequence[Group],
+        decode: DecodeConfig,
+        on_batch: Callable[[int], None],
+        draws: Draws | None = None,
     ) -> list[str]:
         """Returns the model's text for each group.
 
@@ -56,6 +60,7 @@ class ModelOutputs:
             groups: Inputs; their examples share a prompt.
             decode: How a text is chosen.
             on_batch: Called after each batch with the number of groups it held.
+            draws: As ``generate_texts``.
 
         Raises:
             InputError: ``decode.max_new_tokens`` leaves no room for a prompt.
@@ -79,6 +84,7 @@ class ModelOutputs:
             config=decode,
             batch_size=self.batch_size,
             on_batch=on_batch,
+            draws=draws,
         )
 
     def likelihoods(
