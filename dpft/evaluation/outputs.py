@@ -4,7 +4,7 @@ It stands apart from ``evaluate`` because it alone needs torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -92,6 +92,8 @@ class ModelOutputs:
     ) -> Likelihoods:
         """Returns the model's likelihood of each example's target given its prompt.
 
+        The prompt's own tokens do not count, also where a model learned to write them.
+
         Args:
             examples: Records of the split.
             on_batch: Called after each batch with the number of examples it held.
@@ -100,7 +102,8 @@ class ModelOutputs:
             One entry per example, in no particular order.
         """
         found = Likelihoods([], [])
-        for _, batch in self._batches(examples):
+        targets = [replace(each, learns_prompt=False) for each in examples]
+        for _, batch in self._batches(targets):
             nll_sums, token_counts = token_nll(self.model, batch)
             found.nll_sums.extend(nll_sums.tolist())
             found.token_counts.extend(token_counts.tolist())
