@@ -23,6 +23,7 @@ from typing import Any
 from dpft.errors import InputError
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+_SPELLING = str.maketrans({"\\": r"\\", "{": "{{", "}": "}}"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,13 @@ class ColumnTemplate:
                 f"{key} must name a column, as in '{{answer}}', got {text!r}, which names none."
             )
         return cls(key=key, literals=literals, columns=columns)
+
+    @property
+    def spelled(self) -> str:
+        """The text that ``parse`` reads as this template."""
+        own = [literal.translate(_SPELLING) for literal in self.literals]
+        fields = [f"{{{column}}}" for column in self.columns]
+        return own[0] + "".join(f"{a}{b}" for a, b in zip(fields, own[1:], strict=True))
 
     @property
     def lead(self) -> str:

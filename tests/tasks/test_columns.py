@@ -74,6 +74,15 @@ def test_a_text_is_read_back_by_its_template(template, text, found):
     assert parse(template).read(text) == found
 
 
+@pytest.mark.parametrize(
+    "text", [r"{a}\n{b}\\n", "{{{a}}} \\t {b c}\n", "no column {{", r"\\\\{a}"]
+)
+def test_the_spelling_of_a_template_is_read_as_that_template(text):
+    template = ColumnTemplate.parse(text, key="task.text", needs_column=False)
+    spelled = ColumnTemplate.parse(template.spelled, key="task.text", needs_column=False)
+    assert spelled == template
+
+
 def test_a_row_is_blank_where_no_column_says_anything():
     assert parse("<{a}{b}>").is_blank({"a": " ", "b": "\n"})
     assert not parse("<{a}{b}>").is_blank({"a": " ", "b": 0})
