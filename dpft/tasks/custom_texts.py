@@ -1,7 +1,7 @@
 """Your own texts: a prompt and a target made by templates, or a plain text as a whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,13 +75,7 @@ class CustomTexts(CustomFields, TextTask):
         """See ``TextTask.from_nothing``: a learned prompt and its target are one text."""
         if not self.learn_prompt:
             return None if self.prompt_columns else self
-        return replace(
-            self,
-            learn_prompt=False,
-            prompt_template=None,
-            target_template=None,
-            text_template=self._prompt.spelled + self._target.spelled,
-        )
+        return WholeRows(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
@@ -109,6 +103,23 @@ class CustomTexts(CustomFields, TextTask):
         if self.text_template is not None:
             return ColumnTemplate.parse(self.text_template, key="task.text")
         return ColumnTemplate.parse(self.target_template or "", key="task.target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRows(CustomTexts):
+    """Rows whose prompt was learned, as a model writes them from nothing: in one text."""
+
+    @cached_property
+    def _prompt(self) -> ColumnTemplate:
+        return ColumnTemplate.parse("", key="task.prompt", needs_column=False)
+
+    @cached_property
+    def _target(self) -> ColumnTemplate:
+        prompt = ColumnTemplate.parse(
+            self.prompt_template or "", key="task.prompt", needs_column=False
+        )
+        target = ColumnTemplate.parse(self.target_template or "", key="task.target")
+        return prompt.followed_by(target)
 
 
 def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:

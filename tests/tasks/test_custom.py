@@ -148,11 +148,13 @@ def test_a_prompt_is_learned_where_that_is_asked_for_and_the_example_is_else_the
 def test_whole_rows_are_written_from_nothing_where_the_prompt_was_learned_or_there_is_none():
     assert texts().from_nothing is None
     assert plain("{a}").from_nothing == plain("{a}")
-    whole = texts(learn_prompt=True, prompt_template="Q {{1}}\\: {question}\\").from_nothing
-    (learned,) = whole.examples(ROW)
+    task = texts(learn_prompt=True)
+    (learned,), whole = task.examples(ROW), task.from_nothing
     assert (whole.prompt_columns, whole.prompt({}).prompt) == ((), "")
-    assert learned.target == "Q {1}\\: Why?\\So."
-    assert whole.record({}, learned.target) == ROW
+    assert whole.record({}, learned.prompt + learned.target) == ROW
+    assert whole.record({}, "Q:  Why?\nA:  So.") == ROW
+    assert whole.record({}, "Q: Why? So.") is None
+    assert whole.written_columns == ("question", "answer")
 
 
 def test_a_prompt_that_cannot_be_told_from_its_target_is_not_learned():
