@@ -82,6 +82,7 @@ def test_a_text_is_read_back_by_its_template(template, text, found):
         ("Q:  x y\nA:  1, 2", ("x y", "1, 2")),
         ("Q: x y \nA: 1, 2", ("x y", "1, 2")),
         (" Q:  x y \nA:  1, 2 \n", ("x y", "1, 2")),
+        ("Q:   x y\nA: 1, 2", (" x y", "1, 2")),
         ("Q: x y\n A: 1", None),
         ("Q: x y A: 1", None),
     ],
