@@ -178,10 +178,23 @@ class Task(ABC):
 class TextTask(Task):
     """A task whose answers are texts."""
 
+    holds_lists: ClassVar[bool] = False
+    """Whether rows hold lists, for which a .csv file has no place."""
+
     @property
     @abstractmethod
     def prompt_columns(self) -> tuple[str, ...]:
         """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """Columns that a template reads a written text back into; none where none does."""
+        return ()
+
+    @property
+    def from_nothing(self) -> "TextTask | None":
+        """The task of writing a whole record from nothing; None where a prompt must be given."""
+        return None if self.prompt_columns else self
 
     @abstractmethod
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
@@ -199,8 +212,10 @@ class TextTask(Task):
         """
 
     @abstractmethod
-    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """Returns a row in the task's own format, with the text as its answer.
+
+        None where the text does not have the form of an answer, as a template may give one.
 
         Args:
             row: What ``prompt`` read; other columns are left out.
