@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
-from dpft.runs.evaluation import write_evaluations
+from dpft.runs.evaluation import scores_of, write_evaluations
 
 
 def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:
@@ -36,6 +36,17 @@ def test_private_predictions_are_the_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "predictions.jsonl").stat().st_mode) == 0o600
     assert "y" not in (tmp_path / "metrics.json").read_text().split()
+
+
+def test_trust_rule_8_texts_stand_in_public_metrics_for_a_public_split_alone(
+    tmp_path: Path,
+) -> None:
+    shown = {"input": "name[A]", "prediction": "y", "reference": "A."}
+    for public, samples in ((True, [shown]), (False, None)):
+        write_evaluations(tmp_path, [evaluation("after", "y")], public=public)
+        (entry,) = json.loads((tmp_path / "metrics.json").read_text())["evaluations"]
+        assert entry.get("samples") == samples
+    assert "samples" not in scores_of(evaluation("after", "y"), public=False)
 
 
 def files(folder: Path) -> set[str]:
