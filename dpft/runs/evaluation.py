@@ -54,7 +54,7 @@ def evaluate(
     stage: str = "after",
     extra_positions: int = 0,
 ) -> list[Evaluation]:
-    """Returns the scores on each part of the evaluation split, with a bar on a terminal.
+    """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
 
     torch's random state is left as it was: evaluation must not move what training draws.
 
@@ -66,7 +66,9 @@ def evaluate(
         stage: "before" or "after" training.
         extra_positions: Positions of the model that stand before a text's own.
     """
-    with torch.random.fork_rng(), batch_progress() as on_progress:
+    public = eval_split_is_public(config.task, config.eval)
+    progress = batch_progress("evaluating", counts=public)
+    with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
             model,
             encoding,
