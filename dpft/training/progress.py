@@ -1,8 +1,8 @@
 """What a user sees while training: public quantities only.
 
-Steps, epsilon so far, and a rate and a time to go from the expected batch size. How long a single
-step took follows its private batch size, so bar and lines move at the boundaries of windows of ten
-steps and more, and at no other time (docs/design.md, rule 7; see ``windows``).
+Steps, epsilon so far, the time taken and to go, and a rate from the expected batch size. How long a
+single step took follows its private batch size, so bar and lines move at the boundaries of windows
+of ten steps and more, and at no other time (docs/design.md, rule 7; see ``windows``).
 """
 
 import logging
@@ -92,13 +92,14 @@ class StepProgress:
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
     def note(self, step: int) -> str:
-        """Returns epsilon so far, examples per second and time to go, at the end of a window."""
+        """Returns epsilon so far, examples per second, time taken and to go, at a window's end."""
         parts = []
         if self._epsilon_after is not None:
             parts.append(f"epsilon at most {round_up(self._epsilon_after(step), 2):.2f}")
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
+            parts.append(f"{_clock_time(elapsed)} taken")
             parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
 

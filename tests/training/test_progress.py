@@ -44,8 +44,8 @@ def test_epsilon_so_far_is_rounded_up() -> None:
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
     assert lines(caplog, steps=25, seconds=2.0) == [
-        "step 10 of 25, 16 examples/s, 0:30 to go",
-        "step 25 of 25, 16 examples/s, 0:00 to go",
+        "step 10 of 25, 16 examples/s, 0:20 taken, 0:30 to go",
+        "step 25 of 25, 16 examples/s, 0:50 taken, 0:00 to go",
     ]
 
 
@@ -56,21 +56,21 @@ def test_trust_rule_7_fewer_than_ten_steps_show_neither_step_nor_rate(caplog) ->
 
 def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps(caplog) -> None:
     assert lines(caplog, steps=80, taken=50, seconds=2.0) == [
-        "step 60 of 80, 16 examples/s, 0:40 to go",
-        "step 70 of 80, 16 examples/s, 0:20 to go",
-        "step 80 of 80, 16 examples/s, 0:00 to go",
+        "step 60 of 80, 16 examples/s, 0:20 taken, 0:40 to go",
+        "step 70 of 80, 16 examples/s, 0:40 taken, 0:20 to go",
+        "step 80 of 80, 16 examples/s, 1:00 taken, 0:00 to go",
     ]
 
 
 def test_trust_rule_7_a_run_that_goes_on_off_the_grid_has_no_rate_at_first(caplog) -> None:
     assert lines(caplog, steps=40, taken=15, seconds=2.0)[1:] == [
         "step 30 of 40",
-        "step 40 of 40, 16 examples/s, 0:00 to go",
+        "step 40 of 40, 16 examples/s, 0:20 taken, 0:00 to go",
     ]
 
 
 def test_a_long_time_is_shown_in_hours(caplog) -> None:
-    assert lines(caplog, steps=20, seconds=3661.0)[0].endswith("10:10:10 to go")
+    assert lines(caplog, steps=20, seconds=3661.0)[0].endswith("10:10:10 taken, 10:10:10 to go")
 
 
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
