@@ -15,6 +15,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.rounding import round_up
 from dpft.training.windows import StepWindows
 
@@ -32,7 +33,7 @@ class StepProgress:
         *,
         steps: int,
         expected_batch_size: int,
-        epsilon_after: Callable[[int], float] | None,
+        epsilon_after: Callable[[int], SpentEpsilon] | None,
         taken: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,7 +96,7 @@ class StepProgress:
         """Returns epsilon so far, examples per second, time taken and to go, at a window's end."""
         parts = []
         if self._epsilon_after is not None:
-            parts.append(f"epsilon at most {round_up(self._epsilon_after(step), 2):.2f}")
+            parts.append(_words(self._epsilon_after(step)))
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
@@ -114,6 +115,12 @@ class StepProgress:
             "steps %d to %d show %s: the times of fewer than ten steps would tell of their batches",
             self._taken + 1, self._steps, shown,
         )  # fmt: skip
+
+
+def _words(spent: SpentEpsilon) -> str:
+    """Returns what is spent and by whose bound; with ≤ where a tighter one is on its way."""
+    relation = "" if spent.settled else "≤ "
+    return f"epsilon {relation}{round_up(spent.epsilon, 2):.2f} ({spent.accountant})"
 
 
 def _clock_time(seconds: float) -> str:

@@ -2,7 +2,9 @@ import logging
 
 import pytest
 
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.training.progress import LOG_LINES, StepProgress
+from tests.training.toy import spent
 
 
 class Clock:
@@ -38,8 +40,14 @@ def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -
     return caplog.messages
 
 
-def test_epsilon_so_far_is_rounded_up() -> None:
-    assert progress(epsilon=lambda step: 2.9901).note(1) == "epsilon at most 3.00"
+@pytest.mark.parametrize(
+    ("settled", "words"), [(True, "epsilon 3.00 (prv)"), (False, "epsilon ≤ 3.00 (prv)")]
+)
+def test_epsilon_so_far_is_rounded_up_and_marked_where_it_is_not_the_last_word(
+    settled: bool, words: str
+) -> None:
+    spent = SpentEpsilon(epsilon=2.9901, accountant="prv", settled=settled)
+    assert progress(epsilon=lambda step: spent).note(1) == words
 
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
@@ -50,7 +58,7 @@ def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(c
 
 
 def test_trust_rule_7_fewer_than_ten_steps_show_neither_step_nor_rate(caplog) -> None:
-    (line,) = lines(caplog, steps=9, epsilon=lambda step: 1.0)
+    (line,) = lines(caplog, steps=9, epsilon=spent)
     assert line.startswith("steps 1 to 9 show no progress")
 
 
@@ -74,6 +82,6 @@ def test_a_long_time_is_shown_in_hours(caplog) -> None:
 
 
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    logged = lines(caplog, steps=1000, epsilon=lambda step: 1.0)
+    logged = lines(caplog, steps=1000, epsilon=spent)
     assert len(logged) == LOG_LINES
-    assert logged[-1].startswith("step 1000 of 1000, epsilon at most 1.00")
+    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00 (prv)")

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
 
-from dpft.reports.plots import epsilon_points
+from dpft.reports import plots
+from dpft.reports.plots import epsilon_plot, epsilon_points
 from dpft.reports.run.report import render_page, write_report
 from dpft.reports.run.run_record import read_record
 from tests.reports.run.folders import EVIL, write_run
@@ -110,6 +112,28 @@ def test_the_curve_ends_at_the_headline_and_is_rdps_before() -> None:
         assert bound == pytest.approx(alone, rel=1e-9)
     lower = {**record, "epsilon": 1e-6}
     assert {bound for _, bound in epsilon_points(lower)} == {1e-6}
+
+
+def test_the_curve_of_a_run_is_the_one_in_its_record_and_ends_at_the_headline() -> None:
+    curve = {"steps": [1, 3, 9], "epsilons": [0.5, 1.5, 9.0], "accountants": ["prv"] * 3}
+    record = {**private(), "steps_taken": 4, "epsilon": 2.0, "epsilon_curve": curve}
+    assert epsilon_points(record) == [(1, 0.5), (3, 1.5), (4, 2.0)]
+    assert epsilon_points({**record, "steps_taken": 9})[-2:] == [(3, 1.5), (9, 2.0)]
+
+
+def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epsilon bends downwards, so that a line between two bounds would lie below it."""
+    curve = {"steps": [1, 4], "epsilons": [0.5, 1.5], "accountants": ["rdp", "prv"]}
+    record = {**private(), "accountant": "prv", "steps_taken": 4, "epsilon_curve": curve}
+    axes = Figure().add_subplot()
+    monkeypatch.setattr(plots, "draw_svg", lambda draw, **_: draw(axes))
+    epsilon_plot(record)
+    line = axes.lines[0]
+    assert line.get_label() == "upper bound after so many steps (prv, rdp)"
+    assert line.get_drawstyle() == "steps-pre"
+    assert line.get_xydata().tolist() == [[0, 0], [1, 0.5], [4, record["epsilon"]]]
 
 
 def card(folder: Path, **changes: object) -> ModelCard:
