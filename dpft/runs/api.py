@@ -22,6 +22,7 @@ from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, Train
 from dpft.config.tune import TuneCommand
 from dpft.config.words import given_text
 from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
+from dpft.data.prompts import PROMPTS
 from dpft.data.sources import file_rows
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
@@ -196,7 +197,7 @@ def generate(
     overrides: Sequence[str] = (),
     *,
     num: int | None = None,
-    prompts: Folder | None = None,
+    prompts: Folder | Rows | None = None,
     to: Folder | None = None,
 ) -> Generated:
     """Writes synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
@@ -205,18 +206,21 @@ def generate(
         run: A run, or its folder.
         overrides: As on the command line.
         num: Records to write from nothing, where whole records were trained on.
-        prompts: File of rows in the task's own format, of which the prompt's columns are read.
+        prompts: Rows in the task's own format, in memory or the file of them, of which the prompt's
+            columns are read.
         to: File to write; None: a new one in the run's folder.
 
     Raises:
         InputError: Anything does not fit.
         StateError: A file of the run is damaged.
     """
-    given = {"num": num, "prompts": prompts, "to": to}
+    in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
+    given = {"num": num, "prompts": prompts if in_memory is None else MEMORY, "to": to}
     words = [f"{key}={_word(value)}" for key, value in given.items() if value is not None]
     words = [*_run_words(run), *_checked(overrides, None), *words]
     composed = compose("generate", with_task_of_run(words), GenerateConfig)
-    target = write_records(generate_configuration(composed.values, composed.words))
+    with rows_in_memory(in_memory, split=PROMPTS):
+        target = write_records(generate_configuration(composed.values, composed.words))
     records = [dict(row.values) for row in file_rows(target.records)]
     return Generated(records=records, path=target.records, statement=target.statement)
 
@@ -265,7 +269,7 @@ def _run_words(run: Folder | None) -> list[str]:
     return [] if run is None else [f"run={quoted(os.fspath(run))}"]
 
 
-def _word(value: int | Folder) -> str:
+def _word(value: Any) -> str:
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig
+from dpft.data.memory import MEMORY
 from dpft.data.writers import WRITERS, write_rows
 from dpft.errors import InputError
 from dpft.files import write_json
@@ -105,6 +106,8 @@ def write(
 def _mode(config: GenerateConfig) -> int:
     if config.prompts is None:
         return 0o644
+    if config.prompts == MEMORY:
+        return 0o600
     return 0o600 | (0o644 & Path(config.prompts).expanduser().stat().st_mode)
 
 

@@ -18,6 +18,8 @@ from rich.progress import (
     TextColumn,
 )
 
+from dpft.training.progress import draws_bars
+
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 PARTS = 10
@@ -34,7 +36,7 @@ def batch_progress(doing: str = "", *, counts: bool = True) -> Iterator[OnProgre
         counts: Whether a bar may show how much there is.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not draws_bars(console):
         yield _logged_tenths(doing)
         return
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 LOG_LINES = 10
 """Lines a whole run logs, at most, where there is no terminal to draw a bar on."""
+
+
+def draws_bars(console: Console) -> bool:
+    """Returns whether bars can be drawn: on a terminal, or in a notebook that has widgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class StepProgress:
@@ -56,14 +62,15 @@ class StepProgress:
         self._taken = taken
         self._marked: tuple[int, float] | None = None
         """The first step shown, and when: rates count from there."""
-        self._console = Console(stderr=True)
+        console = Console(stderr=True)
+        self._draws = draws_bars(console)
         columns = (
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._bar = Progress(*columns, console=console, disable=not self._draws)
         self._task = self._bar.add_task("training", total=steps, completed=taken, note="")
 
     def __enter__(self) -> Self:
@@ -89,7 +96,7 @@ class StepProgress:
             self._begin(step)
         note = self.note(step)
         self._bar.update(self._task, completed=step, note=note)
-        if not self._console.is_terminal and self._lines.shows(step):
+        if not self._draws and self._lines.shows(step):
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
     def note(self, step: int) -> str:

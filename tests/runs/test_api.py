@@ -194,6 +194,18 @@ def test_records_are_generated_from_a_run(notes: Run) -> None:
     assert json.loads(generated.statement.read_text())["records"] == 2
 
 
+def test_prompts_in_memory_are_gone_on_from_and_kept_from_others(by_call: Run) -> None:
+    prompts = [{"meaning_representation": "name[Inn 1]"}, {"meaning_representation": "name[X]"}]
+    generated = dpft.generate(by_call, ["decode.max_new_tokens=3"], prompts=prompts)
+    asked = [row["meaning_representation"] for row in generated.records]
+    assert asked == ["name[Inn 1]", "name[X]"]
+    assert generated.path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(dpft.InputError, match="rows of the prompts split, row 1: lacks the column"):
+        dpft.generate(by_call, prompts=[{"text": "name[X]"}])
+    with pytest.raises(dpft.InputError, match="prompts must hold at least one row"):
+        dpft.generate(by_call, prompts=[])
+
+
 def test_rows_are_needed_again_to_go_on_and_the_same_ones(workspace: Workspace) -> None:
     words = [*NOTES_RUN, "model=tiny", "model.path=model", "train.steps=2"]
     run = dpft.train(words, rows=NOTES, folder="broken")

@@ -1,9 +1,11 @@
 import logging
+from importlib.machinery import ModuleSpec
 
 import pytest
+from rich.console import Console
 
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.training.progress import LOG_LINES, StepProgress
+from dpft.training.progress import LOG_LINES, StepProgress, draws_bars
 from tests.training.toy import spent
 
 
@@ -85,3 +87,20 @@ def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixt
     logged = lines(caplog, steps=1000, epsilon=spent)
     assert len(logged) == LOG_LINES
     assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00 (prv)")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "notebook", "widgets", "drawn"),
+    [
+        (True, False, False, True),
+        (False, True, True, True),
+        (False, True, False, False),
+        (False, False, True, False),
+    ],
+)
+def test_bars_are_drawn_on_a_terminal_and_in_a_notebook_with_widgets(
+    terminal: bool, notebook: bool, widgets: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ModuleSpec("ipywidgets", None) if widgets else None
+    monkeypatch.setattr("dpft.training.progress.find_spec", lambda name: found)
+    assert draws_bars(Console(force_terminal=terminal, force_jupyter=notebook)) is drawn

@@ -97,6 +97,7 @@ def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: b
 
     class Screen:
         is_terminal = terminal
+        is_jupyter = False
 
     class Log:
         def info(self, text, *values) -> None:
