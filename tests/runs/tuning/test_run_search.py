@@ -110,7 +110,8 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
     lines = outcome.err.splitlines()
     assert outcome.out == ""
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
-        "reproducible", "tuning", "trained", "privacy", "scores", "report", "next", "next", "next",
+        "delta = 0.01 is above 1/(10*num_examples) = 0.0025", "reproducible", "tuning", "trained",
+        "privacy", "scores", "report", "next", "next", "next",
     ]  # fmt: skip
     public = public_files(workspace.root / "run")
     assert not [name for name in public if "tuning" in name or "trial" in name]
