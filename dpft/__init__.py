@@ -1,3 +1,56 @@
-"""Fine-tune Hugging Face language models under differential privacy."""
+"""Fine-tune Hugging Face language models under differential privacy.
+
+    import dpft
+
+    run = dpft.train(["task=e2e", "model=gpt2", "privacy.eps=3"])
+    run.epsilon, run.delta, run.scores
+    dpft.account(num_examples=42061, expected_batch_size=1024, epochs=10, eps=3).noise_multiplier
+
+Each function does what the command of its name does. Importing ``dpft`` alone imports neither
+torch nor transformers; the first use of a function does.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dpft.errors import DpftError, InputError, RunError, StateError
+
+if TYPE_CHECKING:
+    from dpft.runs.api import Generated, account, evaluate, generate, plan, train, tune
+    from dpft.runs.opened_run import Run, open_run
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DpftError",
+    "Generated",
+    "InputError",
+    "Run",
+    "RunError",
+    "StateError",
+    "account",
+    "evaluate",
+    "generate",
+    "open_run",
+    "plan",
+    "train",
+    "tune",
+]
+
+_MODULES = {
+    **dict.fromkeys(
+        ("Generated", "account", "evaluate", "generate", "plan", "train", "tune"), "dpft.runs.api"
+    ),
+    **dict.fromkeys(("Run", "open_run"), "dpft.runs.opened_run"),
+}
+"""The module that each name is imported from when it is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

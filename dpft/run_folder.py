@@ -51,6 +51,8 @@ FINGERPRINT = f"{PRIVATE}/fingerprint"
 HELD_OUT_KEY = f"{PRIVATE}/held_out.key"
 UNIT_KEY = f"{PRIVATE}/unit_key"
 TRACEBACK = f"{PRIVATE}/traceback.txt"
+BASE_MODEL = f"{PRIVATE}/base_model"
+"""Folder of the model that a program gave as an object, and of its tokenizer."""
 CHECKPOINTS = f"{PRIVATE}/checkpoints"
 CHECKPOINT = "step-" + 8 * "[0-9]"
 """Pattern of a complete checkpoint's folder, ``step-`` and the step in eight digits."""
@@ -116,6 +118,11 @@ def hold_run(run: Path) -> Iterator[None]:
     """
     with hold_lock(private_path(run, LOCK)):
         yield
+
+
+def is_base_model(path: str | Path) -> bool:
+    """Returns whether a model's folder is the one in which a run keeps the object it was given."""
+    return Path(path).parts[-2:] == Path(BASE_MODEL).parts
 
 
 def trial_folder(run: Path, number: int) -> Path:

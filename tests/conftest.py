@@ -10,6 +10,7 @@ import absl.logging
 import pytest
 
 from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting.limits import Limits
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
 os.environ.update(
@@ -58,8 +59,12 @@ def accountants() -> Iterator[Accountants]:
 @pytest.fixture(scope="module")
 def shared_accounting(accountants: Accountants) -> Iterator[None]:
     """Lets every command share these accountants, whose start takes longer than a tiny run."""
+
+    def share(new: Accountants, _: Limits | None = None) -> None:
+        vars(new).update(vars(accountants))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Accountants, "__init__", lambda new: vars(new).update(vars(accountants)))
+        patch.setattr(Accountants, "__init__", share)
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         yield
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpft.cli.hydra_errors import as_input_error, refused_key, suggested_keys
+from dpft.config.hydra_errors import as_input_error, refused_key, suggested_keys
 from dpft.config.keys import key_of
 from dpft.config.words import Words
 from dpft.errors import Faults, InputError

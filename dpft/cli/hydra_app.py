@@ -18,11 +18,12 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli.faults import NOT_COMPOSED, all_faults, refuse_bare_words
-from dpft.cli.hydra_errors import as_input_error, full_errors
-from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, sweep_folder
-from dpft.cli.hydra_record import recorded_job, words_of_job
+from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
+from dpft.cli.hydra_record import composed_job, recorded_job
 from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
+from dpft.config.composing import register_resolver
 from dpft.config.convert import ClassChoice
+from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
@@ -86,7 +87,7 @@ class Subcommand:
         return load(config, self.config, polymorphic=self.polymorphic)
 
     def _run(self, config: DictConfig) -> None:
-        self.run(self.load(config, words_of_job()))
+        self.run(self.load(config, composed_job().words))
 
 
 class NotComposed(InputError):

@@ -4,14 +4,13 @@ Hydra makes a run's folder before the run can check its configuration, so a refu
 an empty folder behind. What stood before the command is never removed.
 """
 
-import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from dpft.cli.swept_jobs import forget_exit_codes
 from dpft.run_folder import PRIVATE, SWEEP_RECORD
@@ -19,20 +18,6 @@ from dpft.run_folder import PRIVATE, SWEEP_RECORD
 # Hydra builds its callbacks from the configuration, so they can hand over only through the module.
 _new_roots: list[tuple[Path, Path]] = []
 _sweeps: list[Path] = []
-
-
-def unused_folder(path: str) -> str:
-    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
-
-    The time in a folder's name has a resolution of one second; runs may start closer together.
-    """
-    candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if not Path(candidate).exists())
-
-
-def register_resolver() -> None:
-    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
-    OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
 
 
 class RunFolders(Callback):

@@ -1,22 +1,21 @@
-"""Hydra's record of a run, ``.hydra/``, written when the run decides to.
+"""What the running job of Hydra was started with: its words, its folder and Hydra's record of it.
 
-Hydra itself would write it before the run has checked its configuration.
+Hydra itself would write the record before the run has checked its configuration.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import cast
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from dpft.config.keys import WITNESS
+from dpft.config.composing import Composed
 from dpft.config.words import Words
-from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
-_job_config: ContextVar[DictConfig | None] = ContextVar("job_config", default=None)
-_words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+_job: ContextVar[Composed | None] = ContextVar("job", default=None)
 
 
 @contextmanager
@@ -24,54 +23,33 @@ def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None
     """Keep what a job was started with at hand inside the block.
 
     Args:
-        config: The job's configuration, for ``write_hydra_record``.
+        config: The job's configuration.
         words: The words of the command line itself; Hydra counts a sweep's parameters in a YAML
             file among the job's overrides.
     """
-    tokens = _job_config.set(config), _words.set(tuple(words))
+    node = cast(DictConfig, HydraConfig.get())
+    overrides = Words(job=tuple(node.overrides.task), typed=tuple(words))
+    token = _job.set(Composed(values=config, hydra=node, words=overrides))
     try:
         yield
     finally:
-        _job_config.reset(tokens[0])
-        _words.reset(tokens[1])
+        _job.reset(token)
 
 
-def words_of_job() -> Words:
+def composed_job() -> Composed:
     """Returns what the running job was started with."""
-    return Words(job=tuple(HydraConfig.get().overrides.task), typed=_words.get())
+    job = _job.get()
+    assert job is not None, "only a job of recorded_job has been started with anything"
+    return job
 
 
 def write_hydra_record(folder: Path) -> None:
-    """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does.
-
-    Outside a Hydra job (dpft used as a library) there is nothing to record, and nothing is written.
+    """Write ``.hydra/`` of the running job into a run's folder.
 
     Args:
         folder: The run's folder; it exists.
     """
-    config = _job_config.get()
-    if config is None:
-        return
-    hydra = HydraConfig.get()
-    record = folder / HYDRA
-    record.mkdir(exist_ok=True)
-    shown = config.copy()
-    if OmegaConf.select(shown, WITNESS) is not None:
-        OmegaConf.update(shown, WITNESS, None)
-    OmegaConf.save(shown, record / CONFIGURATION)
-    public = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
-    for name in ("cwd", "output_dir", "config_sources"):
-        del public.hydra.runtime[name]  # absolute paths: they name the user and the machine
-    words = [word for word in hydra.overrides.task if not _names_witness(word)]
-    if len(words) < len(hydra.overrides.task):
-        public.hydra.overrides.task = words
-        public.hydra.job.override_dirname = ",".join(words)
-    OmegaConf.save(public, record / "hydra.yaml")
-    OmegaConf.save(OmegaConf.create(words), folder / OVERRIDES)
-
-
-def _names_witness(word: str) -> bool:
-    return word.lstrip("+~").partition("=")[0] == WITNESS
+    composed_job().write_record(folder)
 
 
 def run_folder() -> Path:

@@ -13,8 +13,8 @@ from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run.scores import mark
-from dpft.run_folder import SHEET_KEY
-from dpft.runs.finished_runs import read_finished_runs
+from dpft.run_folder import PAGE, REPORT, SHEET_KEY
+from dpft.runs.finished_runs import read_finished_runs, rebuild_report
 
 CONFIG = ReportConfig
 LISTS = ("runs", "ratings")
@@ -50,13 +50,18 @@ def run(config: ReportConfig) -> None:
 
 
 def report_runs(config: ReportConfig) -> None:
-    """Writes or prints the tables of many runs.
+    """Writes or prints the tables of many runs, or writes the report of each anew.
 
     Raises:
         InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
         StateError: A run's files are damaged.
     """
     records, unfinished = read_finished_runs(config.folders)
+    if config.rebuild:
+        for run_record in records:
+            rebuild_report(run_record)
+            logger.info("%s: %s and %s written anew", run_record.folder, REPORT, PAGE)
+        return
     comparison = compare(
         records,
         unfinished=unfinished,

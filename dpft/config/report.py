@@ -21,6 +21,8 @@ class ReportConfig:
     """What is shown over two keys and drawn: one metric or a list; None: each split's first."""
     to: str | None = None
     """Folder for report.md, table.csv and report.html; None: Markdown on stdout."""
+    rebuild: bool = False
+    """Whether each run's own report.md, report.html and card are written anew, and no table."""
     ratings: Names = None
     """Filled rating sheets of one key: a file or a list of files."""
     key: str | None = None
@@ -63,6 +65,12 @@ class ReportConfig:
         for name in ("over", "metric", "to"):
             if self.sheets and getattr(self, name) is not None:
                 raise InputError(f"{name} is for runs, got it with ratings; leave one of them out.")
+        if self.rebuild and (self.sheets or self.to is not None):
+            given = "ratings" if self.sheets else "to"
+            raise InputError(
+                "rebuild=true writes each run's own report into its folder, got it with"
+                f" {given}; leave one of them out."
+            )
         if self.to is not None and Path(self.to).expanduser().is_file():
             raise InputError(f"to must be a folder, got {self.to!r}, which is a file.")
 

@@ -226,9 +226,12 @@ class GenerateConfig:
     prompts: str | None = None
     """File of rows in the task's own format, of which the prompt's columns are read."""
     num: int | None = None
-    """Records to write from nothing, where whole records were trained on."""
+    """Records to write from nothing, by task.text or task.learn_prompt=true."""
     to: str | None = None
-    """File to write; None: a new one in ``generated`` in the run's folder."""
+    """File to write, .jsonl, .csv or .parquet; None: a new .jsonl in ``generated`` in the run's
+    folder."""
+    retries: int = 3
+    """How often a text that the task's template does not divide into columns is written anew."""
     batch_size: int = 32
     """Prompts at once; memory and speed only."""
     train: DeviceConfig = field(default_factory=DeviceConfig)
@@ -238,11 +241,14 @@ class GenerateConfig:
             given = "neither" if self.num is None else "both"
             raise InputError(
                 f"exactly one of prompts=FILE and num=N must be given, got {given}; num is for"
-                " tasks whose whole record was trained on."
+                " tasks whose whole record was trained on (task.text, or task.prompt and"
+                " task.target with task.learn_prompt=true)."
             )
         for name, value in (("num", self.num), ("batch_size", self.batch_size)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}.")
+        if self.retries < 0:
+            raise InputError(f"retries must be at least 0, got {self.retries}.")
         if self.num is not None and not self.decode.draws:
             raise InputError(
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"

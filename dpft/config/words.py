@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +30,23 @@ class Words:
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Returns the keys that the overrides set, and the values as they were written."""
     return dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+
+
+def given_text(overrides: Sequence[str], key: str) -> str | None:
+    """Returns the text that the overrides set a key to, without its quotes; None: none, or null.
+
+    A word that Hydra cannot read is left to it to refuse.
+    """
+    written = given_overrides(overrides).get(key)
+    if not written or written == "null":
+        return None
+    try:
+        override = _parser().parse_override(f"{key}={written}")
+    except HydraException:
+        return written
+    return written if override.is_sweep_override() else str(override.value())
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()

@@ -4,16 +4,21 @@ What a model writes after a prompt is post-processing only where the prompt hold
 the model was trained on, so the run's own files are no prompts.
 """
 
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpft.data.readers import FORMATS
+from dpft.data.memory import MEMORY, memory_rows
+from dpft.data.readers import FORMATS, Row
 from dpft.data.rows import made_at, row_values
 from dpft.data.sources import file_rows
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, Task, TextTask
 from dpft.tasks.records import Example
+
+PROMPTS = "prompts"
+"""What a table of prompts in memory is held as."""
 
 
 def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:
@@ -21,24 +26,28 @@ def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Exampl
 
     Args:
         task: Says what a row means.
-        file: A file in one of the formats that ``task.data_dir`` may hold.
+        file: A file in one of the formats that ``task.data_dir`` may hold, or ``MEMORY``.
 
     Raises:
         InputError: The file is missing, empty or of another format, or has a faulty row; the
             message names file and line and never quotes the row.
     """
+    prompts = []
+    for row in memory_rows(PROMPTS) if file == MEMORY else _file_rows(file):
+        values = row_values(task, row, task.prompt_columns)
+        prompts.append((values, made_at(row, task.prompt, values)))
+    if not prompts:
+        raise InputError(f"prompts must hold at least one row, got none in {file!r}.")
+    return prompts
+
+
+def _file_rows(file: str) -> Iterator[Row]:
     if not file.endswith(tuple(FORMATS)):
         raise InputError(f"prompts must end with {', '.join(FORMATS)}, got {file!r}.")
     path = Path(file).expanduser()
     if not path.is_file():
         raise InputError(f"prompts must name a file, got {file!r}, which is none.")
-    prompts = []
-    for row in file_rows(path):
-        values = row_values(task, row, task.prompt_columns)
-        prompts.append((values, made_at(row, task.prompt, values)))
-    if not prompts:
-        raise InputError(f"prompts must name a file with at least one row, got {file!r}.")
-    return prompts
+    return file_rows(path)
 
 
 def refuse_records(task: Task, file: str) -> bool:
@@ -49,8 +58,8 @@ def refuse_records(task: Task, file: str) -> bool:
         file: The user's file of prompts.
 
     Returns:
-        Whether it was known where the run's own files are: ``task.data_dir`` may be relative to
-        another folder, or have moved.
+        Whether it was known where the run's own records are: ``task.data_dir`` may be relative to
+        another folder, or have moved, and rows in memory are nowhere.
 
     Raises:
         InputError: It is the file of a split.
@@ -63,6 +72,8 @@ def refuse_records(task: Task, file: str) -> bool:
                 f" {file!r}, which is the run's own {own.name}; epsilon does not cover what a model"
                 " writes after such a record. Give prompts from elsewhere."
             )
+    if task.effective_source == MEMORY:
+        return False
     return task.data_dir is None or Path(task.data_dir).expanduser().exists()
 
 

@@ -1,4 +1,4 @@
-"""A task's examples, from wherever its rows are: hub, address, local files, embedded sample.
+"""A task's examples, from wherever its rows are: hub, address, local files, memory, the sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
 and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).
@@ -12,6 +12,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
+from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
 from dpft.data.readers import FORMATS, Row, read_rows
 from dpft.data.rows import examples_of, set_apart, unit_of
 from dpft.errors import InputError
@@ -92,8 +93,10 @@ def _places(task: Task) -> str:
     return "FILE or DIR, the data" if task.takes_file else "DIR, the folder with the files"
 
 
-def is_one_file(task: Task) -> bool:
-    """Returns whether the task's data are one file, the training split."""
+def has_training_split_alone(task: Task) -> bool:
+    """Returns whether the task's data are one file, or one table in memory: the training split."""
+    if task.effective_source == MEMORY:
+        return held_splits() == (TRAIN,)
     return (
         task.takes_file
         and task.effective_source == "local"
@@ -103,7 +106,9 @@ def is_one_file(task: Task) -> bool:
 
 
 def has_split(task: Task, split: str) -> bool:
-    """Returns whether a local folder holds the split, in any of its parts."""
+    """Returns whether a local folder, or rows in memory, hold the split, in any of its parts."""
+    if task.effective_source == MEMORY:
+        return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
         return False
     folder = Path(task.data_dir).expanduser()
@@ -211,6 +216,7 @@ def _origin(task: Task, split: str) -> str:
         "embedded": "task.source=embedded",
         "url": f"task.urls.{split}={task.urls.get(split)}",
         "hub": f"task.hub_name={task.hub_name}",
+        MEMORY: "rows",
     }
     return origins[task.effective_source]
 
@@ -220,4 +226,5 @@ _ROWS = {
     "embedded": _embedded_rows,
     "url": _url_rows,
     "hub": _hub_rows,
+    MEMORY: lambda task, split: memory_rows(split),
 }

@@ -26,8 +26,8 @@ class TokenizedExample:
     tokenizer writes one, prompt, target, end-of-text."""
     labels: list[int] | list[float]
     """For a causal model of texts, as long as ``input_ids``: the token itself on target and
-    end-of-text, -100 on the prompt. For a seq2seq model: target and end-of-text. For a label:
-    probabilities of the label words or classes, or the score."""
+    end-of-text, and on a prompt that is learned; else -100. For a seq2seq model: target and
+    end-of-text. For a label: probabilities of the label words or classes, or the score."""
     token_type_ids: list[int] | None = None
     """Which of two sentences each token is of, for models that are told."""
     answer: int | None = None
@@ -92,13 +92,26 @@ def tokenize(
     targets = token_ids([example.target for example in examples], tokenizer)
     end, start = tokenizer.eos_token_id, start_id(tokenizer)
     return [
-        joined(prompt, [*target, end], max_length, start=start, cut_end=example.cut_target_end)
+        joined(
+            prompt,
+            [*target, end],
+            max_length,
+            start=start,
+            cut_end=example.cut_target_end,
+            learns_prompt=example.learns_prompt,
+        )
         for example, prompt, target in zip(examples, prompts, targets, strict=True)
     ]
 
 
 def joined(
-    prompt: Prompt, target: list[int], max_length: int, *, start: int, cut_end: bool
+    prompt: Prompt,
+    target: list[int],
+    max_length: int,
+    *,
+    start: int,
+    cut_end: bool,
+    learns_prompt: bool = False,
 ) -> TokenizedExample:
     """Returns the row of a prompt and a target that ends with the end-of-text token.
 
@@ -108,16 +121,20 @@ def joined(
         max_length: Most tokens in the row.
         start: Read where there is no prompt.
         cut_end: Whether a target too long by itself loses its end, not its beginning.
+        learns_prompt: Whether the prompt's tokens have labels, all but the first, which nothing
+            stands before.
     """
     is_empty, whole = len(target) == 1, len(target)
     # A text cut at its end keeps a token before it, from which its first one is predicted.
     target = target[: max_length - 1] if cut_end else target[-max_length:]
     room = max_length - len(target)
     prompt_ids = prompt.cut_to(room) or [start][:room]
-    labels = [IGNORED_LABEL] * len(target) if is_empty else target
+    ids = prompt_ids + target
+    given = prompt_ids[:1] if learns_prompt else prompt_ids
+    ignored = len(ids) if is_empty else len(given)
     return TokenizedExample(
-        input_ids=prompt_ids + target,
-        labels=[IGNORED_LABEL] * len(prompt_ids) + labels,
+        input_ids=ids,
+        labels=[IGNORED_LABEL] * ignored + ids[ignored:],
         truncated=len(target) < whole or len(prompt) > room,
     )
 
@@ -166,6 +183,7 @@ def _prompts(
     special_tokens: Sequence[str],
 ) -> list[Prompt]:
     opening = _start_ids(tokenizer)
+    start = opening or [start_id(tokenizer)]
     parts = [
         (
             example.lead,
@@ -178,7 +196,12 @@ def _prompts(
         token_ids([part[index] for part in parts], tokenizer, special_tokens) for index in range(3)
     )
     return [
-        Prompt(start=opening + lead, record=record, separator=sep, cut_start=example.cut_start)
+        Prompt(
+            start=(start if example.after_start else opening) + lead,
+            record=record,
+            separator=sep,
+            cut_start=example.cut_start,
+        )
         for example, lead, record, sep in zip(examples, leads, records, separators, strict=True)
     ]
 

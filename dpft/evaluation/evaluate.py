@@ -5,33 +5,38 @@ Metrics say what they read (texts, likelihoods); what nothing can supply, such a
 file of outputs, stands under ``not_computed`` with the reason: no metric is silently absent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.groups import Group, group_examples
-from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_specs
+from dpft.evaluation.groups import group_examples
+from dpft.evaluation.labels import label_input, read_labels
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.evaluation.predictions import Prediction
-from dpft.evaluation.scoring import Columns, compute_metrics
+from dpft.evaluation.scored import (
+    Progress,
+    Scored,
+    groups_to_score,
+    model_labels,
+    model_texts,
+    records_to_score,
+    scored_labels,
+    scored_texts,
+)
+from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.base import LabelTask, Task
-from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
+from dpft.tasks.records import Record, are_labelled, are_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from dpft.data.encoding import Encoding
-    from dpft.evaluation.outputs import ModelOutputs
 
 STAGES = ("before", "after")
 """Before or after fine-tuning."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +111,11 @@ def evaluate_model(
         extra_positions=extra_positions,
     )
     if isinstance(task, LabelTask):
-        records = _labelled(task, examples, config, name)
-        scored = _model_labels(task, records, outputs, on_progress)
+        records = records_to_score(task, examples, config, name)
+        scored = model_labels(task, records, outputs, on_progress)
     else:
-        groups = _groups(task, examples, config, name)
-        scored = _model_texts(task, groups, outputs, decode, on_progress)
+        groups = groups_to_score(task, examples, config, name)
+        scored = model_texts(task, groups, outputs, decode, on_progress)
     return _evaluation(task, name, stage, scored, metrics)
 
 
@@ -189,94 +194,14 @@ def score_predictions(
     """
     name = split or config.split
     if isinstance(task, LabelTask):
-        records = _labelled(task, examples, config, name)
+        records = records_to_score(task, examples, config, name)
         _check_count(predictions, len(records), name)
-        scored = _labels(task, records, read_labels(task, predictions))
+        scored = scored_labels(task, records, read_labels(task, predictions))
     else:
-        groups = _groups(task, examples, config, name)
+        groups = groups_to_score(task, examples, config, name)
         _check_count(predictions, len(groups), name)
-        paired = _predictions(groups, predictions)
-        columns = {TEXTS: _text_columns(paired)}
-        scored = _Scored(count=len(groups), predictions=paired, columns=columns)
+        scored = scored_texts(groups, predictions)
     return _evaluation(task, name, stage, scored, metrics)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """What metrics read of a split, and the predictions it comes from."""
-
-    count: int
-    """Distinct inputs."""
-    predictions: tuple[Prediction, ...]
-    columns: Mapping[str, Columns]
-    """Kind of columns (texts, likelihoods, labels) to the columns."""
-
-
-def _model_labels(
-    task: LabelTask,
-    records: Sequence[LabelledExample],
-    outputs: "ModelOutputs",
-    on_progress: Progress | None,
-) -> _Scored:
-    """Returns the label that the model gives each record."""
-    count = _counter("predictions", len(records), on_progress)
-    return _labels(task, records, [task.predicted(a) for a in outputs.answers(records, count)])
-
-
-def _labels(
-    task: LabelTask, records: Sequence[LabelledExample], labels: Sequence[float]
-) -> _Scored:
-    return _Scored(
-        count=len(records),
-        predictions=label_predictions(task, records, labels),
-        columns={LABELS: label_columns(records, labels)},
-    )
-
-
-def _model_texts(
-    task: Task,
-    groups: Sequence[Group],
-    outputs: "ModelOutputs",
-    decode: DecodeConfig,
-    on_progress: Progress | None,
-) -> _Scored:
-    """Returns the model's text for each input, and its likelihoods, as far as metrics read them."""
-    kinds = {spec.inputs for spec in metric_specs(task.metrics)}
-    columns: dict[str, Columns] = {}
-    predictions: tuple[Prediction, ...] = ()
-    if TEXTS in kinds:
-        count = _counter("predictions", len(groups), on_progress)
-        predictions = _predictions(groups, outputs.texts(groups, decode, count))
-        columns[TEXTS] = _text_columns(predictions)
-    if LIKELIHOODS in kinds:
-        examples = [example for group in groups for example in group.examples]
-        count = _counter("likelihoods", len(examples), on_progress)
-        columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
-    return _Scored(count=len(groups), predictions=predictions, columns=columns)
-
-
-def _labelled(
-    task: Task, examples: Sequence[Record], config: EvalConfig, split: str
-) -> Sequence[LabelledExample]:
-    """Returns the records to score, at least one."""
-    _check_not_empty(task, examples, split)
-    assert are_labelled(examples)
-    return examples[: config.limit]
-
-
-def _groups(task: Task, examples: Sequence[Record], config: EvalConfig, split: str) -> list[Group]:
-    """Returns the distinct inputs to score, at least one."""
-    _check_not_empty(task, examples, split)
-    assert are_texts(examples)
-    return group_examples(examples, limit=config.limit)
-
-
-def _check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:
-    if not examples:
-        raise InputError(
-            f"the {split} split of task {task.name} must have at least one example, got none;"
-            " choose another with eval.split."
-        )
 
 
 def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
@@ -287,35 +212,8 @@ def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
         )
 
 
-def _predictions(groups: Sequence[Group], texts: Sequence[str]) -> tuple[Prediction, ...]:
-    return tuple(
-        Prediction(input=group.input, prediction=text, references=group.references)
-        for group, text in zip(groups, texts, strict=True)
-    )
-
-
-def _text_columns(predictions: Sequence[Prediction]) -> Columns:
-    return {
-        "predictions": [prediction.prediction for prediction in predictions],
-        "references": [list(prediction.references) for prediction in predictions],
-    }
-
-
-def _counter(task: str, total: int, on_progress: Progress | None) -> Callable[[int], None]:
-    """Returns a function that adds up batch sizes and reports the sum."""
-    done = 0
-
-    def count(batch_size: int) -> None:
-        nonlocal done
-        done += batch_size
-        if on_progress is not None:
-            on_progress(task, done, total)
-
-    return count
-
-
 def _evaluation(
-    task: Task, split: str, stage: str, scored: _Scored, metrics: MetricsConfig | None
+    task: Task, split: str, stage: str, scored: Scored, metrics: MetricsConfig | None
 ) -> Evaluation:
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}.")

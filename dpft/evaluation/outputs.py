@@ -4,7 +4,7 @@ It stands apart from ``evaluate`` because it alone needs torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from dpft.data.collation import Batch
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SCORE, SEQ2SEQ
 from dpft.models.losses import answer_logits, token_nll
@@ -45,7 +45,11 @@ class ModelOutputs:
     """Positions of the model that a prompt or prefix takes before the text's own."""
 
     def texts(
-        self, groups: Sequence[Group], decode: DecodeConfig, on_batch: Callable[[int], None]
+        self,
+        groups: Sequence[Group],
+        decode: DecodeConfig,
+        on_batch: Callable[[int], None],
+        draws: Draws | None = None,
     ) -> list[str]:
         """Returns the model's text for each group.
 
@@ -56,6 +60,7 @@ class ModelOutputs:
             groups: Inputs; their examples share a prompt.
             decode: How a text is chosen.
             on_batch: Called after each batch with the number of groups it held.
+            draws: As ``generate_texts``.
 
         Raises:
             InputError: ``decode.max_new_tokens`` leaves no room for a prompt.
@@ -79,12 +84,15 @@ class ModelOutputs:
             config=decode,
             batch_size=self.batch_size,
             on_batch=on_batch,
+            draws=draws,
         )
 
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> Likelihoods:
         """Returns the model's likelihood of each example's target given its prompt.
+
+        The prompt's own tokens do not count, also where a model learned to write them.
 
         Args:
             examples: Records of the split.
@@ -94,7 +102,8 @@ class ModelOutputs:
             One entry per example, in no particular order.
         """
         found = Likelihoods([], [])
-        for _, batch in self._batches(examples):
+        targets = [replace(each, learns_prompt=False) for each in examples]
+        for _, batch in self._batches(targets):
             nll_sums, token_counts = token_nll(self.model, batch)
             found.nll_sums.extend(nll_sums.tolist())
             found.token_counts.extend(token_counts.tolist())

@@ -1,4 +1,6 @@
-"""samples.md: some inputs, what the model wrote, and the references, beside each other to be read.
+"""Some inputs, what the model wrote, and the references, beside each other to be read: samples.md.
+
+Fewer still stand in metrics.json, from which report.html shows them before and after training.
 
 Texts of a data set may hold anything, so whatever Markdown or HTML would take as markup is escaped:
 CommonMark with GitHub's tables shows each text as it is.
@@ -12,6 +14,8 @@ from dpft.files import write_text
 
 SAMPLES = 20
 """Inputs shown, evenly spread over the split."""
+SHOWN_ON_PAGE = 3
+"""Inputs of a public split in metrics.json, evenly spread, too."""
 SHOWN_REFERENCES = 5
 """References shown beside one input; E2E has up to 43."""
 
@@ -65,6 +69,23 @@ def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str
             "",
         ]
     )
+
+
+def sample_records(predictions: Sequence[Prediction]) -> list[dict[str, str]]:
+    """Returns a few inputs, what the model wrote and one reference each, for metrics.json.
+
+    Args:
+        predictions: One per input of a public split, in its order.
+    """
+    chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
+    return [
+        {
+            "input": one.input,
+            "prediction": one.prediction,
+            "reference": one.references[0] if one.references else "",
+        }
+        for one in chosen
+    ]
 
 
 def spread(count: int, most: int = SAMPLES) -> list[int]:

@@ -69,6 +69,16 @@ class DecodeConfig:
         return self.strategy == NUCLEUS
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Which random numbers of the seed are drawn for some prompts."""
+
+    places: Sequence[int]
+    """Each prompt's place among all that are asked for."""
+    attempt: int = 0
+    """How often they were written after before."""
+
+
 def _beam_settings(config: DecodeConfig) -> dict[str, Any]:
     return {
         "num_beams": config.num_beams,
@@ -98,6 +108,7 @@ def generate_texts(
     config: DecodeConfig,
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
+    draws: Draws | None = None,
 ) -> list[str]:
     """Returns the text the model writes after each prompt, up to its end-of-text token.
 
@@ -109,15 +120,17 @@ def generate_texts(
         config: How a text is chosen.
         batch_size: Prompts at once; memory and speed only.
         on_batch: Called after each batch with the number of prompts it held.
+        draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
+            these prompts.
 
     Returns:
         Texts in the order of the prompts, blanks around them stripped.
 
     Guarantees:
         No strategy touches torch's generators, so training's stand as they stood. A text depends
-        on its prompt, and for nucleus on the seed and the prompt's place; on the rest of its
-        batch by rounding only. The model's modes, configuration and generation settings are as
-        before, also after an error.
+        on its prompt, and for nucleus on the seed, the prompt's place and the attempt; on the
+        rest of its batch by rounding only. The model's modes, configuration and generation
+        settings are as before, also after an error.
 
     Raises:
         InputError: A prompt has no token.
@@ -126,7 +139,7 @@ def generate_texts(
     if not all(token_ids):
         raise InputError("a prompt must have at least one token, got an empty one.")
     settings = _generation_config(config, tokenizer, model.config)
-    processors = _processors(config)
+    processors = _processors(config, draws or Draws(places=range(len(token_ids))))
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
         for indices in _batches_by_length(token_ids, batch_size):
@@ -173,17 +186,19 @@ Processors = Callable[[Sequence[int]], "LogitsProcessorList | None"]
 """From the positions of a batch's prompts among all prompts to the processors of its logits."""
 
 
-def _processors(config: DecodeConfig) -> Processors:
+def _processors(config: DecodeConfig, draws: Draws) -> Processors:
     if not config.draws:
         return lambda _: None
     from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
 
     root = root_seed(config.seed)
-    return lambda places: nucleus_processors(
-        uniforms(root, places, config.max_new_tokens),
-        top_p=config.top_p,
-        temperature=config.temperature,
-    )
+
+    def processors(indices: Sequence[int]) -> "LogitsProcessorList":
+        places = [draws.places[index] for index in indices]
+        numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
+        return nucleus_processors(numbers, top_p=config.top_p, temperature=config.temperature)
+
+    return processors
 
 
 def _batches_by_length(token_ids: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:

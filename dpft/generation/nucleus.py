@@ -2,8 +2,8 @@
 
 transformers' own sampling draws for a whole batch from torch's global generator: a text would then
 depend on the texts beside it, and training's generators would move. Here every prompt has a
-stream of uniform numbers by its place, and the token is the one at which the cumulative
-distribution passes the number.
+stream of uniform numbers by its place, and by which attempt at a text it is, and the token is the
+one at which the cumulative distribution passes the number.
 
 Shapes: b prompts, v tokens of the vocabulary.
 """
@@ -28,18 +28,20 @@ def root_seed(seed: int | None) -> int:
     return entropy
 
 
-def uniforms(root: int, places: Sequence[int], length: int) -> Tensor:
+def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0) -> Tensor:
     """Returns a random number in [0, 1) for each token that may be written, float64.
 
     Args:
         root: What ``root_seed`` returned.
         places: Each prompt's place among all prompts, shape (b,).
         length: Most tokens of a text.
+        attempt: How often these prompts were written after before.
 
     Returns:
-        Shape (b, length); a row depends on ``root`` and its prompt's place alone.
+        Shape (b, length); a row depends on ``root``, its prompt's place and the attempt alone.
     """
-    seeds = [np.random.SeedSequence(root, spawn_key=(place,)) for place in places]
+    again = (attempt,) if attempt else ()
+    seeds = [np.random.SeedSequence(root, spawn_key=(place, *again)) for place in places]
     rows = [np.random.default_rng(seed).random(length) for seed in seeds]
     return torch.from_numpy(np.stack(rows))
 

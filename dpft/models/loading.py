@@ -142,8 +142,7 @@ def _pretrained(architecture: Architecture, head: Head, new: frozenset[str]) -> 
             f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
         )
     model: PreTrainedModel = loaded[0]
-    if settings.path is None and settings.embedded:
-        # a place inside this installation is no address for anybody else
+    if settings.is_no_address:
         model.name_or_path = model.config._name_or_path = ""
     if pooled and not isinstance(model, PooledClassifier):
         return PooledClassifier(config, model)

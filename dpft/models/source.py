@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
+from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"
@@ -62,6 +63,14 @@ class ModelConfig:
         if self.path is not None:
             return Path(self.path).expanduser()
         return EMBEDDED_MODEL if self.embedded else None
+
+    @property
+    def is_no_address(self) -> bool:
+        """Whether nobody else finds the model there: in this installation, or in a run's private/.
+
+        What trains on it is then saved together with it.
+        """
+        return self.embedded if self.path is None else is_base_model(self.path)
 
 
 def source(config: ModelConfig) -> dict[str, Any]:

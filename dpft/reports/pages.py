@@ -31,6 +31,18 @@ def score(value: float) -> str:
     return f"{value:.4f}"
 
 
+def digits(value: float) -> str:
+    """Returns a score in three digits; those before the point all stand.
+
+    >>> digits(60.5321), digits(0.6512), digits(1234.5), digits(9.999), digits(0.0)
+    ('60.5', '0.651', '1234', '10.0', '0')
+    """
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:.{max(0, 2 - exponent)}f}" if exponent >= -4 else f"{value:.2e}"
+
+
 def line(text: object) -> str:
     """Returns a text that fits a cell of a Markdown table and holds no HTML."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
@@ -52,5 +64,11 @@ def _environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"up": up, "score": score, "line": line, "words": words}
+    environment.filters |= {
+        "up": up,
+        "score": score,
+        "digits": digits,
+        "line": line,
+        "words": words,
+    }
     return environment

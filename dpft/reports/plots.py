@@ -28,14 +28,25 @@ def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
         privacy: Content of privacy.json.
 
     Guarantees:
-        Each bound is RDP's (Mironov et al. 2019), or the headline where that is lower, which covers
-        all the steps and so their first ones.
+        Each bound is that of the run's curve, or of RDP (Mironov et al. 2019) for a run of a
+        version that had none; or the headline where that is lower, which covers all the steps and
+        so their first ones.
     """
     if "epsilon" not in privacy or "selection" in privacy:
         return []
+    taken = max(1, privacy["steps_taken"])
+    if "epsilon_curve" in privacy:
+        curve = privacy["epsilon_curve"]
+        known = zip(curve["steps"], curve["epsilons"], strict=True)
+        bounds = [*(point for point in known if point[0] < taken), (taken, privacy["epsilon"])]
+    else:
+        bounds = _rdp_points(privacy, taken)
+    return [(steps, min(bound, privacy["epsilon"])) for steps, bound in bounds]
+
+
+def _rdp_points(privacy: Mapping[str, Any], taken: int) -> list[tuple[int, float]]:
     from dpft.privacy.accounting.rdp import epsilons
 
-    taken = max(1, privacy["steps_taken"])
     step = SampledGaussian(
         noise_multiplier=privacy["noise_multiplier"],
         sample_rate=privacy["sample_rate"],
@@ -43,8 +54,7 @@ def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
         delta=privacy["delta"],
     )
     grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
-    bounds = zip(grid, epsilons(step, grid), strict=True)
-    return [(steps, min(bound, privacy["epsilon"])) for steps, bound in bounds]
+    return list(zip(grid, epsilons(step, grid), strict=True))
 
 
 def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
@@ -58,7 +68,9 @@ def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
 
     def draw(axes: "Axes") -> None:
         steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
-        axes.plot(steps, bounds, color=COLORS[0], label="bound after so many steps")
+        # to the next point's height: a line between two points would lie below the bound
+        label = f"upper bound after so many steps ({_curve_by(privacy)})"
+        axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
         headline = f"headline ({privacy['accountant']})"
         axes.plot([last], [privacy["epsilon"]], "o", color=COLORS[1], label=headline, clip_on=False)
         axes.set(xlabel="noisy steps taken", ylabel="ε", xlim=(0, last * 1.02))
@@ -68,6 +80,14 @@ def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
 
     label = f"epsilon grows with the steps to {up(privacy['epsilon'])} after {last}"
     return draw_svg(draw, name="epsilon", label=label)
+
+
+def _curve_by(privacy: Mapping[str, Any]) -> str:
+    """Returns whose bounds the curve has, the run's own accountant first."""
+    if "epsilon_curve" not in privacy:
+        return "rdp"
+    names = set(privacy["epsilon_curve"]["accountants"])
+    return ", ".join(sorted(names, key=lambda name: (name != privacy["accountant"], name)))
 
 
 def heat_map(

@@ -114,6 +114,8 @@ def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateC
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
     """Returns what is to be written, texts as long as the run's unless a word says otherwise.
 
+    Whole records are as long as those that were trained on.
+
     Raises:
         InputError: It is incomplete or wrong, or the run that it names is none.
     """
@@ -122,5 +124,6 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
     config = inherit(config, config.run, ("task",), words)
     if "decode.max_new_tokens" in words.keys:
         return config
-    longest = saved.decode.max_new_tokens
+    # The first token of a record is given.
+    longest = saved.decode.max_new_tokens if config.num is None else saved.task.max_length - 1
     return replace(config, decode=replace(config.decode, max_new_tokens=longest))

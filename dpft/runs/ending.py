@@ -127,7 +127,7 @@ def _use(run: str, task: Task) -> list[str]:
     """Returns the command that makes something of the model: texts, or a folder to hand on."""
     if not isinstance(task, TextTask):
         return ["export", run]
-    return ["generate", run, "prompts=FILE" if task.prompt_columns else "num=100"]
+    return ["generate", run, "prompts=FILE" if task.from_nothing is None else "num=100"]
 
 
 def _value(folder: Path) -> str:

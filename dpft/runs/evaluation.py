@@ -7,6 +7,7 @@ then metrics.json and the texts, in public or, for a private split, in private/.
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -19,7 +20,7 @@ from dpft.evaluation.eval_config import eval_split_is_public, reads_training_spl
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
-from dpft.evaluation.samples import write_samples
+from dpft.evaluation.samples import sample_records, write_samples
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
 from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
@@ -54,7 +55,7 @@ def evaluate(
     stage: str = "after",
     extra_positions: int = 0,
 ) -> list[Evaluation]:
-    """Returns the scores on each part of the evaluation split, with a bar on a terminal.
+    """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
 
     torch's random state is left as it was: evaluation must not move what training draws.
 
@@ -66,7 +67,9 @@ def evaluate(
         stage: "before" or "after" training.
         extra_positions: Positions of the model that stand before a text's own.
     """
-    with torch.random.fork_rng(), batch_progress() as on_progress:
+    public = eval_split_is_public(config.task, config.eval)
+    progress = batch_progress("evaluating", counts=public)
+    with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
             model,
             encoding,
@@ -249,8 +252,14 @@ def write_evaluations(
                 note="" if public else f"Not to be released: {PRIVATE_SPLIT}.",
                 private=not public,
             )
-    entries = [evaluation.record() for evaluation in evaluations]
+    entries = [scores_of(evaluation, public=public) for evaluation in evaluations]
     write_metrics(folder / METRICS, entries, public=public)
+
+
+def scores_of(evaluation: Evaluation, *, public: bool) -> dict[str, Any]:
+    """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
+    samples = sample_records(evaluation.predictions) if public else []
+    return evaluation.record() | ({"samples": samples} if samples else {})
 
 
 def named(file: str, part: str) -> str:

@@ -1,13 +1,15 @@
 """The finished runs in some folders, their records held against their ledgers."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from dpft.errors import InputError
 from dpft.links import refuse_links
 from dpft.privacy.completeness import knows_the_end
+from dpft.reports.run.report import write_report
 from dpft.reports.run.run_record import RunRecord, find_runs, read_record
-from dpft.run_folder import LEDGER
+from dpft.run_folder import LEDGER, PRIVATE
 from dpft.runs.spending.spent_run import read_ended_ledger
 
 
@@ -33,3 +35,21 @@ def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[P
         if (folder / LEDGER).exists() or knows_the_end(folder):
             read_ended_ledger(folder)
     return [read_record(folder) for folder in finished], unfinished
+
+
+def rebuild_report(record: RunRecord) -> None:
+    """Writes report.md, report.html and the model's card of a run anew from its public files.
+
+    In the folder of a search every file keeps its time, which is that of the search's beginning:
+    another would tell how long the search took at most.
+
+    Args:
+        record: As ``read_finished_runs`` gives it.
+    """
+    public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    times = {path: path.stat().st_mtime_ns for path in (*below, *public, record.folder)}
+    write_report(record.folder)
+    if "selection" in record.privacy:
+        for path, time in times.items():
+            os.utime(path, ns=(time, time))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.held_out import fingerprint, new_key, split_held_out
-from dpft.data.sources import has_split, is_one_file, load_examples
+from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_text
@@ -26,8 +26,8 @@ HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
 
 NOT_EVALUATED = (
-    "task.data_dir is one file, which was trained on as a whole; hold some of it out with"
-    " eval.held_out=0.1, or give a folder with other splits"
+    "the data are a training split alone, which was trained on as a whole; hold some of it out"
+    " with eval.held_out=0.1, or give other splits beside it"
 )
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
         return Division(kept=range(len(data.examples)), scored=_own_split(config))
     if has_split(config.task, config.eval.split):
         raise InputError(
-            f"task.data_dir={config.task.data_dir} holds a {config.eval.split} split to score, so"
-            " nothing can be held out; drop eval.held_out, or give the training file alone."
+            f"the data hold a {config.eval.split} split to score, so nothing can be held out; drop"
+            " eval.held_out, or give the training split alone."
         )
     key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
@@ -143,7 +143,7 @@ def _own_split(config: TrainConfig) -> dict[str, list[Record]]:
 
 def _is_unscored(config: TrainConfig) -> bool:
     asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
-    return config.eval.enabled and not asked and is_one_file(config.task)
+    return config.eval.enabled and not asked and has_training_split_alone(config.task)
 
 
 def _parts(config: TrainConfig | EvaluateConfig) -> tuple[str, ...]:

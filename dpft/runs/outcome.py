@@ -7,6 +7,7 @@ from dpft.config.schema import TrainConfig
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.completeness import NO_STEPS, read_run_ledger
 from dpft.privacy.ledger import check_ledger
 from dpft.privacy.witness import read_handed
@@ -31,8 +32,18 @@ def report(
     folder: Path,
     counts: ParameterCounts,
     evaluations: Sequence[Evaluation],
+    curve: EpsilonCurve | None = None,
 ) -> None:
-    """Writes predictions, metrics, the privacy record and the report."""
+    """Writes predictions, metrics, the privacy record and the report.
+
+    Args:
+        config: Of the run.
+        plan: Of the run.
+        folder: Of the run.
+        counts: Parameters trained.
+        evaluations: Scores of the trained model.
+        curve: Of epsilon over the plan's steps; None leaves it out.
+    """
     write_scores(config, folder, evaluations)
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
@@ -53,6 +64,7 @@ def report(
             size_source=plan.size.source,
             self_check=guarantee.self_check,
             steps_kept=find_resume_point(folder).checkpoint.step,
+            curve=curve,
         )
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     write_json(folder / PRIVACY, {**privacy, **origin(config, folder)})

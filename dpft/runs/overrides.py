@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from dpft.config.keys import configuration_fields, copy_key, join_key, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
-from dpft.config.words import Words, given_overrides
+from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
 from dpft.links import refuse_links
 from dpft.privacy.privacy_config import NoPrivacy
@@ -32,8 +32,8 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
     Raises:
         InputError: There is no such run.
     """
-    folder = given_overrides(overrides).get("run", "null")
-    if folder in ("", "null"):
+    folder = given_text(overrides, "run")
+    if folder is None:
         return overrides
     return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
 

@@ -18,12 +18,14 @@ from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
+from dpft.data.memory import held_splits
 from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import (
+    BASE_MODEL,
     CHECKPOINTS,
     CONFIGURATION,
     FINGERPRINT,
@@ -31,6 +33,7 @@ from dpft.run_folder import (
     METRICS,
     TUNING,
     UNIT_KEY,
+    is_base_model,
     private_path,
 )
 from dpft.runs.exit_codes import say
@@ -91,6 +94,8 @@ def resumed_configuration(
             continue
         _check_may_change(key, saved)
         copy_key(key.split("."), composed, saved)
+    if is_base_model(saved["model"]["path"] or ""):
+        saved["model"]["path"] = str(Path(folder) / BASE_MODEL)  # The folder may have been moved.
     merged = {**saved, "resume": folder}
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
@@ -196,8 +201,14 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
         if command == "tune" or checkpoints(folder / CHECKPOINTS):
             here = Path.cwd()
             short = folder.relative_to(here) if folder.is_relative_to(here) else folder
-            say(f"to go on: dpft {command} resume={short}")
+            say(f"to go on: {_way_to_go_on(command, str(short))}")
         raise
+
+
+def _way_to_go_on(command: str, folder: str) -> str:
+    if held_splits():
+        return f"dpft.{command}(['resume={folder}'], rows=...)"
+    return f"dpft {command} resume={folder}"
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

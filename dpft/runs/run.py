@@ -35,6 +35,7 @@ from dpft.runs.resuming import (
     save_fingerprint,
 )
 from dpft.runs.run_plan import plan_run
+from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.tracking import conclude, tracked
 from dpft.runs.training import train
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
@@ -74,6 +75,7 @@ def begin(
     *,
     witness: Witness | None = None,
     write_request: WriteRequest | None = None,
+    with_curve: bool = True,
 ) -> None:
     """Runs from the first step to the report.
 
@@ -83,6 +85,7 @@ def begin(
         planner: Makes its plan, of which nothing is left to choose afterwards.
         witness: Of its ledger.
         write_request: Writes how it was asked for.
+        with_curve: Whether to compute its epsilon over the steps.
     """
     refuse_used_folder(folder)
     check_writable(folder)
@@ -100,10 +103,12 @@ def begin(
             save_unit_key(folder, prepared.unit_key)
         keep_key(folder, prepared.division)
         save_fingerprint(folder, prepared.training_set)
-        finish(prepared, folder, None, begin_handover(witness, folder))
+        finish(prepared, folder, None, begin_handover(witness, folder), with_curve=with_curve)
 
 
-def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) -> None:
+def go_on(
+    config: TrainConfig, folder: Path, *, witness: Witness | None = None, with_curve: bool = True
+) -> None:
     """Takes the steps that are left of a run that broke off, and does what else is left.
 
     Raises:
@@ -122,7 +127,8 @@ def go_on(config: TrainConfig, folder: Path, *, witness: Witness | None = None) 
         check_witness(witness, folder)
         prepared = prepare(config, read_secrets(folder), resume_point)
         same_records(folder, prepared.training_set)
-        finish(prepared, folder, resume_point, begin_handover(witness, folder))
+        handover = begin_handover(witness, folder)
+        finish(prepared, folder, resume_point, handover, with_curve=with_curve)
 
 
 def finish(
@@ -130,10 +136,16 @@ def finish(
     folder: Path,
     resume_point: ResumePoint | None,
     handover: Handover | None = None,
+    *,
+    with_curve: bool = True,
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config = prepared.config
-    with hint_of_resume(folder), tracked(config, prepared.plan, folder) as trackings:
+    with (
+        hint_of_resume(folder),
+        tracked(config, prepared.plan, folder) as trackings,
+        curve_beside(config, prepared.plan, wanted=with_curve) as curve,
+    ):
         write_summary(folder, prepared.summary)
         if not has_scores(folder, "before"):
             write_scores(config, folder, score(prepared, "before"))
@@ -147,11 +159,13 @@ def finish(
             resume_point,
             listeners=trackings,
             handover=handover,
+            curve=curve,
         )
         evaluations = score(prepared, "after")
         evaluations += not_evaluated(config)
         hand_over_end(handover, folder)
-        report(config, prepared.plan, folder, prepared.counts, evaluations)
+        spent = finished_curve(curve)
+        report(config, prepared.plan, folder, prepared.counts, evaluations, spent)
         conclude(trackings, folder)
     say_ending(folder, config.task)
 

@@ -22,6 +22,7 @@ from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_toke
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats
+from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import LabelledExample
 
 
@@ -49,6 +50,11 @@ def head_of(task: Task, architecture: Architecture) -> Head:
         raise InputError(
             f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
             " which is a masked language model."
+        )
+    if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
+        raise InputError(
+            f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it reads"
+            " its prompt and writes the target alone; drop it, or choose a causal model."
         )
     return Head(kind=kind)
 

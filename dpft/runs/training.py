@@ -10,11 +10,12 @@ from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
-from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.accounting.background import CurveInBackground
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
+from dpft.runs.spent_epsilon import epsilon_so_far
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.listeners import StepListener
 from dpft.training.loop import TrainingSet
@@ -76,6 +77,7 @@ def train(
     resume_point: ResumePoint | None = None,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
+    curve: CurveInBackground | None = None,
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
@@ -111,11 +113,12 @@ def train(
     if plan.privacy is None or guarantee is None:
         train_ordinarily(session, plan.steps, resume_point)
         return
-    calibration = plan.privacy.calibration
-    whole = float("inf") if calibration is None else calibration.epsilon
-    curve = EpsilonSoFar(plan.privacy, whole)
     train_privately(
-        session, plan.privacy, guarantee, epsilon_after=curve, resume_point=resume_point
+        session,
+        plan.privacy,
+        guarantee,
+        epsilon_after=epsilon_so_far(config, plan.privacy, curve),
+        resume_point=resume_point,
     )
 
 

@@ -14,7 +14,7 @@ from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
 SPLITS = ("train", "validation", "test")
-SOURCES = ("hub", "url", "local", "embedded")
+SOURCES = ("hub", "url", "local", "embedded", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Task(ABC):
 
     name: str
     source: str = "hub"
-    """Where rows come from: hub, url, local or embedded; a given data_dir means local."""
+    """Where rows come from: hub, url, local or embedded (a given data_dir means local); or memory,
+    the rows that a program gives."""
     data_dir: str | None = None
     """Folder with train|validation|test, a file each in one of the formats that are read."""
     num_train_examples: int | None = None
@@ -130,6 +131,7 @@ class Task(ABC):
         by_source = {
             "embedded": self.embedded_num_train_examples,
             "local": None,
+            "memory": None,
         }
         return by_source.get(self.effective_source, self.num_train_examples)
 
@@ -176,10 +178,23 @@ class Task(ABC):
 class TextTask(Task):
     """A task whose answers are texts."""
 
+    holds_lists: ClassVar[bool] = False
+    """Whether rows hold lists, for which a .csv file has no place."""
+
     @property
     @abstractmethod
     def prompt_columns(self) -> tuple[str, ...]:
         """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """Columns that a template reads a written text back into; none where none does."""
+        return ()
+
+    @property
+    def from_nothing(self) -> "TextTask | None":
+        """The task of writing a whole record from nothing; None where a prompt must be given."""
+        return None if self.prompt_columns else self
 
     @abstractmethod
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
@@ -197,8 +212,10 @@ class TextTask(Task):
         """
 
     @abstractmethod
-    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """Returns a row in the task's own format, with the text as its answer.
+
+        None where the text does not have the form of an answer, as a template may give one.
 
         Args:
             row: What ``prompt`` read; other columns are left out.

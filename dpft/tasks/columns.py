@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from string import Formatter
 from typing import Any
 
@@ -35,6 +36,8 @@ class ColumnTemplate:
     """The template's own text, one more than ``columns``; may be empty."""
     columns: tuple[str, ...]
     """The columns in order; one may stand twice."""
+    seams: frozenset[tuple[int, int]] = frozenset()
+    """Places in the literals, by number and letter, where a text that is read may have a blank."""
 
     @classmethod
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
@@ -66,6 +69,28 @@ class ColumnTemplate:
         """The text after the last column; none where there is no column."""
         return self.literals[-1] if self.columns else ""
 
+    def followed_by(self, other: "ColumnTemplate") -> "ColumnTemplate":
+        """Returns the template of both texts as one, as a model writes it.
+
+        A model has learned the lead, the columns with the separator, and the other text as pieces
+        tokenised apart, and some tokenizers (Llama's, the embedded model's) begin a piece with a
+        blank.
+        """
+        last = len(self.columns)
+        seams = {(0, len(self.lead)), (last, len(self.literals[-1]))}
+        if last:
+            seams.add((last, 0))  # where a separator begins, which a text without columns lacks
+        return ColumnTemplate(
+            key=f"{self.key} and {other.key}",
+            literals=(
+                *self.literals[:-1],
+                self.literals[-1] + other.literals[0],
+                *other.literals[1:],
+            ),
+            columns=self.columns + other.columns,
+            seams=frozenset(seams),
+        )
+
     def fill(self, row: Mapping[str, Any]) -> str:
         """Returns the text of a row.
 
@@ -94,15 +119,24 @@ class ColumnTemplate:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        literals = list(self.literals)
-        literals[0], literals[-1] = literals[0].lstrip(), literals[-1].rstrip()
-        parts = [re.escape(literals[0])]
+        parts = [self._literal(0)]
         seen: dict[str, int] = {}
-        for column, literal in zip(self.columns, literals[1:], strict=True):
+        for place, column in enumerate(self.columns, start=1):
             again = column in seen
             number = seen.setdefault(column, len(seen) + 1)
-            parts += [rf"(?:\{number})" if again else "(.*?)", re.escape(literal)]
+            parts += [rf"(?:\{number})" if again else "(.*?)", self._literal(place)]
         return re.compile("".join(parts), re.DOTALL)
+
+    def _literal(self, place: int) -> str:
+        """Returns what a literal is read by; blanks around the whole text do not count."""
+        text = self.literals[place]
+        cuts = [0, *sorted(cut for at, cut in self.seams if at == place), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(cuts)]
+        if place == 0:
+            pieces[0] = pieces[0].lstrip()
+        if place == len(self.columns):
+            pieces[-1] = pieces[-1].rstrip()
+        return " ?".join(map(re.escape, pieces))
 
     def _value(self, row: Mapping[str, Any], column: str) -> str:
         value = row[column]

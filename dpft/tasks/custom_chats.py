@@ -5,7 +5,7 @@ The model's own chat template writes them (``dpft.data.chat``); here they are on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import TextTask
@@ -37,6 +37,8 @@ class ChatExample(Example):
 @dataclass(frozen=True, kw_only=True)
 class CustomChats(CustomFields, TextTask):
     """``task.messages``."""
+
+    holds_lists: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.metrics:

@@ -34,9 +34,11 @@ class CustomFields(Task):
     source: str = "local"
     max_length: int = 512
     prompt_template: str | None = field(default=None, metadata={"key": "prompt"})
-    """Template of what the model reads; no loss on it."""
+    """Template of what the model reads; no loss on it, unless ``learn_prompt``."""
     target_template: str | None = field(default=None, metadata={"key": "target"})
     """Template of what the model learns to write after it."""
+    learn_prompt: bool = False
+    """Whether the model learns to write the prompt, too, and so whole rows from nothing."""
     text_template: str | None = field(default=None, metadata={"key": "text"})
     """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
     messages_column: str | None = field(default=None, metadata={"key": "messages"})
@@ -62,6 +64,11 @@ class CustomFields(Task):
             raise InputError(
                 "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
                 f" give exactly one of {FORMS}."
+            )
+        if self.learn_prompt and form not in (TEMPLATES, None):
+            raise InputError(
+                "task.learn_prompt=true is for task.prompt and task.target, got it with another"
+                " form; drop it (task.text is learned as a whole without it)."
             )
         super().__post_init__()
 

@@ -1,10 +1,11 @@
 """Your own texts: a prompt and a target made by templates, or a plain text as a whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from dpft.errors import InputError
 from dpft.tasks.base import TextTask
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
@@ -13,9 +14,6 @@ from dpft.tasks.records import Example
 TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
 PLAIN_METRICS = ("perplexity",)
 """Plain text has no prompt, so there is nothing to write an answer to."""
-
-UNREAD = "text"
-"""The key of a generated text that does not have the form of its template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +26,8 @@ class CustomTexts(CustomFields, TextTask):
             object.__setattr__(self, "metrics", PLAIN_METRICS if plain else TEXT_METRICS)
         super().__post_init__()
         assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
+        if self.learn_prompt:
+            _check_divisible(self._prompt, self._target)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -61,16 +61,37 @@ class CustomTexts(CustomFields, TextTask):
             lead=self._prompt.lead,
             separator=self._prompt.separator,
             cut_target_end=self.text_template is not None,
+            after_start=self.learn_prompt,
+            learns_prompt=self.learn_prompt,
         )
 
-    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """The columns of the target, as the user's file names them."""
+        return tuple(dict.fromkeys(map(self._in_file, self._target.columns)))
+
+    @property
+    def from_nothing(self) -> "CustomTexts | None":
+        """See ``TextTask.from_nothing``: a learned prompt and its target are one text."""
+        if not self.learn_prompt:
+            return None if self.prompt_columns else self
+        return WholeRows(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
 
-        A text that does not read as the target's template stands under ``text`` as it is.
+        They have the names of the user's file. A text of blanks alone is no row, as in training.
         """
-        given = {column: row[column] for column in self.prompt_columns}
         written = self._target.read(text)
-        return ({UNREAD: text} if written is None else written) | given
+        if written is None or self._target.is_blank(written):
+            return None
+        given = {column: row[column] for column in self.prompt_columns}
+        return {self._in_file(column): value for column, value in (given | written | given).items()}
+
+    def _in_file(self, column: str) -> str:
+        """Returns the user's own name of a column: its alias, where it has exactly one."""
+        aliases = [alias for alias, name in self.column_aliases.items() if name == column]
+        return aliases[0] if len(aliases) == 1 else column
 
     @cached_property
     def _prompt(self) -> ColumnTemplate:
@@ -82,3 +103,34 @@ class CustomTexts(CustomFields, TextTask):
         if self.text_template is not None:
             return ColumnTemplate.parse(self.text_template, key="task.text")
         return ColumnTemplate.parse(self.target_template or "", key="task.target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRows(CustomTexts):
+    """Rows whose prompt was learned, as a model writes them from nothing: in one text."""
+
+    @cached_property
+    def _prompt(self) -> ColumnTemplate:
+        return ColumnTemplate.parse("", key="task.prompt", needs_column=False)
+
+    @cached_property
+    def _target(self) -> ColumnTemplate:
+        prompt = ColumnTemplate.parse(
+            self.prompt_template or "", key="task.prompt", needs_column=False
+        )
+        target = ColumnTemplate.parse(self.target_template or "", key="task.target")
+        return prompt.followed_by(target)
+
+
+def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:
+    """Refuses a prompt and a target that, written as one text, could not be told apart again.
+
+    Raises:
+        InputError: Nothing stands between the prompt's last column and the target's first.
+    """
+    if prompt.columns and not prompt.literals[-1] + target.literals[0]:
+        raise InputError(
+            "task.learn_prompt=true needs words or a line break between the last column of"
+            f" task.prompt and the first of task.target, got none after {{{prompt.columns[-1]}}};"
+            " end task.prompt with \\n, for instance."
+        )

@@ -50,6 +50,7 @@ class DartTask(TextTask):
     )
 
     scores_rows: ClassVar[bool] = True
+    holds_lists: ClassVar[bool] = True
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             split: "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/"

@@ -42,6 +42,7 @@ class PersonaChatTask(TextTask):
     )
 
     published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"
+    holds_lists: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

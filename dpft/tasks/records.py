@@ -10,7 +10,7 @@ class Example:
     """One record, the unit of privacy: a text to condition on and a text to learn."""
 
     prompt: str
-    """Text the model conditions on, separator included; no loss on it."""
+    """Text the model conditions on, separator included; no loss on it unless ``learns_prompt``."""
     target: str
     """Text the loss is on, without the end-of-text token."""
     group: str
@@ -23,6 +23,10 @@ class Example:
     """Whether a long prompt loses the beginning of what is between the two, not the end."""
     cut_target_end: bool = False
     """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
+    after_start: bool = False
+    """Whether a start token stands before the prompt, for its first token to be predicted from."""
+    learns_prompt: bool = False
+    """Whether the loss is on the prompt, too, after a start token."""
 
     def __post_init__(self) -> None:
         if not self.prompt.endswith(self.separator):

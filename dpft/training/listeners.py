@@ -7,6 +7,8 @@ must show no time of a single one: see ``tracking``.
 from dataclasses import dataclass
 from typing import Protocol
 
+from dpft.privacy.accounting.curve import SpentEpsilon
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStep:
@@ -18,7 +20,7 @@ class PublicStep:
     """The step to end at."""
     learning_rate: float
     """The step's learning rate; where parameters have rates of their own, that of the first."""
-    epsilon: float | None
+    epsilon: SpentEpsilon | None
     """Upper bound of what all noisy steps so far have spent; None for a non-private run."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger
@@ -39,7 +40,7 @@ def train_privately(
     plan: PrivacyPlan,
     privacy: DifferentialPrivacy,
     *,
-    epsilon_after: Callable[[int], float],
+    epsilon_after: Callable[[int], SpentEpsilon],
     resume_point: ResumePoint | None = None,
 ) -> None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
@@ -75,7 +76,7 @@ class PrivateRun:
     session: Session
     plan: PrivacyPlan
     privacy: DifferentialPrivacy
-    epsilon_after: Callable[[int], float]
+    epsilon_after: Callable[[int], SpentEpsilon]
 
     @property
     def environment(self) -> dict[str, Any]:

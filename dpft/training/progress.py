@@ -1,20 +1,22 @@
 """What a user sees while training: public quantities only.
 
-Steps, epsilon so far, and a rate and a time to go from the expected batch size. How long a single
-step took follows its private batch size, so bar and lines move at the boundaries of windows of ten
-steps and more, and at no other time (docs/design.md, rule 7; see ``windows``).
+Steps, epsilon so far, the time taken and to go, and a rate from the expected batch size. How long a
+single step took follows its private batch size, so bar and lines move at the boundaries of windows
+of ten steps and more, and at no other time (docs/design.md, rule 7; see ``windows``).
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.rounding import round_up
 from dpft.training.windows import StepWindows
 
@@ -22,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 LOG_LINES = 10
 """Lines a whole run logs, at most, where there is no terminal to draw a bar on."""
+
+
+def draws_bars(console: Console) -> bool:
+    """Returns whether bars can be drawn: on a terminal, or in a notebook that has widgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class StepProgress:
@@ -32,7 +39,7 @@ class StepProgress:
         *,
         steps: int,
         expected_batch_size: int,
-        epsilon_after: Callable[[int], float] | None,
+        epsilon_after: Callable[[int], SpentEpsilon] | None,
         taken: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,14 +62,15 @@ class StepProgress:
         self._taken = taken
         self._marked: tuple[int, float] | None = None
         """The first step shown, and when: rates count from there."""
-        self._console = Console(stderr=True)
+        console = Console(stderr=True)
+        self._draws = draws_bars(console)
         columns = (
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._bar = Progress(*columns, console=console, disable=not self._draws)
         self._task = self._bar.add_task("training", total=steps, completed=taken, note="")
 
     def __enter__(self) -> Self:
@@ -88,17 +96,18 @@ class StepProgress:
             self._begin(step)
         note = self.note(step)
         self._bar.update(self._task, completed=step, note=note)
-        if not self._console.is_terminal and self._lines.shows(step):
+        if not self._draws and self._lines.shows(step):
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
     def note(self, step: int) -> str:
-        """Returns epsilon so far, examples per second and time to go, at the end of a window."""
+        """Returns epsilon so far, examples per second, time taken and to go, at a window's end."""
         parts = []
         if self._epsilon_after is not None:
-            parts.append(f"epsilon at most {round_up(self._epsilon_after(step), 2):.2f}")
+            parts.append(_words(self._epsilon_after(step)))
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
+            parts.append(f"{_clock_time(elapsed)} taken")
             parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
 
@@ -113,6 +122,12 @@ class StepProgress:
             "steps %d to %d show %s: the times of fewer than ten steps would tell of their batches",
             self._taken + 1, self._steps, shown,
         )  # fmt: skip
+
+
+def _words(spent: SpentEpsilon) -> str:
+    """Returns what is spent and by whose bound; with ≤ where a tighter one is on its way."""
+    relation = "" if spent.settled else "≤ "
+    return f"epsilon {relation}{round_up(spent.epsilon, 2):.2f} ({spent.accountant})"
 
 
 def _clock_time(seconds: float) -> str:

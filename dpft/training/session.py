@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dpft.methods.base import Method, MethodPhase
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS, private_path
 from dpft.training.checkpoint import (
@@ -126,7 +127,7 @@ def take_steps(
     goes_on: bool,
     non_finite: Callable[[], int] = lambda: 0,
     max_grad_norm: float | None = None,
-    epsilon_after: Callable[[int], float] | None = None,
+    epsilon_after: Callable[[int], SpentEpsilon] | None = None,
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
@@ -200,7 +201,7 @@ class AfterStep:
     save: Callable[[int], None]
     """Writes the checkpoint of a step."""
     progress: StepProgress
-    epsilon_after: Callable[[int], float] | None
+    epsilon_after: Callable[[int], SpentEpsilon] | None
     """What a number of steps has spent; None for a non-private run."""
     terminated: Callable[[], bool]
     """Whether SIGTERM has come."""
@@ -235,6 +236,8 @@ class AfterStep:
         return step == self.last_step or is_nth or self.terminated()
 
     def _tell_listeners(self, step: int) -> None:
+        if not self.session.listeners:
+            return
         public = PublicStep(
             step=step,
             last_step=self.last_step,

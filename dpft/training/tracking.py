@@ -1,11 +1,11 @@
 """What a tracker is told of a run, and when: public quantities, at most once in ten steps.
 
-Steps taken, the learning rate, the upper bound of epsilon spent so far and steps per second; when
-training has ended, what the caller adds of public scores. Never a loss, a gradient norm, a clipped
-share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes nothing about that. Every
-point carries a time, and a step's time follows its drawn size: so points lie at boundaries of
-windows of ten steps and more, which bar and log lines share (docs/design.md, rule 7; see
-``windows``).
+Steps taken, the learning rate, the upper bound of epsilon spent so far (once its tight curve is
+computed, so that it never falls) and steps per second; when training has ended, what the caller
+adds of public scores. Never a loss, a gradient norm, a clipped share, a drawn size or a seed, and
+``privacy.show_diagnostics`` changes nothing about that. Every point carries a time, and a step's
+time follows its drawn size: so points lie at boundaries of windows of ten steps and more, which bar
+and log lines share (docs/design.md, rule 7; see ``windows``).
 """
 
 import json
@@ -98,8 +98,8 @@ class Tracking:
         if before is not None:
             seconds = max(self._marked_time - began, 1e-9)
             values["train/steps_per_second"] = (public.step - before) / seconds
-        if public.epsilon is not None:
-            values["privacy/epsilon"] = public.epsilon
+        if public.epsilon is not None and public.epsilon.settled:
+            values["privacy/epsilon"] = public.epsilon.epsilon
         self._guard(lambda: self._write(values))
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:

@@ -23,9 +23,9 @@ def large_delta(workspace: Workspace) -> Outcome:
 
 
 def test_noise_for_an_epsilon_is_printed_as_a_small_table(workspace: Workspace) -> None:
-    outcome = workspace.run("account", *SIZE, "eps=3", "accountant=rdp")
+    outcome = workspace.run("account", *SIZE, "eps=3", "delta=1e-5", "accountant=rdp")
     assert (outcome.code, outcome.err, outcome.new) == (0, "", frozenset())
-    assert outcome.out.startswith("noise multiplier    0.6")
+    assert outcome.out.startswith("noise multiplier    0.7")
     assert "upper bound by rdp" in outcome.out
     assert "steps               100\n" in outcome.out
 
@@ -49,7 +49,7 @@ def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_r
 def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
     workspace: Workspace,
 ) -> None:
-    noise = (*SIZE, "noise_multiplier=1e6", "accountant=rdp", "output=json")
+    noise = (*SIZE, "delta=1e-5", "noise_multiplier=1e6", "accountant=rdp", "output=json")
     outcome = workspace.run("account", *noise)
     assert outcome.err.startswith("WARNING: the noise drowns any signal")
     assert "the noise drowns any signal" in json.loads(outcome.out)["warnings"][-1]

@@ -1,17 +1,16 @@
 """``dpft generate`` on runs of the tiny model."""
 
+import csv
 import fcntl
 import json
 import os
 import shutil
-from dataclasses import dataclass, replace
 
 import pytest
+from pyarrow import parquet
 
 from dpft.data.sources import load_examples
-from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.e2e import E2ETask
-from dpft.tasks.records import Example
 from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace, write_rows
 
@@ -21,38 +20,10 @@ SHORT = "decode.max_new_tokens=5"
 MRS = ["name[Cafe 1], eatType[pub]", "name[Cafe 2]", "name[Cafe 1], eatType[pub]"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoteTask(TextTask):
-    """Whole texts, trained on without a prompt."""
-
-    @property
-    def columns(self):
-        return ("text",)
-
-    @property
-    def prompt_columns(self):
-        return ()
-
-    def examples(self, row):
-        return (replace(self.prompt(row), target=row["text"]),)
-
-    def prompt(self, row):
-        return Example(prompt="", target="", group="note", cut_target_end=True)
-
-    def record(self, row, text):
-        return {"text": text}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def notes():
-    """A task ``notes`` beside dpft's own."""
-    known = TASKS.entries() | {"notes": NoteTask}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TASKS, "entries", lambda: known)
-        yield
-
-
-NOTES = ("--config-dir", "extra")
+LEARNED = (
+    "task=custom", "task.data_dir=pairs.csv", "task.max_length=24", "task.learn_prompt=true",
+    'task.prompt="{a} "', 'task.target="{b}"', "model=tiny", "model.path=model", *TRAINING[5:],
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +32,14 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = make_workspace(tmp_path_factory.mktemp("generate"))
     root = workspace.root
     write_rows(root / "prompts.jsonl", [(mr, "") for mr in MRS])
-    (root / "extra" / "task").mkdir(parents=True)
-    (root / "extra" / "task" / "notes.yaml").write_text(
-        "name: notes\nsource: local\ndata_dir: notes\nmax_length: 24\ncolumn_aliases: {}\n"
-        "eval_split: test\nmetrics: [perplexity]\n"
-    )
-    (root / "notes").mkdir()
-    rows = "".join(json.dumps({"text": f"Place {i} is a pub."}) + "\n" for i in range(40))
-    (root / "notes" / "train.jsonl").write_text(rows)
-    whole = ("task=notes", "model=tiny", "model.path=model", *TRAINING[4:], *NOTES)
+    rows = "".join(f"Place {i},is a pub.\n" for i in range(40))
+    (root / "pairs.csv").write_text(f"a,b\n{rows}")
+    (root / "first.csv").write_text("a\nPlace 41\nPlace 42\n")
     runs = {
         "run": PRIVATE,
         "seeded": (*PRIVATE, "privacy.noise_seed=1"),
         "ordinary": (*TRAINING[:-1], "privacy=none", *QUICK[:2]),
-        "whole": (*whole, "privacy.noise_multiplier=1", *QUICK),
+        "learned": (*LEARNED, "privacy.noise_multiplier=1", *QUICK),
     }
     for name, arguments in runs.items():
         outcome = workspace.run("train", *arguments, SHORT, f"hydra.run.dir={name}")
@@ -147,13 +112,44 @@ def test_beam_writes_equal_texts_after_equal_prompts(workspace: Workspace) -> No
     assert statement["decode"]["num_beams"] == 5
 
 
-def test_where_whole_records_were_trained_on_records_come_from_nothing(
+def table(workspace: Workspace, file: str) -> list[dict[str, str]]:
+    with (workspace.root / file).open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_where_the_prompt_was_learned_whole_rows_come_from_nothing_in_any_format(
     workspace: Workspace,
 ) -> None:
-    records, statement = generate(workspace, "run=whole", "num=7", *NOTES, to="whole-7")
-    assert [set(record) for record in records] == [{"text"}] * 7
-    assert len({record["text"] for record in records}) > 4
+    asked = ("generate", "run=learned", "num=7", "retries=1")
+    made = {to: workspace.run(*asked, f"to={to}") for to in ("a.csv", "b.csv", "c.parquet")}
+    assert [outcome.code for outcome in made.values()] == [0, 0, 0], made
+    rows = table(workspace, "a.csv")
+    assert [list(row) for row in rows] == [["a", "b"]] * len(rows)
+    assert rows == table(workspace, "b.csv")
+    assert rows == parquet.read_table(workspace.root / "c.parquet").to_pylist()
+    statement = json.loads((workspace.root / "a.privacy.json").read_text())
     assert (statement["prompts"], statement["records"], len(statement["notes"])) == ("none", 7, 1)
+    assert statement["unparsed"] == 7 - len(rows)
+    # as long as the records trained on, where the run itself writes 5 tokens
+    assert statement["decode"]["max_new_tokens"] == 23
+    assert "of 7 read as a, b at once" in made["a.csv"].err
+
+
+def test_a_learned_prompt_may_also_be_given(workspace: Workspace) -> None:
+    records, statement = generate(workspace, "run=learned", "prompts=first.csv", to="given")
+    assert [record["a"] for record in records] == ["Place 41", "Place 42"]
+    assert statement["prompts"] == "the user's"
+
+
+def test_texts_of_which_none_is_a_row_are_kept_and_the_command_fails(workspace: Workspace) -> None:
+    other = ('task.prompt="{a} "', 'task.target="Qzx {b}"')
+    outcome = workspace.run("generate", "run=learned", "num=3", "retries=1", *other, "to=none.csv")
+    assert outcome.code == 1
+    assert "INFO: texts: 0 of 3 read as a, b at once, 0 after 1 retry; the other 3" in outcome.err
+    assert "none of the 3 texts is a row" in outcome.err.splitlines()[-1]
+    written = {path.name for path in outcome.new}
+    assert written == {"none.privacy.json", "none.unparsed.jsonl"}
+    assert len((workspace.root / "none.unparsed.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -161,6 +157,7 @@ def test_where_whole_records_were_trained_on_records_come_from_nothing(
     [
         (["run=run"], ["prompts=FILE and num=N", "got neither"]),
         ([*PROMPTS, "num=3"], ["prompts=FILE and num=N", "got both"]),
+        (["run=learned", "num=3", "task.learn_prompt=false"], ["what the run was trained with"]),
         (["run=run", "num=3", "decode=greedy"], ["decode=nucleus", "got decode.strategy=greedy"]),
         (["run=run", "prompts=none.jsonl"], ["prompts must name a file", "none.jsonl"]),
         ([*PROMPTS, "to=prompts.jsonl"], ["to must be a new file", "prompts.jsonl exists"]),
@@ -169,6 +166,7 @@ def test_where_whole_records_were_trained_on_records_come_from_nothing(
         *slow(
             (["prompts=prompts.jsonl"], ["run has no value", "run=VALUE"]),
             (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
+            (["run=learned", "num=3", "retries=-1"], ["retries must be at least 0, got -1"]),
             (["run=run", "num=0"], ["num must be at least 1, got 0"]),
             (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
             ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),

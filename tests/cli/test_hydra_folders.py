@@ -13,7 +13,6 @@ from dpft.cli.hydra_folders import (
     note_root,
     remove_empty_folders,
     sweep_folder,
-    unused_folder,
 )
 from dpft.cli.main import main
 
@@ -28,14 +27,6 @@ def nothing_noted() -> Iterator[None]:
 
 def files_left() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
-
-
-def test_an_unused_name_is_the_first_that_does_not_exist(tmp_path: Path) -> None:
-    path = str(tmp_path / "run")
-    assert unused_folder(path) == path
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run-2").touch()
-    assert unused_folder(path) == f"{path}-3"
 
 
 def test_only_folders_that_the_command_made_are_removed_and_only_empty_ones(

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli import hydra_record
-from dpft.cli.hydra_record import recorded_job, words_of_job, write_hydra_record
+from dpft.cli.hydra_record import composed_job, recorded_job, write_hydra_record
 from dpft.cli.main import main
 
 
@@ -37,11 +37,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     return OmegaConf.create({"task": "e2e", "privacy": {"witness": ["prog", "secret"]}})
 
 
-def test_outside_a_job_nothing_is_recorded(tmp_path: Path) -> None:
-    write_hydra_record(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_record_names_neither_witness_nor_machine(tmp_path: Path, config: DictConfig) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -57,6 +52,6 @@ def test_the_record_names_neither_witness_nor_machine(tmp_path: Path, config: Di
 
 def test_the_words_of_a_job_are_forgotten_after_it(config: DictConfig) -> None:
     with recorded_job(config, ["task=e2e"]):
-        assert words_of_job().typed == ("task=e2e",)
-        assert words_of_job().job == ("task=e2e", "++privacy.witness=[prog,secret]")
-    assert words_of_job().typed == ()
+        assert composed_job().words.typed == ("task=e2e",)
+        assert composed_job().words.job == ("task=e2e", "++privacy.witness=[prog,secret]")
+    assert hydra_record._job.get() is None

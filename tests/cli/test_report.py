@@ -142,3 +142,11 @@ def test_bad_questions_about_runs_are_refused(
 
 def test_words_alone_are_quoted_for_hydra() -> None:
     assert expand(["a", "output=json", "b's"]) == ["output=json", "runs=['a','b\\'s']"]
+
+
+def test_a_runs_own_report_is_rebuilt_and_no_table_printed(workspace: Workspace) -> None:
+    folder = write_run(workspace.root / "run")
+    outcome = workspace.run("report", "run", "rebuild=true")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == "INFO: run: report.md and report.html written anew\n"
+    assert "60.0" in (folder / "report.html").read_text()

@@ -8,10 +8,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import AccountConfig
+from dpft.config.composing import register_resolver
 from dpft.config.doctor import DoctorConfig
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory

@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.cli.hydra_folders import register_resolver
 from dpft.config import schema
+from dpft.config.composing import register_resolver
 from dpft.config.convert import union_members
 from dpft.config.load import load
 from dpft.config.location import config_directory

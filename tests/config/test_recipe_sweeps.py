@@ -9,8 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 
-from dpft.cli.hydra_folders import register_resolver
 from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.composing import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig

@@ -47,3 +47,9 @@ def test_a_report_is_not_written_where_a_file_lies(tmp_path: Path) -> None:
     taken.write_text("")
     said = refusal(runs="a", to=str(taken))
     assert said == f"to must be a folder, got {str(taken)!r}, which is a file."
+
+
+@pytest.mark.parametrize("given", [{"ratings": "a.csv"}, {"runs": "a", "to": "x"}])
+def test_rebuilding_is_of_runs_and_into_their_own_folders(given: dict[str, str]) -> None:
+    other = "ratings" if "ratings" in given else "to"
+    assert f"into its folder, got it with {other};" in refusal(rebuild=True, **given)

@@ -1,6 +1,8 @@
 """Which words set which keys."""
 
-from dpft.config.words import Words, given_overrides
+import pytest
+
+from dpft.config.words import Words, given_overrides, given_text
 
 WORDS = ("task=e2e", "+a.b=c=d", "++x=1", "~tuning.space.train")
 
@@ -15,3 +17,21 @@ def test_only_a_word_of_the_command_line_itself_counts_as_typed() -> None:
     words = Words(job=("task=e2e", "seed=1"), typed=("++privacy.witness=heads", "task=e2e"))
     assert words.were_typed("privacy.witness") and words.were_typed("task")
     assert not words.were_typed("privacy") and not words.were_typed("seed")
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("run=outputs/2026-01-31/12-00-00", "outputs/2026-01-31/12-00-00"),
+        ("run='a run, the second'", "a run, the second"),
+        ('run="it\'s"', "it's"),
+        ("run=2024", "2024"),
+        ("run=a,b", "a,b"),
+        ("run=[", "["),
+        ("run=null", None),
+        ("run=", None),
+        ("other=x", None),
+    ],
+)
+def test_a_text_is_read_without_its_quotes(word: str, text: str | None) -> None:
+    assert given_text([word], "run") == text

@@ -12,7 +12,12 @@ from omegaconf import OmegaConf
 
 from dpft.data import sources
 from dpft.data.readers import FORMATS
-from dpft.data.sources import has_split, is_one_file, load_examples, load_with_units
+from dpft.data.sources import (
+    has_split,
+    has_training_split_alone,
+    load_examples,
+    load_with_units,
+)
 from dpft.errors import InputError
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
@@ -291,7 +296,7 @@ def test_your_own_data_may_be_one_file_or_a_folder(tmp_path):
     alone, folder = custom(tmp_path / "qa.csv"), custom(tmp_path)
     assert [e.target for e in load_examples(alone, "train")] == ["So.", ""]
     assert load_examples(folder, "test") == load_examples(alone, "train")
-    assert (is_one_file(alone), is_one_file(folder)) == (True, False)
+    assert (has_training_split_alone(alone), has_training_split_alone(folder)) == (True, False)
     assert [has_split(folder, split) for split in ("train", "test")] == [False, True]
     assert "eval.held_out=0.1" in message(alone, "test")
 

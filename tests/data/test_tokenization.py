@@ -83,6 +83,53 @@ def test_a_text_without_a_prompt_has_its_first_token_predicted_and_loses_its_end
     assert [row.labels.count(-100) for row in (whole, cut)] == [1, 1]
 
 
+def learned(**settings) -> Example:
+    return replace(example("abcd", "xyz"), after_start=True, learns_prompt=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "sequence", "learnt"),
+    [
+        (10, "<end>abcd\nxyz<end>", "abcd\nxyz<end>"),
+        (8, "<end>ab\nxyz<end>", "ab\nxyz<end>"),
+        (4, "xyz<end>", "xyz<end>"),
+    ],
+)
+def test_a_learned_prompt_follows_a_start_token_and_has_all_its_tokens_learned(
+    tokenizer, max_length, sequence, learnt
+):
+    (row,) = tokenize([learned()], tokenizer, max_length=max_length)
+    assert texts(tokenizer, row.input_ids) == sequence
+    labels = row.labels if max_length == 4 else row.labels[1:]
+    assert texts(tokenizer, labels) == learnt
+    assert len(row.labels) == len(row.input_ids)
+    assert -100 not in labels
+
+
+def test_the_first_label_of_a_learned_prompt_is_none_and_of_an_empty_target_there_are_none(
+    tokenizer,
+):
+    whole, empty = tokenize([learned(), replace(learned(), target="")], tokenizer, max_length=12)
+    assert whole.labels[0] == -100
+    assert empty.labels == [-100] * len(empty.input_ids)
+    assert not empty.has_label
+
+
+def test_a_learned_prompt_is_the_same_where_its_answer_is_written_or_scored(tokenizer):
+    (row,) = tokenize([learned()], tokenizer, max_length=20)
+    (prompt,) = tokenize_prompts([learned()], tokenizer, max_length=20, max_new_tokens=10)
+    assert row.input_ids[: len(prompt)] == prompt
+    (scored,) = tokenize([replace(learned(), learns_prompt=False)], tokenizer, max_length=20)
+    assert scored.input_ids == row.input_ids
+    assert scored.labels == [-100] * len(prompt) + row.input_ids[len(prompt) :]
+
+
+def test_a_prompt_that_is_not_learned_is_read_as_ever(tokenizer):
+    (row,) = tokenize([example("abcd", "xyz")], tokenizer, max_length=20)
+    assert texts(tokenizer, row.input_ids) == "abcd\nxyz<end>"
+    assert row.labels == [-100] * 5 + row.input_ids[5:]
+
+
 def test_only_the_tokens_that_are_named_are_read_as_tokens(tokenizer):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<you>"]})
     you, end = tokenizer.convert_tokens_to_ids("<you>"), tokenizer.eos_token_id
@@ -114,6 +161,9 @@ def test_a_tokenizer_that_opens_texts_keeps_doing_so(tokenizer):
         single="<start> $A", special_tokens=[("<start>", tokenizer.bos_token_id)]
     )
     assert one(tokenizer, "abcd", "xy", 7) == ("<start>ab\nxy<end>", "xy<end>")
+    (row,) = tokenize([learned()], tokenizer, max_length=20)
+    assert texts(tokenizer, row.input_ids) == "<start>abcd\nxyz<end>"
+    assert row.labels == [-100, *row.input_ids[1:]]
 
 
 def test_a_prompt_has_the_same_tokens_with_and_without_its_target(tokenizer):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,6 +174,18 @@ def test_a_seq2seq_models_likelihoods_are_those_of_transformers_loss():
     assert sum(found.nll_sums) == pytest.approx(total, rel=1e-5)
     assert sum(found.token_counts) == 4 + 2 + 3
     assert math.isfinite(total)
+
+
+def test_the_likelihood_is_of_the_targets_alone_where_prompts_were_learned():
+    tokenizer = small.blank_words(closes=False)
+    encoding = TextEncoding(tokenizer=tokenizer, layout=Layout(), max_length=16)
+    model = small.language_model("gpt2")
+    outputs = ModelOutputs(model=model, encoding=encoding, batch_size=2)
+    started = [replace(each, after_start=True) for each in EXAMPLES]
+    learned = [replace(each, learns_prompt=True) for each in started]
+    found = outputs.likelihoods(learned, lambda _: None)
+    assert found == outputs.likelihoods(started, lambda _: None)
+    assert sum(found.token_counts) == 4 + 2 + 3
 
 
 def _inputs(tokenizer, prompt):

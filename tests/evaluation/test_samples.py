@@ -8,7 +8,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from dpft.evaluation.predictions import Prediction
-from dpft.evaluation.samples import SAMPLES, render_samples, spread, write_samples
+from dpft.evaluation.samples import (
+    SAMPLES,
+    render_samples,
+    sample_records,
+    spread,
+    write_samples,
+)
 
 MARKUP = [
     "a | b || c",
@@ -69,6 +75,14 @@ def test_twenty_inputs_are_spread_over_the_split():
     assert [row[0] for row in rows[:3]] == ["1", "32", "64"]
     assert all(int(number) == int(text.removeprefix("in")) + 1 for number, text, *_ in rows)
     assert markdown.startswith("# Samples of e2e\n\n20 of 630 inputs")
+
+
+def test_three_inputs_of_a_split_are_shown_on_the_page_with_a_reference_if_there_is_one():
+    shown = sample_records([prediction(f"in{i}", "a", "b") for i in range(630)])
+    assert [sample["input"] for sample in shown] == ["in0", "in210", "in420"]
+    assert shown[0]["reference"] == "a"
+    bare = Prediction(input="i", prediction="p", references=())
+    assert sample_records([bare])[0]["reference"] == ""
 
 
 @pytest.mark.parametrize("count", [1, 19, 20, 21, 1000])

@@ -1,9 +1,10 @@
 """Nucleus sampling draws what it says, and each text on its own."""
 
+import numpy as np
 import pytest
 import torch
 
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
 from tests.models import small
 
@@ -49,6 +50,14 @@ def test_the_numbers_of_a_prompt_depend_on_seed_and_place_alone():
     assert three.min() >= 0 and three.max() < 1
 
 
+def test_another_attempt_has_other_numbers_and_the_first_is_the_prompts_own():
+    first, second, third = (uniforms(7, [4, 0], 6, attempt=attempt) for attempt in range(3))
+    own = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(4,)))
+    assert first[0].tolist() == own.random(6).tolist()
+    assert torch.equal(second[1:], uniforms(7, [0], 6, attempt=1))
+    assert len(torch.cat([first, second, third, uniforms(7, [1, 2], 6)]).unique()) == 48
+
+
 def test_without_a_seed_the_root_is_fresh():
     assert root_seed(5) == 5
     assert root_seed(None) != root_seed(None)
@@ -79,6 +88,21 @@ def test_the_seed_says_what_is_written(writer):
     assert once != texts(writer, prompts, seed=2)
     assert texts(writer, prompts, seed=None) != texts(writer, prompts, seed=None)
     assert len(set(once)) > 4
+
+
+def test_a_part_of_the_prompts_keeps_its_places_and_another_attempt_writes_other_texts(writer):
+    model, tokenizer = writer
+    config = DecodeConfig(strategy="nucleus", max_new_tokens=6, seed=1)
+
+    def drawn(places, attempt):
+        prompts, draws = [[5, 6]] * len(places), Draws(places=places, attempt=attempt)
+        return generate_texts(model, tokenizer, prompts, config=config, batch_size=2, draws=draws)
+
+    whole = texts(writer, [[5, 6]] * 8, seed=1)
+    assert drawn([6, 1, 3], 0) == [whole[6], whole[1], whole[3]]
+    again = drawn(range(8), 1)
+    assert drawn([6, 1, 3], 1) == [again[6], again[1], again[3]]
+    assert not set(again) & set(whole)
 
 
 def test_a_small_nucleus_is_greedy(writer):

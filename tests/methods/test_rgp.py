@@ -268,7 +268,7 @@ def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, pr
     method.prepare(model)
     own = with_method(tmp_path, method, model)
     if private:
-        train_privately(own, toy.plan(), toy.privacy(), epsilon_after=lambda step: 1.0)
+        train_privately(own, toy.plan(), toy.privacy(), epsilon_after=toy.spent)
     else:
         train_ordinarily(own, 5)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "model").eval()

@@ -163,7 +163,7 @@ def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
     object.__setattr__(own, "phases", phases)
     privacy = toy.privacy()
     plan = make_plan(privacy, num_examples=12, expected_batch_size=6, phases=phases)
-    train_privately(own, plan, privacy, epsilon_after=lambda step: 1.0)
+    train_privately(own, plan, privacy, epsilon_after=toy.spent)
     folders = sorted((folder / "private" / "checkpoints").glob("step-*"))
     return [load_file(path / "model.safetensors") for path in folders]
 

@@ -102,7 +102,7 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
     privacy = DifferentialPrivacy(name="dp", noise_multiplier=1.0, accountant="rdp")
     assert account_for_plan(SimpleNamespace(privacy=privacy), run) == expected
-    assert EpsilonSoFar(followed, math.inf)(3) == pytest.approx(expected.epsilons["rdp"])
+    assert EpsilonSoFar(followed)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
     record = plan_record(followed, expected)
     numbers = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")}
     mechanism = vars(followed.mechanism())

@@ -8,6 +8,7 @@ import pytest
 
 from dpft.config.keys import quoted
 from dpft.runs.ending import ending_lines
+from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.reports.run.folders import write_run
 from tests.reports.run.test_report import non_private, private
@@ -74,6 +75,16 @@ def test_a_run_without_a_guarantee_says_so_and_no_epsilon(
         (folder / "privacy.json").write_text(json.dumps(record))
     (promise,) = lines(folder)["privacy"]
     assert promise.startswith(begins) and "epsilon" not in promise
+
+
+def test_a_model_that_learned_its_prompts_is_asked_for_rows_and_not_given_prompts(
+    folder: Path,
+) -> None:
+    write_run(folder)
+    templates = {"prompt_template": "{q}:", "target_template": "{a}"}
+    for learned, asked in ((True, "num=100"), (False, "prompts=FILE")):
+        task = CustomTexts(name="custom", learn_prompt=learned, **templates)
+        assert f"next: dpft generate run=outputs/day {asked}" in ending_lines(folder, task)
 
 
 def test_data_on_this_machine_is_named_by_no_path(folder: Path) -> None:

@@ -1,10 +1,15 @@
 import json
 import stat
+from contextlib import nullcontext
 from pathlib import Path
+
+import pytest
 
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
-from dpft.runs.evaluation import write_evaluations
+from dpft.runs import evaluation as evaluation_of_runs
+from dpft.runs.evaluation import evaluate, scores_of, write_evaluations
+from tests.config.test_conf import loaded
 
 
 def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:
@@ -36,6 +41,33 @@ def test_private_predictions_are_the_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "predictions.jsonl").stat().st_mode) == 0o600
     assert "y" not in (tmp_path / "metrics.json").read_text().split()
+
+
+def test_trust_rule_8_texts_stand_in_public_metrics_for_a_public_split_alone(
+    tmp_path: Path,
+) -> None:
+    shown = {"input": "name[A]", "prediction": "y", "reference": "A."}
+    for public, samples in ((True, [shown]), (False, None)):
+        write_evaluations(tmp_path, [evaluation("after", "y")], public=public)
+        (entry,) = json.loads((tmp_path / "metrics.json").read_text())["evaluations"]
+        assert entry.get("samples") == samples
+    assert "samples" not in scores_of(evaluation("after", "y"), public=False)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_trust_rule_8_progress_counts_the_records_of_a_public_split_alone(
+    monkeypatch: pytest.MonkeyPatch, public: bool
+) -> None:
+    asked = []
+    monkeypatch.setattr(evaluation_of_runs, "evaluate_parts", lambda *_, **given: [])
+    monkeypatch.setattr(
+        evaluation_of_runs,
+        "batch_progress",
+        lambda doing, *, counts: asked.append((doing, counts)) or nullcontext(print),
+    )
+    config = loaded("train", ["experiment=demo", f"eval.split_is_public={str(public).lower()}"])
+    assert evaluate(config, None, None, {}) == []
+    assert asked == [("evaluating", public)]
 
 
 def files(folder: Path) -> set[str]:

@@ -1,11 +1,14 @@
 """Only runs that ended are reported on, and none whose ledger lacks what its report counts."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dpft.errors import InputError, StateError
-from dpft.runs.finished_runs import read_finished_runs
+from dpft.run_folder import PAGE, REPORT
+from dpft.runs.finished_runs import read_finished_runs, rebuild_report
+from tests.reports.run.folders import write_run
 from tests.runs.spending.run_folders import make_run
 
 
@@ -52,3 +55,19 @@ def test_a_link_in_a_received_folder_is_refused(tmp_path: Path) -> None:
     (folder / "metrics.json").symlink_to(tmp_path / "mine")
     with pytest.raises(InputError, match="symbolic link"):
         read_finished_runs([folder])
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_a_rebuilt_report_is_the_same_and_of_a_search_as_old(
+    tmp_path: Path, searched: bool
+) -> None:
+    selection = {"theorem": "T", "eta": 1.0, "gamma": 0.1, "expected_trials": 3.0}
+    folder = write_run(tmp_path / "run", privacy={"selection": selection} if searched else {})
+    (record,), _ = read_finished_runs([folder])
+    rebuild_report(record)
+    first = (folder / PAGE).read_bytes()
+    os.utime(folder / PAGE, (1, 1))
+    (folder / REPORT).unlink()
+    rebuild_report(record)
+    assert (folder / PAGE).read_bytes() == first and (folder / REPORT).exists()
+    assert ((folder / PAGE).stat().st_mtime == 1) == searched

@@ -127,7 +127,7 @@ def test_nothing_is_held_out_where_there_is_a_split_to_score(
 ) -> None:
     own = with_splits(config, places)
     data = load_training_data(own)
-    with pytest.raises(InputError, match="holds a test split to score.*drop eval.held_out"):
+    with pytest.raises(InputError, match="hold a test split to score.*drop eval.held_out"):
         divide(own, data)
     division = divide(changed(own, held_out=None), data)
     assert (list(division.kept), division.key) == (list(range(40)), None)
@@ -142,7 +142,7 @@ def test_one_file_as_a_whole_is_trained_on_and_that_nothing_is_scored_is_said(
     whole = changed(config, held_out=None)
     division = divide(whole, load_training_data(whole))
     assert (len(division.kept), division.scored) == (40, {})
-    assert "not evaluated: task.data_dir is one file" in caplog.text
+    assert "not evaluated: the data are a training split alone" in caplog.text
     (entry,) = not_evaluated(whole)
     assert (entry.metrics, entry.examples, entry.stage) == ({}, 0, "after")
     assert entry.not_computed.keys() == set(config.task.metrics)

@@ -18,7 +18,7 @@ from dpft.runs.run_plan import PublicSize, RunPlan
 from dpft.runs.witnessing import hand_over_end
 from dpft.training.private_run import train_privately
 from tests.config.test_conf import loaded
-from tests.training.toy import plan, privacy, session
+from tests.training.toy import plan, privacy, session, spent
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
 SCORES = Evaluation(
@@ -41,7 +41,7 @@ def private() -> TrainConfig:
 @pytest.fixture
 def folder(tmp_path: Path, private: TrainConfig, shared_accounting: None) -> Path:
     """A run of five steps by the plan of ``tests.training.toy``, trained and not yet reported."""
-    train_privately(session(tmp_path), plan(), privacy(None), epsilon_after=lambda _: 1.0)
+    train_privately(session(tmp_path), plan(), privacy(None), epsilon_after=spent)
     dump(private, tmp_path / "config.yaml")
     return tmp_path
 

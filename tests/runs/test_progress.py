@@ -1,6 +1,7 @@
-"""The bar counts batches on a terminal, and is absent elsewhere."""
+"""A bar counts batches on a terminal; elsewhere lines tell the tenths."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
@@ -9,11 +10,11 @@ from dpft.runs import progress
 from dpft.runs.progress import batch_progress
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, counts: bool = True) -> str:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=80)
     monkeypatch.setattr(progress, "Console", lambda *, stderr: console)
-    with batch_progress() as show:
+    with batch_progress(counts=counts) as show:
         show("predictions", 32, 100)
         show("predictions", 100, 100)
         show("likelihoods", 7, 640)
@@ -26,8 +27,31 @@ def test_a_terminal_sees_a_bar_for_each_kind_of_work(monkeypatch: pytest.MonkeyP
         assert part in screen
 
 
+def test_trust_rule_8_the_bar_of_a_private_split_tells_tenths_and_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = shown(monkeypatch, terminal=True, counts=False)
+    assert "100%" in screen and "  0%" in screen and "likelihoods" in screen
+    for number in ("32", "/100", "640", "/10", " 1%"):
+        assert number not in screen
+
+
 def test_where_there_is_no_terminal_there_is_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, terminal=False) == ""
+
+
+@pytest.mark.parametrize("total", [1, 7, 10, 640])
+def test_trust_rule_8_a_pipe_gets_the_same_ten_lines_for_any_number_of_records(
+    caplog: pytest.LogCaptureFixture, total: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    with batch_progress("evaluating") as show:
+        for _ in ("matched", "mismatched"):  # each part of a split is a work of its own
+            for done in range(1, total, 3):
+                show("predictions", done, total)
+            show("predictions", total, total)
+    lines = [f"evaluating: {percent} % of predictions" for percent in range(10, 101, 10)]
+    assert caplog.messages == [*lines, *lines]
 
 
 def test_the_bar_is_drawn_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:

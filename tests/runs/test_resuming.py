@@ -12,6 +12,7 @@ import pytest
 from dpft.config.keys import plain
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.run_folder import FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
@@ -247,3 +248,17 @@ def test_a_run_that_breaks_off_says_how_to_go_on_where_it_can(
     with pytest.raises(error), hint_of_resume(tmp_path / "run"):
         raise error
     assert capsys.readouterr().err.removeprefix("dpft: to go on: ") == said
+
+
+def test_a_run_on_rows_in_memory_says_that_they_are_needed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/private/checkpoints/step-00000000").mkdir(parents=True)
+    with (
+        pytest.raises(OSError),
+        rows_in_memory([{"note": "x"}]),
+        hint_of_resume(tmp_path / "run"),
+    ):
+        raise OSError
+    assert capsys.readouterr().err == ("dpft: to go on: dpft.train(['resume=run'], rows=...)\n")

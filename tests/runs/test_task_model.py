@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
 from dpft.tasks.base import TASKS, Task
+from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample
 from dpft.training.self_check import check_independence
@@ -69,6 +71,16 @@ def test_heads_that_do_not_fit_are_refused_with_the_way_out(models):
     sentence = refusal(head_of, task("sst2", **CLS), models["t5"])
     assert "task.objective=cls" in sentence and "task.objective=infilling" in sentence
     assert "task=e2e needs a model that writes" in refusal(head_of, task("e2e"), models["bert"])
+
+
+def test_a_prompt_is_learned_by_a_causal_model_alone(models):
+    templates = {"prompt_template": "{q}:", "target_template": "{a}"}
+    learned = CustomTexts(name="custom", learn_prompt=True, **templates)
+    assert head_of(learned, models["gpt2"]) == Head(kind=CAUSAL)
+    assert head_of(replace(learned, learn_prompt=False), models["t5"]) == Head(kind=SEQ2SEQ)
+    sentence = refusal(head_of, learned, models["t5"])
+    assert "task.learn_prompt=true needs a causal model, got t5, which is seq2seq" in sentence
+    assert "needs a model that writes" in refusal(head_of, learned, models["bert"])
 
 
 @pytest.mark.parametrize(

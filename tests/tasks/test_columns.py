@@ -74,6 +74,36 @@ def test_a_text_is_read_back_by_its_template(template, text, found):
     assert parse(template).read(text) == found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Q: x y\nA: 1, 2", ("x y", "1, 2")),
+        # a blank where pieces that are tokenised apart begin, and nowhere else
+        ("Q:  x y\nA:  1, 2", ("x y", "1, 2")),
+        ("Q: x y \nA: 1, 2", ("x y", "1, 2")),
+        (" Q:  x y \nA:  1, 2 \n", ("x y", "1, 2")),
+        ("Q:   x y\nA: 1, 2", (" x y", "1, 2")),
+        ("Q: x y\n A: 1", None),
+        ("Q: x y A: 1", None),
+    ],
+)
+def test_two_templates_in_a_row_read_their_text_with_and_without_blanks_at_their_seams(text, found):
+    whole = parse(r"Q: {a}\nA: ").followed_by(parse("{b}"))
+    assert whole.fill({"a": "x y", "b": "1, 2"}) == "Q: x y\nA: 1, 2"
+    assert whole.read(text) == (found and dict(zip("ab", found, strict=True)))
+
+
+@pytest.mark.parametrize("text", ["x\nN: y", "x\n N: y", " x \n N: y"])
+def test_a_seam_is_also_before_the_second_templates_own_words(text):
+    assert parse(r"{a}\n").followed_by(parse("N: {b}")).read(text) == {"a": "x", "b": "y"}
+
+
+def test_a_template_without_a_column_may_come_first():
+    first = ColumnTemplate.parse(" Say it:", key="task.prompt", needs_column=False)
+    whole = first.followed_by(parse("{a}"))
+    assert [whole.read(text) for text in ("Say it:x", "Say it: x")] == [{"a": "x"}] * 2
+
+
 def test_a_row_is_blank_where_no_column_says_anything():
     assert parse("<{a}{b}>").is_blank({"a": " ", "b": "\n"})
     assert not parse("<{a}{b}>").is_blank({"a": " ", "b": 0})

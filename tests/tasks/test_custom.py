@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 
@@ -19,16 +20,16 @@ def texts(**settings: object) -> CustomTexts:
     return CustomTexts(name="custom", **{**QA, **settings})
 
 
-def plain(template: str) -> CustomTexts:
-    return CustomTexts(name="custom", text_template=template)
+def plain(template: str, **settings: object) -> CustomTexts:
+    return CustomTexts(name="custom", text_template=template, **settings)
 
 
 def labels(**settings: object) -> CustomLabels:
     return CustomLabels(name="custom", **{**CLASSES, **settings})
 
 
-def chats() -> CustomChats:
-    return CustomChats(name="custom", messages_column="talk")
+def chats(**settings: object) -> CustomChats:
+    return CustomChats(name="custom", messages_column="talk", **settings)
 
 
 def talk(*roles: str) -> dict[str, object]:
@@ -113,10 +114,60 @@ def test_a_plain_text_is_learned_as_a_whole_and_cut_at_its_end():
     assert plain("{body}").prompt_columns == ()
 
 
-def test_a_generated_text_is_read_as_its_template_or_stands_as_it_is():
+def test_a_generated_text_is_read_as_its_template_or_is_no_record():
     task = plain("{title}\n{body}")
     assert task.record({}, "A\nB\nC") == {"title": "A", "body": "B\nC"}
-    assert task.record({}, "A B") == {"text": "A B"}
+    assert task.record({}, "A B") is None
+    assert task.written_columns == ("title", "body")
+
+
+@pytest.mark.parametrize("text", ["", " \n "])
+def test_a_generated_text_that_says_nothing_is_no_record(text):
+    assert plain("{body}").record({}, text) is None
+    assert texts().record(ROW, text) is None
+
+
+def test_a_record_has_the_columns_of_the_template_in_its_order_under_the_files_names():
+    task = texts(column_aliases={"q": "question", "a1": "answer", "a2": "answer"})
+    assert list(task.record(ROW, "So.").items()) == [("q", "Why?"), ("answer", "So.")]
+    assert task.written_columns == ("answer",)
+
+
+def test_a_given_column_that_the_target_names_too_stays_as_it_was_given():
+    task = texts(target_template="{answer} ({question})")
+    assert task.record(ROW | {"question": 7}, "So. (8)") == {"question": 7, "answer": "So."}
+
+
+def test_a_prompt_is_learned_where_that_is_asked_for_and_the_example_is_else_the_same():
+    (plainly,), (learned,) = (texts(learn_prompt=on).examples(ROW) for on in (False, True))
+    assert (plainly.after_start, plainly.learns_prompt) == (False, False)
+    assert learned == replace(plainly, after_start=True, learns_prompt=True)
+    assert texts(learn_prompt=True).prompt(ROW) == replace(learned, target="")
+
+
+def test_whole_rows_are_written_from_nothing_where_the_prompt_was_learned_or_there_is_none():
+    assert texts().from_nothing is None
+    assert plain("{a}").from_nothing == plain("{a}")
+    task = texts(learn_prompt=True)
+    (learned,), whole = task.examples(ROW), task.from_nothing
+    assert (whole.prompt_columns, whole.prompt({}).prompt) == ((), "")
+    assert whole.record({}, learned.prompt + learned.target) == ROW
+    assert whole.record({}, "Q:  Why?\nA:  So.") == ROW
+    assert whole.record({}, "Q: Why? So.") is None
+    assert whole.written_columns == ("question", "answer")
+
+
+def test_a_prompt_that_cannot_be_told_from_its_target_is_not_learned():
+    sentence = refusal(texts, learn_prompt=True, prompt_template="{question}")
+    assert "got none after {question}; end task.prompt with" in sentence
+    assert texts(prompt_template="{question}").learn_prompt is False
+    assert texts(prompt_template="{question}", target_template=" {answer}", learn_prompt=True)
+
+
+def test_other_forms_have_no_prompt_to_learn():
+    for make in (partial(plain, "{a}"), labels, chats):
+        assert make()
+        assert "task.learn_prompt=true is for" in refusal(make, learn_prompt=True)
 
 
 def test_the_metrics_are_those_of_the_form_unless_given():

@@ -8,7 +8,7 @@ from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
 from dpft.training.training_config import TrainingConfig
-from tests.training.toy import plan, privacy, session, tiny_model, training_set
+from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def weights_after(folder, precision, private=True, **settings):
     object.__setattr__(batches, "precision", precision)
     object.__setattr__(own, "training_set", batches)
     if private:
-        train_privately(own, plan(steps=2), privacy(), epsilon_after=lambda step: 1.0)
+        train_privately(own, plan(steps=2), privacy(), epsilon_after=spent)
     else:
         train_ordinarily(own, 2)
     assert all(p.dtype == torch.float32 for p in model.parameters())

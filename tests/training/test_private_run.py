@@ -23,7 +23,7 @@ from dpft.training import loop as loop_module
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from dpft.training.session import train_ordinarily
-from tests.training.toy import plan, privacy, session, tiny_model
+from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
 class Killed(BaseException):
@@ -37,7 +37,7 @@ def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, *
     config = privacy()
     object.__setattr__(config, "resume_overspend", overspend)
     object.__setattr__(config, "eps", eps)
-    train_privately(own, plan(), config, epsilon_after=lambda step: 1.0, resume_point=resume_point)
+    train_privately(own, plan(), config, epsilon_after=spent, resume_point=resume_point)
     return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
 
 

@@ -1,8 +1,12 @@
 import logging
+from importlib.machinery import ModuleSpec
 
 import pytest
+from rich.console import Console
 
-from dpft.training.progress import LOG_LINES, StepProgress
+from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.training.progress import LOG_LINES, StepProgress, draws_bars
+from tests.training.toy import spent
 
 
 class Clock:
@@ -38,42 +42,65 @@ def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -
     return caplog.messages
 
 
-def test_epsilon_so_far_is_rounded_up() -> None:
-    assert progress(epsilon=lambda step: 2.9901).note(1) == "epsilon at most 3.00"
+@pytest.mark.parametrize(
+    ("settled", "words"), [(True, "epsilon 3.00 (prv)"), (False, "epsilon ≤ 3.00 (prv)")]
+)
+def test_epsilon_so_far_is_rounded_up_and_marked_where_it_is_not_the_last_word(
+    settled: bool, words: str
+) -> None:
+    spent = SpentEpsilon(epsilon=2.9901, accountant="prv", settled=settled)
+    assert progress(epsilon=lambda step: spent).note(1) == words
 
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
     assert lines(caplog, steps=25, seconds=2.0) == [
-        "step 10 of 25, 16 examples/s, 0:30 to go",
-        "step 25 of 25, 16 examples/s, 0:00 to go",
+        "step 10 of 25, 16 examples/s, 0:20 taken, 0:30 to go",
+        "step 25 of 25, 16 examples/s, 0:50 taken, 0:00 to go",
     ]
 
 
 def test_trust_rule_7_fewer_than_ten_steps_show_neither_step_nor_rate(caplog) -> None:
-    (line,) = lines(caplog, steps=9, epsilon=lambda step: 1.0)
+    (line,) = lines(caplog, steps=9, epsilon=spent)
     assert line.startswith("steps 1 to 9 show no progress")
 
 
 def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps(caplog) -> None:
     assert lines(caplog, steps=80, taken=50, seconds=2.0) == [
-        "step 60 of 80, 16 examples/s, 0:40 to go",
-        "step 70 of 80, 16 examples/s, 0:20 to go",
-        "step 80 of 80, 16 examples/s, 0:00 to go",
+        "step 60 of 80, 16 examples/s, 0:20 taken, 0:40 to go",
+        "step 70 of 80, 16 examples/s, 0:40 taken, 0:20 to go",
+        "step 80 of 80, 16 examples/s, 1:00 taken, 0:00 to go",
     ]
 
 
 def test_trust_rule_7_a_run_that_goes_on_off_the_grid_has_no_rate_at_first(caplog) -> None:
     assert lines(caplog, steps=40, taken=15, seconds=2.0)[1:] == [
         "step 30 of 40",
-        "step 40 of 40, 16 examples/s, 0:00 to go",
+        "step 40 of 40, 16 examples/s, 0:20 taken, 0:00 to go",
     ]
 
 
 def test_a_long_time_is_shown_in_hours(caplog) -> None:
-    assert lines(caplog, steps=20, seconds=3661.0)[0].endswith("10:10:10 to go")
+    assert lines(caplog, steps=20, seconds=3661.0)[0].endswith("10:10:10 taken, 10:10:10 to go")
 
 
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    logged = lines(caplog, steps=1000, epsilon=lambda step: 1.0)
+    logged = lines(caplog, steps=1000, epsilon=spent)
     assert len(logged) == LOG_LINES
-    assert logged[-1].startswith("step 1000 of 1000, epsilon at most 1.00")
+    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00 (prv)")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "notebook", "widgets", "drawn"),
+    [
+        (True, False, False, True),
+        (False, True, True, True),
+        (False, True, False, False),
+        (False, False, True, False),
+    ],
+)
+def test_bars_are_drawn_on_a_terminal_and_in_a_notebook_with_widgets(
+    terminal: bool, notebook: bool, widgets: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ModuleSpec("ipywidgets", None) if widgets else None
+    monkeypatch.setattr("dpft.training.progress.find_spec", lambda name: found)
+    assert draws_bars(Console(force_terminal=terminal, force_jupyter=notebook)) is drawn

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dpft.training.optimizers import SGD, AdamW
 from dpft.training.private_run import train_privately
 from tests.privacy.linear_complexity import linear_complexity
-from tests.training.toy import VOCABULARY, plan, privacy, session
+from tests.training.toy import VOCABULARY, plan, privacy, session, spent
 
 POSITIONS = 700_000
 """Rows of the position embedding, one number each; records use the first few."""
@@ -33,7 +33,7 @@ def test_trust_rule_4_noise_bare_in_the_released_weights_does_not_give_the_gener
     run = session(tmp_path, base)
     settings = dataclasses.replace(run.settings, weight_decay=0.0)
     run = dataclasses.replace(run, optimizer=optimizer, settings=settings)
-    train_privately(run, plan(steps=1), privacy(seed=1), epsilon_after=lambda step: 1.0)
+    train_privately(run, plan(steps=1), privacy(seed=1), epsilon_after=spent)
     moved = (before - base.transformer.wpe.weight.detach()).flatten()
     assert (moved != 0).double().mean() > 0.9999
     signs = (moved < 0).int()

@@ -11,13 +11,13 @@ from dpft.training import session as session_module
 from dpft.training.checkpoint import checkpoints
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
-from tests.training.toy import plan, privacy, session, tiny_model
+from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
 def run_privately(folder, model=None, seed=1, **settings):
     model = model or tiny_model()
     own = session(folder, model, **settings)
-    train_privately(own, plan(), privacy(seed), epsilon_after=lambda step: 1.0)
+    train_privately(own, plan(), privacy(seed), epsilon_after=spent)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -80,7 +80,7 @@ def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
 
     own = session(tmp_path)
     object.__setattr__(own, "save_model", save_model)
-    train_privately(own, plan(), privacy(), epsilon_after=lambda step: 1.0)
+    train_privately(own, plan(), privacy(), epsilon_after=spent)
     assert states == [True], "the final checkpoint comes before the model, closing after it"
     assert not list((tmp_path / "private").rglob(KEYS))
 
@@ -114,7 +114,7 @@ def test_weights_that_stop_being_finite_end_the_run_with_the_step_counted(tmp_pa
     own = session(tmp_path, model)
     huge = plan(noise_multiplier=1e300)
     with pytest.raises(RunError, match="not finite after step 1"):
-        train_privately(own, huge, privacy(), epsilon_after=lambda step: 1.0)
+        train_privately(own, huge, privacy(), epsilon_after=spent)
     assert read_ledger(tmp_path / "ledger.jsonl").steps == 1
 
 
@@ -138,5 +138,5 @@ def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_pat
             return super().moved_parameters(model)
 
     object.__setattr__(own, "method", Noted(name="full"))
-    train_privately(own, plan(steps=2), privacy(), epsilon_after=lambda step: 1.0)
+    train_privately(own, plan(steps=2), privacy(), epsilon_after=spent)
     assert calls == [0, "moved", 0, 0, 1]

@@ -1,9 +1,11 @@
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
 from dpft.errors import StateError
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
 from dpft.training import private_run as private_run_module
 from dpft.training.listeners import PublicStep
@@ -12,10 +14,11 @@ from dpft.training.session import train_ordinarily
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.trackers.tensorboard import TensorBoard
 from dpft.training.tracking import Tracking, Written, open_tracking
-from tests.training.toy import plan, privacy, session
+from tests.training.toy import plan, privacy, session, spent
 from tests.training.trackers.reading import read_events
 
 POINT = {"train/learning_rate", "train/steps_per_second", "privacy/epsilon"}
+SPENT = spent(1)
 
 
 class Kept:
@@ -70,7 +73,7 @@ def tracking(tmp_path, kept, *, written=None, every=10, seconds=1.0) -> Tracking
     )
 
 
-def take(listener, first: int, last: int, *, epsilon: float | None = 1.0) -> None:
+def take(listener, first: int, last: int, *, epsilon: SpentEpsilon | None = SPENT) -> None:
     listener.begin(first - 1)
     for step in range(first, last + 1):
         listener.after_step(
@@ -83,6 +86,14 @@ def test_trust_rule_7_points_are_ten_steps_apart_the_last_step_among_them(tmp_pa
     take(tracking(tmp_path, kept), 1, 37)
     assert [step for step, _, _ in kept.points] == [10, 20, 37]
     assert all(set(values) == POINT for _, values, _ in kept.points)
+
+
+def test_an_epsilon_that_a_tighter_bound_will_replace_is_not_written(tmp_path) -> None:
+    """Else the curve of a tracker would fall where the tight bound is there at last."""
+    kept = Kept()
+    listener = tracking(tmp_path, kept)
+    take(listener, 1, 20, epsilon=replace(SPENT, settled=False))
+    assert [set(values) for _, values, _ in kept.points] == [POINT - {"privacy/epsilon"}] * 2
 
 
 def test_rates_are_averages_of_the_steps_since_the_last_point(tmp_path) -> None:
@@ -153,7 +164,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_loses_no_step(tmp_path, capl
 def test_an_epsilon_that_is_not_known_is_left_out(tmp_path) -> None:
     kept = Kept()
     take(tracking(tmp_path, kept), 1, 10, epsilon=None)
-    take(tracking(tmp_path, kept), 1, 10, epsilon=float("inf"))
+    take(tracking(tmp_path, kept), 1, 10, epsilon=replace(SPENT, epsilon=float("inf")))
     assert [set(values) for _, values, _ in kept.points] == [POINT - {"privacy/epsilon"}] * 2
 
 
@@ -185,7 +196,7 @@ def test_trust_rule_7_the_event_files_of_a_run_hold_public_quantities_alone(tmp_
     own = session(tmp_path)
     with open_tracking(TensorBoard(), tmp_path, public={"train": {"steps": 20}}) as listener:
         object.__setattr__(own, "listeners", (listener,))
-        train_privately(own, plan(steps=20), privacy(), epsilon_after=lambda steps: steps / 10)
+        train_privately(own, plan(steps=20), privacy(), epsilon_after=spent)
         listener.conclude(20, {"privacy/epsilon_reported": 2.0})
     events = read_events(tmp_path / "tracking" / "tensorboard")
     assert events.keys() == POINT | {"privacy/epsilon_reported", "config/text_summary"}
@@ -196,12 +207,12 @@ def test_a_private_run_tells_its_learning_rate_and_the_epsilon_of_the_ledger(tmp
     kept = Kept()
     own = session(tmp_path)
     object.__setattr__(own, "listeners", (tracking(tmp_path, kept),))
-    train_privately(own, plan(steps=20), privacy(), epsilon_after=lambda steps: steps / 10)
+    train_privately(own, plan(steps=20), privacy(), epsilon_after=spent)
     assert read_ledger(tmp_path / "ledger.jsonl").steps == 20
     # linear from 0.01 to 0 over 20 steps: step 10 is taken with 11/20 of it, step 20 with 1/20
     told = [(step, values["train/learning_rate"]) for step, values, _ in kept.points]
     assert told == [(10, pytest.approx(0.0055)), (20, pytest.approx(0.0005))]
-    assert [values["privacy/epsilon"] for _, values, _ in kept.points] == [1.0, 2.0]
+    assert [values["privacy/epsilon"] for _, values, _ in kept.points] == [10.0, 20.0]
     assert all(set(values) == POINT for _, values, _ in kept.points)
 
 
@@ -213,13 +224,13 @@ def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(
     with monkeypatch.context() as patch:
         patch.setattr(private_run_module.JournaledLedger, "record_step", _stops_at(8))
         with pytest.raises(KeyboardInterrupt):
-            train_privately(own, plan(steps=20), privacy(None), epsilon_after=float)
+            train_privately(own, plan(steps=20), privacy(None), epsilon_after=spent)
     own = session(tmp_path, micro_batch_size=2)
     object.__setattr__(own, "listeners", (tracking(tmp_path, kept),))
     overspends = privacy(None)
     object.__setattr__(overspends, "resume_overspend", True)
     resume_point = private_run_module.find_resume_point(tmp_path)
-    train_privately(own, plan(steps=20), overspends, epsilon_after=float, resume_point=resume_point)
+    train_privately(own, plan(steps=20), overspends, epsilon_after=spent, resume_point=resume_point)
     # 8 steps were in the ledger and the checkpoint had 5, so 3 were taken again
     assert [(step, values["privacy/epsilon"]) for step, values, _ in kept.points] == [(20, 23.0)]
 

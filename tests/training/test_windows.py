@@ -13,6 +13,7 @@ from dpft.training.progress import StepProgress
 from dpft.training.tracking import Tracking, Written
 from dpft.training.windows import StepWindows
 from tests.slowness import slow_but
+from tests.training.toy import spent
 
 SLOWER = 10**7
 """Seconds that a slowed step takes longer, of at most a hundred."""
@@ -96,6 +97,7 @@ def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: b
 
     class Screen:
         is_terminal = terminal
+        is_jupyter = False
 
     class Log:
         def info(self, text, *values) -> None:
@@ -137,7 +139,7 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
             clock=observer.clock,
         )  # fmt: skip
         progress = StepProgress(
-            steps=last_step, expected_batch_size=10**15, epsilon_after=float, taken=start,
+            steps=last_step, expected_batch_size=10**15, epsilon_after=spent, taken=start,
             clock=observer.clock,
         )  # fmt: skip
         with progress:
@@ -146,7 +148,7 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
                 observer.now += durations[step - 1]
                 progress.advance(step)
                 tracking.after_step(
-                    PublicStep(step=step, last_step=last_step, learning_rate=0.1, epsilon=1.0)
+                    PublicStep(step=step, last_step=last_step, learning_rate=0.1, epsilon=spent(1))
                 )
         if observer.began is not None and end == last_step:
             tracking.conclude(last_step, {"privacy/epsilon_reported": 1.0})

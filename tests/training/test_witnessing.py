@@ -10,7 +10,7 @@ from dpft.privacy.witness import Handover, WitnessFile
 from dpft.training.listeners import PublicStep
 from dpft.training.private_run import train_privately
 from dpft.training.witnessing import HeadWitness
-from tests.training.toy import plan, privacy, session
+from tests.training.toy import plan, privacy, session, spent
 
 
 class Kept:
@@ -30,7 +30,9 @@ def handed(first: int, last: int, *, every: int | None) -> list[int]:
     witness.begin(first - 1)
     for step in range(first, last + 1):
         ledger.lines = step
-        witness.after_step(PublicStep(step=step, last_step=last, learning_rate=0.1, epsilon=1.0))
+        witness.after_step(
+            PublicStep(step=step, last_step=last, learning_rate=0.1, epsilon=spent(step))
+        )
     return kept.lines
 
 
@@ -66,7 +68,7 @@ def test_a_run_hands_over_the_heads_of_its_ledger_while_it_trains(tmp_path) -> N
     folder.mkdir()
     own = session(folder, checkpoint_every=5)
     object.__setattr__(own, "handover", Handover(WitnessFile(tmp_path / "heads"), folder))
-    train_privately(own, plan(steps=20), privacy(), epsilon_after=float)
+    train_privately(own, plan(steps=20), privacy(), epsilon_after=spent)
     heads = read_ledger(folder / "ledger.jsonl").heads
     entries = [json.loads(line) for line in (tmp_path / "heads").read_text().splitlines()]
     found = [(entry["lines"], entry["head"]) for entry in entries]

@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dpft.data.collation import Layout
 from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
+from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.training.loop import TrainingSet
@@ -54,6 +55,11 @@ def plan(steps: int = 5, noise_multiplier: float = 1.0) -> PrivacyPlan:
         clipping="flat",
         phases=(phase,),
     )
+
+
+def spent(steps: int) -> SpentEpsilon:
+    """An epsilon that grows by one with every step."""
+    return SpentEpsilon(epsilon=float(steps), accountant="prv")
 
 
 def privacy(seed: int | None = 1) -> DifferentialPrivacy:

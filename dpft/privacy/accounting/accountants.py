@@ -7,7 +7,7 @@ start-up of the libraries (a second each) and the repeated answers.
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp
@@ -20,6 +20,16 @@ LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
 _LIBRARY = {"rdp": "dp_accounting", "pld": "dp_accounting", "prv": "prv_accountant"}
 
 _Key = tuple[str, Mechanism, tuple[tuple[str, Any], ...]]
+
+
+class Answering(Protocol):
+    """What answers questions about mechanisms: ``Accountants``, or something before them."""
+
+    def prefetch(self, name: str, mechanism: SampledGaussian) -> None:
+        """See ``Accountants``."""
+
+    def evaluate(self, name: str, mechanism: Mechanism, **options: float) -> Epsilon:
+        """See ``Accountants``."""
 
 
 class Accountants:
@@ -57,9 +67,9 @@ class Accountants:
         for process in self._processes.values():
             process.start()
 
-    def prefetch(self, name: str, mechanism: SampledGaussian) -> None:
+    def prefetch(self, name: str, mechanism: SampledGaussian, **options: float) -> None:
         """Lets an idle process begin on an answer that ``evaluate`` will ask for."""
-        key = _key(name, mechanism, {})
+        key = _key(name, mechanism, options)
         if key not in self._answers and _LIBRARY[name] not in self._asked:
             self._ask(key)
 

@@ -32,12 +32,14 @@ class Limits:
         seconds: Processor time of one answer, and of the import before the first.
         wall_seconds: Wall time of the same, whatever else the machine does.
         memory: Address space in bytes.
+        niceness: How far it stands back behind other processes, from 0 (not) to 19.
         grace: Seconds past the above after which a child that did not end itself is killed.
     """
 
     seconds: float = 20.0
     wall_seconds: float = 300.0
     memory: int = 2 * 2**30
+    niceness: int = 0
     grace: float = 5.0
 
 
@@ -49,7 +51,7 @@ class LimitedProcess:
     """
 
     def __init__(self, library: str, limits: Limits, *, module: str = WORKER) -> None:
-        numbers = (limits.seconds, limits.wall_seconds, limits.memory)
+        numbers = (limits.seconds, limits.wall_seconds, limits.memory, limits.niceness)
         self._arguments = [module, library, *map(str, numbers)]
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None

@@ -10,7 +10,9 @@ Gaussian, whose epsilon is exact (Balle and Wang 2018, arXiv 1805.06530, Theorem
 
 import math
 import warnings
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
@@ -18,6 +20,9 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
     delta_within_rounding,
 )
+
+if TYPE_CHECKING:
+    from prv_accountant import PRVAccountant
 
 EPS_ERROR = 0.01
 DELTA_ERROR_SHARE = 1e-3
@@ -29,11 +34,13 @@ GRID = f"eps_error {EPS_ERROR:g}, delta_error delta/{1 / DELTA_ERROR_SHARE:.0f}"
 EXACT = "exact analytic Gaussian"
 
 
-def epsilon(mechanism: SampledGaussian) -> Epsilon:
+def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
     """Returns lower bound, estimate and upper bound; all three equal where sample_rate is 1.
 
     Args:
         mechanism: What to account for; its ``delta`` is the target.
+        longest: Steps of a longer run of the same mechanism, whose mesh, kept, then serves for all
+            numbers of steps up to it: it is finer than theirs, and its error the same.
 
     Raises:
         AccountantError: The mesh would have more than ``MAX_POINTS`` points, or rounding could
@@ -42,7 +49,7 @@ def epsilon(mechanism: SampledGaussian) -> Epsilon:
     """
     if mechanism.sample_rate == 1:
         return _exact(mechanism)
-    lower, estimate, upper = _bounds(mechanism)
+    lower, estimate, upper = _bounds(mechanism, longest)
     return Epsilon(lower=lower, estimate=estimate, upper=upper)
 
 
@@ -55,12 +62,32 @@ def _exact(mechanism: SampledGaussian) -> Epsilon:
     return Epsilon(lower=exact, estimate=exact, upper=exact)
 
 
-def _bounds(mechanism: SampledGaussian) -> tuple[float, float, float]:
+def _bounds(mechanism: SampledGaussian, longest: int | None) -> tuple[float, float, float]:
     import numpy as np
-    import prv_accountant
 
     # The library computes in long double: 80 bits on x86, but only 64 on some machines.
     delta = delta_within_rounding(mechanism, float(np.finfo(np.longdouble).eps))
+    if longest is None:
+        accountant = _accountant(mechanism)
+    else:
+        accountant = _kept_accountant(replace(mechanism, steps=longest))
+    bounds: tuple[float, float, float] = accountant.compute_epsilon(delta, [mechanism.steps])
+    return bounds
+
+
+@lru_cache(maxsize=1)
+def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant":
+    return _accountant(mechanism)
+
+
+def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
+    """Returns the library's accountant of up to the mechanism's steps.
+
+    Raises:
+        AccountantError: The mesh would have more than ``MAX_POINTS`` points.
+    """
+    import prv_accountant
+
     variable = prv_accountant.PoissonSubsampledGaussianMechanism(
         noise_multiplier=mechanism.noise_multiplier, sampling_probability=mechanism.sample_rate
     )
@@ -69,15 +96,13 @@ def _bounds(mechanism: SampledGaussian) -> tuple[float, float, float]:
     with warnings.catch_warnings():
         # It warns that eps_max is taken on trust; this one is the library's own.
         warnings.simplefilter("ignore", UserWarning)
-        accountant = prv_accountant.PRVAccountant(
+        return prv_accountant.PRVAccountant(
             prvs=[variable],
             eps_error=EPS_ERROR,
             delta_error=delta_error,
             max_self_compositions=[mechanism.steps],
             eps_max=half_width,
         )
-    bounds: tuple[float, float, float] = accountant.compute_epsilon(delta, [mechanism.steps])
-    return bounds
 
 
 def _half_width(variable: Any, steps: int, delta_error: float) -> float:

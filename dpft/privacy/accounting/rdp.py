@@ -35,6 +35,8 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     Args:
         mechanism: What to account for; its ``delta`` is the target.
     """
+    if isinstance(mechanism, SampledGaussian):
+        return epsilon_of_curve(curve(mechanism), mechanism.delta)
     return Epsilon(upper=_accountant(mechanism).get_epsilon(mechanism.delta))
 
 

@@ -9,6 +9,9 @@ SIGNIFICANT = 4
 """Digits of a printed delta."""
 DECIMALS = 4
 """Decimals of a printed epsilon."""
+SMALLEST_WRITTEN_OUT = -3
+"""The power of ten from which on a figure is written without one."""
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def round_up(value: float, digits: int) -> float:
@@ -30,6 +33,22 @@ def up(epsilon: float) -> str:
     '3.0000'
     """
     return f"{round_up(epsilon, DECIMALS):.{DECIMALS}f}"
+
+
+def figure_up(bound: float) -> str:
+    """Returns a bound in three digits, rounded up, to be read from afar.
+
+    >>> figure_up(2.9981), figure_up(12.31), figure_up(1 / 730), figure_up(1.1887e-5)
+    ('3.00', '12.4', '0.00137', '1.19 × 10⁻⁵')
+    """
+    if not 0 < bound < 2**53:
+        return f"{bound:g}"
+    number = Decimal(repr(bound))
+    number = number.quantize(Decimal(1).scaleb(number.adjusted() - 2), ROUND_CEILING)
+    if number.adjusted() >= SMALLEST_WRITTEN_OUT:
+        return f"{number:.{max(0, 2 - number.adjusted())}f}"
+    digits = number.scaleb(-number.adjusted()).normalize()
+    return f"{digits:f} × 10{str(number.adjusted()).translate(SUPERSCRIPT)}"
 
 
 def delta_up(delta: float) -> str:

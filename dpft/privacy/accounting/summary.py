@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting import pld
-from dpft.privacy.accounting.accountants import Accountants, headline_order
+from dpft.privacy.accounting.accountants import Accountants, Answering, headline_order
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
     AccountantTimeout,
@@ -65,7 +65,7 @@ def account(
     mechanism: SampledGaussian,
     *,
     accountant: str = "prv",
-    accountants: Accountants | None = None,
+    accountants: Answering | None = None,
 ) -> AccountingReport:
     """Runs all four accountants on ``mechanism`` and picks the headline.
 
@@ -128,7 +128,7 @@ def account_composition(
 
 
 def _evaluate_all(
-    mechanism: SampledGaussian, accountants: Accountants
+    mechanism: SampledGaussian, accountants: Answering
 ) -> tuple[dict[str, _Result], list[str]]:
     """Returns every accountant's result in the order of the table, and what to warn of."""
     accountants.prefetch("prv", mechanism)
@@ -144,7 +144,7 @@ def _evaluate_all(
     return {"rdp": rdp, "gdp": gdp, "pld": bound, "prv": prv}, warnings
 
 
-def _rdp_and_pld(mechanism: Mechanism, accountants: Accountants) -> tuple[_Result, _Result]:
+def _rdp_and_pld(mechanism: Mechanism, accountants: Answering) -> tuple[_Result, _Result]:
     """Returns both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
     rdp = _try(accountants, "rdp", mechanism)
     bound = _try(accountants, "pld", mechanism)
@@ -153,7 +153,7 @@ def _rdp_and_pld(mechanism: Mechanism, accountants: Accountants) -> tuple[_Resul
     return rdp, bound
 
 
-def _try(accountants: Accountants, name: str, mechanism: Mechanism, **options: float) -> _Result:
+def _try(accountants: Answering, name: str, mechanism: Mechanism, **options: float) -> _Result:
     try:
         return accountants.evaluate(name, mechanism, **options)
     except AccountantError as error:

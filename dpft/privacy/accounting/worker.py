@@ -1,8 +1,8 @@
 """The child's side of a limited accountant: questions in on stdin, answers out on stdout.
 
-Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS WALL BYTES`` by ``limits``,
-one JSON object a line each way. A program of its own rather than a fork: the parent may hold
-torch's threads, and may be a script without a main guard.
+Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS WALL BYTES NICENESS`` by
+``limits``, one JSON object a line each way. A program of its own rather than a fork: the parent may
+hold torch's threads, and may be a script without a main guard.
 """
 
 import importlib
@@ -26,7 +26,7 @@ ACCOUNTANTS: Mapping[str, Callable[..., Epsilon]] = {
 }
 
 
-def main(library: str, seconds: float, wall_seconds: float, memory: int) -> None:
+def main(library: str, seconds: float, wall_seconds: float, memory: int, niceness: int = 0) -> None:
     """Answers questions until stdin closes.
 
     Args:
@@ -35,7 +35,9 @@ def main(library: str, seconds: float, wall_seconds: float, memory: int) -> None
             the process. It ends itself, so that not even a killed parent leaves one running.
         wall_seconds: Wall time of the same, before SIGALRM ends the process.
         memory: Address space in bytes.
+        niceness: How far it stands back behind other processes.
     """
+    os.nice(niceness)
     answers = _private_stdout()
     _limit_memory(memory)
     with _alarms(seconds, wall_seconds):
@@ -86,4 +88,4 @@ def _private_stdout() -> IO[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -14,6 +14,8 @@ from dpft.privacy.accounting.summary import AccountingReport, Answer
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
 
 WIDTH = 80
+SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
+"""From which chance of releasing a whole record, and from which delta, there is a warning."""
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
@@ -127,14 +129,29 @@ def accounting_record(
 
 
 def delta_warnings(delta: float, num_examples: int) -> list[str]:
-    """Returns a warning where delta is so large that publishing a record would satisfy it."""
-    if delta < 1 / num_examples:
-        return []
-    relation = "equal to" if delta == 1 / num_examples else "above"
-    return [
-        f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing one "
-        "whole record at random would satisfy it; choose a smaller one."
-    ]
+    """Returns a warning where delta is so large that it promises little.
+
+    A mechanism that now and then releases one of ``num_examples`` records, chosen at random,
+    satisfies delta alone if it does so with probability ``delta * num_examples``.
+    """
+    if delta >= 1 / num_examples:
+        relation = "equal to" if delta == 1 / num_examples else "above"
+        return [
+            f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing"
+            " one whole record at random would satisfy it; choose a smaller one."
+        ]
+    if delta > SMALL_SHARE / num_examples:
+        return [
+            f"delta = {delta:.3g} is above 1/(10*num_examples) = {SMALL_SHARE / num_examples:.3g}:"
+            " releasing one whole record at random with probability"
+            f" {delta * num_examples:.2g} would satisfy it; choose a smaller one."
+        ]
+    if delta > LARGE_DELTA:
+        return [
+            f"delta = {delta:.3g} is above {LARGE_DELTA:g}: a promise may fail outright with that"
+            " probability, however few the records are; choose a smaller one."
+        ]
+    return []
 
 
 def _mechanism_rows(

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpft.run_folder import is_base_model
+
 
 def model_name(config: Mapping[str, Any]) -> str:
     """Returns what the base is called, of a folder its last part alone."""
     path = config["model"].get("path")
-    return Path(path).name if path else str(config["model"]["name"])
+    if path and not is_base_model(path):
+        return Path(path).name
+    return str(config["model"]["name"])
 
 
 def data_name(config: Mapping[str, Any]) -> str:
@@ -21,6 +25,7 @@ def data_name(config: Mapping[str, Any]) -> str:
     known = {
         "local": "local files",
         "embedded": "embedded sample",
+        "memory": "rows given by a program",
         "hub": f"{task.get('hub_name')} on the hub",
         "url": "the addresses of task.urls",
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpft.files import SCHEMA_VERSION
 from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.sums import rounding_headroom
@@ -77,6 +78,7 @@ def privacy_record(
     size_source: str,
     self_check: bool = True,
     steps_kept: int | None = None,
+    curve: EpsilonCurve | None = None,
 ) -> dict[str, Any]:
     """Returns the content of privacy.json of a private run.
 
@@ -89,6 +91,7 @@ def privacy_record(
         size_source: Who says how many examples there are.
         self_check: Whether the clipper was checked before training.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
+        curve: Of epsilon over the plan's steps; None leaves it out.
     """
     record = plan_record(plan, accounting, trainable_parameters=counts.trainable)
     record |= {
@@ -100,6 +103,8 @@ def privacy_record(
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         **parameter_record(counts),
     }
+    if curve is not None:
+        record["epsilon_curve"] = asdict(curve)
     if not self_check:
         record["warnings"] = [*record["warnings"], NOT_CHECKED]
     if steps_kept is not None and steps_kept != ledger.steps:

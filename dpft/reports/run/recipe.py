@@ -24,6 +24,8 @@ def command(record: RunRecord) -> str | None:
     if record.overrides is None:
         return None
     words = [word for word in record.overrides if _key(word) != SECRET]
+    if record.config["task"].get("source") == "memory":
+        return f"dpft.train({words!r}, rows=...)"
     return shlex.join(["dpft", "train", *words])
 
 

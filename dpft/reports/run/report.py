@@ -13,10 +13,18 @@ from dpft.privacy.accounting.rounding import up
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.card import write_card
+from dpft.reports.run.figures import figures, meaning
+from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.recipe import command, configuration
 from dpft.reports.run.reference import PUBLISHED_NOTE, published_table
 from dpft.reports.run.run_record import RunRecord, read_evaluations, read_record
-from dpft.reports.run.scores import PRIVATE_SPLIT, mark, metric_rows, score_tables
+from dpft.reports.run.scores import (
+    PRIVATE_SPLIT,
+    mark,
+    metric_rows,
+    score_tables,
+    without_samples,
+)
 from dpft.reports.run.sections import (
     LEDGER_NOTE,
     accountant_rows,
@@ -48,10 +56,14 @@ __all__ = [
 def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:
     """Writes metrics.json; scores of a private split say that epsilon does not cover them.
 
-    An entry of the file for the same task, split and stage is replaced, others stay.
+    An entry of the file for the same task, split and stage is replaced, others stay. Texts of other
+    stages of a split that is no longer public go.
     """
     fresh = [mark(entry, public) for entry in evaluations]
     kept = [old for old in read_evaluations(path) if _place(old) not in map(_place, fresh)]
+    if not public:
+        hidden = [_place(entry)[:2] for entry in fresh]
+        kept = [without_samples(old) if _place(old)[:2] in hidden else old for old in kept]
     write_json(path, {"evaluations": [*kept, *fresh]})
 
 
@@ -81,9 +93,13 @@ def render(
 
 def render_page(record: RunRecord) -> str:
     """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
+    parts = _parts(record.config, record.privacy, record.evaluations)
+    names = {name for table in parts["tables"] for name, _ in table.rows}
     return render_html(
         "report.html.j2",
-        **_parts(record.config, record.privacy, record.evaluations),
+        **parts,
+        figures=figures(record.config, record.privacy, parts["tables"]),
+        about=metric_words(record.config, sorted(names)),
         private=record.privacy.get("private", False),
         plot=epsilon_plot(record.privacy),
         command=command(record),
@@ -102,6 +118,7 @@ def _parts(
     return {
         "title": title(config, privacy),
         "headline": headline(privacy),
+        "meaning": meaning(privacy),
         "warnings": warnings(config, privacy),
         "tables": score_tables(evaluations),
         "private_split": PRIVATE_SPLIT,

@@ -11,7 +11,8 @@ from dpft.run_folder import CONFIGURATION, METRICS, OVERRIDES, PRIVACY, runs_in
 
 PARTS = {"task", "split", "stage", "split_is_public", "metrics"}
 """What every entry of metrics.json has."""
-
+SAMPLE_PARTS = ("input", "prediction", "reference")
+"""What each of the texts of an entry has, where it has any."""
 
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **{"private": bool, "num_examples": int, "steps": int, "warnings": list},
@@ -112,13 +113,24 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     entries = read_json(path).get("evaluations")
-    known = [e for e in entries if isinstance(e, dict) and set(e) >= PARTS] if entries else []
+    known = [entry for entry in entries if _is_entry(entry)] if entries else []
     if not isinstance(entries, list) or len(known) < len(entries):
         raise StateError(
             f"{path} is damaged: its evaluations must be a list of objects with"
             f" {', '.join(sorted(PARTS))}; put it back, or score anew without it."
         )
     return known
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not set(entry) >= PARTS:
+        return False
+    samples = entry.get("samples", [])
+    return isinstance(samples, list) and all(
+        isinstance(sample, dict) and isinstance(sample.get(part), str)
+        for sample in samples
+        for part in SAMPLE_PARTS
+    )
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:

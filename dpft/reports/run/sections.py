@@ -12,11 +12,15 @@ from dpft.privacy.plan import EXAMPLE
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.scores import PRIVATE_SPLIT
 from dpft.reports.run.witness import witness_rows
+from dpft.run_folder import LEDGER
 
+HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (
     "The ledger has one line per noisy step, written before the step moved a weight, and a closing"
-    " line. Whoever owns the files could rewrite them all, so lodge the head above with someone"
-    " else."
+    " line. Each line holds, as `previous`, the SHA-256 of the line before (its UTF-8 bytes without"
+    " the line end, in hexadecimal; 64 zeros in the first line), and the head is the SHA-256 of the"
+    f" last line: `{HEAD_COMMAND}` computes it. Whoever owns the files could rewrite them all, so"
+    " lodge the head above with someone else."
 )
 Config = Mapping[str, Any]
 Row = tuple[str, str]

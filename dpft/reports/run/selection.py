@@ -32,7 +32,7 @@ def with_selection(
         text for text in record["warnings"] if not any(part in text for part in NOT_OF_A_SEARCH)
     ]
     return {
-        **record,
+        **{key: value for key, value in record.items() if key != "epsilon_curve"},
         "epsilon": calibration.epsilon,
         "accountant": calibration.accountant,
         "epsilons": {calibration.accountant: calibration.epsilon},

@@ -46,7 +46,9 @@ def synthetic_record(
     run: str,
     task: str,
     decode: Mapping[str, Any],
+    retries: int,
     records: int,
+    unparsed: int | None,
     prompted: bool,
 ) -> dict[str, Any]:
     """Returns the content of the file beside synthetic records.
@@ -56,7 +58,10 @@ def synthetic_record(
         run: Name of the run's folder, as DATE/TIME; not where it lies on this machine.
         task: Name of the task whose format the records have.
         decode: How the texts were chosen.
-        records: How many there are.
+        retries: How often a text that was no row was written anew at most.
+        records: How many were asked for.
+        unparsed: How many of them are texts that the task's template does not read as rows; None
+            where none does, or where it would say something of a user's prompts.
         prompted: Whether the model continued a user's prompts.
     """
     notes = [cost(privacy), *([PROMPTS_NOT_COVERED] if prompted else [])]
@@ -65,7 +70,9 @@ def synthetic_record(
         "run": run,
         "task": task,
         "decode": dict(decode),
+        "retries": retries,
         "records": records,
+        **({} if unparsed is None else {"unparsed": unparsed}),
         "prompts": "the user's" if prompted else "none",
         "notes": notes,
     }

@@ -1,6 +1,5 @@
 """``dpft account run=`` and ``runs=``: epsilon rebuilt from what runs wrote down as they went."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.witness import check_witnessed
+from dpft.runs.answer import Answer
 from dpft.runs.spending.bounds import (
     account_for_spent,
     account_together,
@@ -18,8 +18,8 @@ from dpft.runs.spending.spent_run import SpentRun, read_spent, run_folders
 from dpft.runs.spending.tables import run_record, run_table, together_record, together_table
 
 
-def one_run(config: AccountConfig) -> str:
-    """Returns what ``run=`` prints.
+def one_run(config: AccountConfig) -> Answer:
+    """Returns what ``run=`` asks for.
 
     Raises:
         InputError: It is no private run's folder.
@@ -32,14 +32,15 @@ def one_run(config: AccountConfig) -> str:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants
         )
-    if config.output == "json":
-        record = run_record(run, spending)
-        if config.head is not None:
-            record["ledger"]["head_checked"] = True
-        if witnessed is not None:
-            record["ledger"]["witnessed_lines"] = witnessed
-        return json.dumps(record, indent=2, sort_keys=True)
-    return run_table(run, spending, head_checked=config.head is not None, witnessed_lines=witnessed)
+    record = run_record(run, spending)
+    if config.head is not None:
+        record["ledger"]["head_checked"] = True
+    if witnessed is not None:
+        record["ledger"]["witnessed_lines"] = witnessed
+    table = run_table(
+        run, spending, head_checked=config.head is not None, witnessed_lines=witnessed
+    )
+    return Answer(table=table, record=record)
 
 
 def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
@@ -63,8 +64,8 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
     return run, witnessed
 
 
-def several_runs(config: AccountConfig) -> str:
-    """Returns what ``runs=`` prints.
+def several_runs(config: AccountConfig) -> Answer:
+    """Returns what ``runs=`` asks for.
 
     Raises:
         InputError: They are no private runs, one is named twice, or they differ in their unit.
@@ -77,9 +78,7 @@ def several_runs(config: AccountConfig) -> str:
             runs, delta=config.delta, accountant=config.accountant, accountants=accountants
         )
     pairs = list(zip(runs, own, strict=True))
-    if config.output == "json":
-        return json.dumps(together_record(pairs, together), indent=2, sort_keys=True)
-    return together_table(pairs, together)
+    return Answer(table=together_table(pairs, together), record=together_record(pairs, together))
 
 
 def read_runs(given: tuple[str, ...]) -> list[SpentRun]:

@@ -79,7 +79,7 @@ def train_trial(
     """Trains one trial as ``dpft train`` does, with the noise that the search gave its setting."""
     if goes_on:
         saved = load_saved(path / CONFIGURATION, TrainConfig, polymorphic=POLYMORPHIC)
-        go_on(saved, path)
+        go_on(saved, path, with_curve=False)
         return
     config = with_setting(command.settings(), trial.setting)
 
@@ -91,4 +91,4 @@ def train_trial(
         assert plan.privacy is not None
         return replace(plan, privacy=replace(plan.privacy, calibration=search.calibration))
 
-    begin(config, path, planner, write_request=write_request)
+    begin(config, path, planner, write_request=write_request, with_curve=False)

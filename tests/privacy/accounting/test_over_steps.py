@@ -15,10 +15,10 @@ class Fails:
     def __init__(self, **limits):
         self.limits = limits
 
-    def prefetch(self, name, mechanism):
+    def prefetch(self, name, mechanism, **options):
         pass
 
-    def evaluate(self, name, mechanism, interval=None):
+    def evaluate(self, name, mechanism, **options):
         if mechanism.steps > self.limits.get(name, 10**9):
             raise AccountantError(f"{mechanism.steps} steps are too many.")
         value = mechanism.steps / 100

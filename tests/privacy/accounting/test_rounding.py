@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpft.privacy.accounting.rounding import delta_up, round_up, up
+from dpft.privacy.accounting.rounding import delta_up, figure_up, round_up, up
 
 
 @given(st.floats(0, 1e6), st.integers(0, 6))
@@ -36,3 +36,19 @@ def test_a_printed_delta_is_not_below_the_proven_one_and_has_four_digits(delta):
 
 def test_no_delta_is_printed_as_none():
     assert delta_up(0.0) == "0"
+
+
+@given(st.floats(1e-12, 1e6))
+def test_a_figure_of_three_digits_is_never_below_the_bound(value):
+    shown = (
+        figure_up(value)
+        .replace(" × 10", "e")
+        .translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+    )
+    assert value <= float(shown) <= value * 1.01 * (1 + 1e-12)
+
+
+def test_a_figure_has_three_digits_and_a_power_of_ten_where_it_is_small():
+    values = (2.9981, 99.96, 1 / 730, 1.1887e-5, 1e-5, 0.0, math.inf)
+    shown = ["3.00", "100", "0.00137", "1.19 × 10⁻⁵", "1 × 10⁻⁵", "0", "inf"]
+    assert [figure_up(value) for value in values] == shown

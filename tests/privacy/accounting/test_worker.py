@@ -15,7 +15,7 @@ QUESTION = {
 def ask(*questions, library="json", seconds=20, wall_seconds=300, memory=2**31):
     command = [sys.executable, "-m", "dpft.privacy.accounting.worker"]
     return subprocess.run(
-        [*command, library, str(seconds), str(wall_seconds), str(memory)],
+        [*command, library, str(seconds), str(wall_seconds), str(memory), "0"],
         input="".join(json.dumps(question) + "\n" for question in questions),
         capture_output=True,
         text=True,
@@ -40,6 +40,25 @@ def test_the_limit_of_processor_time_ends_the_process_itself(library):
 
 def test_so_does_the_limit_of_wall_time():
     assert ask(QUESTION, wall_seconds=0.02).returncode == -signal.SIGALRM
+
+
+def test_it_stands_back_behind_other_processes_if_it_is_told_to():
+    program = """
+import os
+from dpft.privacy.accounting import worker
+from dpft.privacy.accounting.mechanism import Epsilon
+
+before = os.nice(0)
+worker.ACCOUNTANTS = {"rdp": lambda _: Epsilon(upper=os.nice(0) - before)}
+worker.main("json", 5, 60, 2**31, 3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(QUESTION) + "\n",
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout)["upper"] == 3.0
 
 
 def test_waiting_takes_none_of_the_processor_time():

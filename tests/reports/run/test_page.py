@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
 
-from dpft.reports.plots import epsilon_points
+from dpft.reports import plots
+from dpft.reports.plots import epsilon_plot, epsilon_points
 from dpft.reports.run.report import render_page, write_report
 from dpft.reports.run.run_record import read_record
 from tests.reports.run.folders import EVIL, write_run
@@ -33,7 +35,7 @@ def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):
         assert part in text
     row = text.partition('<th scope="row">Paper: full</th>')[2].partition("</tr>")[0]
-    assert row == '<td class="n">3</td><td class="n">61.5190</td>'
+    assert row == '<td class="n">3</td><td class="n" title="61.519">61.5</td>'
 
 
 def test_the_page_fetches_nothing_and_needs_no_script(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
 
 def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
     text = page(tmp_path, public=False, reference=REFERENCE)
-    assert text.count("computed on private held-out records, not covered by epsilon") == 2
+    assert text.count("computed on private held-out records, not covered by epsilon") == 3
     assert "split test (private)" in text
 
 
@@ -112,6 +114,28 @@ def test_the_curve_ends_at_the_headline_and_is_rdps_before() -> None:
     assert {bound for _, bound in epsilon_points(lower)} == {1e-6}
 
 
+def test_the_curve_of_a_run_is_the_one_in_its_record_and_ends_at_the_headline() -> None:
+    curve = {"steps": [1, 3, 9], "epsilons": [0.5, 1.5, 9.0], "accountants": ["prv"] * 3}
+    record = {**private(), "steps_taken": 4, "epsilon": 2.0, "epsilon_curve": curve}
+    assert epsilon_points(record) == [(1, 0.5), (3, 1.5), (4, 2.0)]
+    assert epsilon_points({**record, "steps_taken": 9})[-2:] == [(3, 1.5), (9, 2.0)]
+
+
+def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epsilon bends downwards, so that a line between two bounds would lie below it."""
+    curve = {"steps": [1, 4], "epsilons": [0.5, 1.5], "accountants": ["rdp", "prv"]}
+    record = {**private(), "accountant": "prv", "steps_taken": 4, "epsilon_curve": curve}
+    axes = Figure().add_subplot()
+    monkeypatch.setattr(plots, "draw_svg", lambda draw, **_: draw(axes))
+    epsilon_plot(record)
+    line = axes.lines[0]
+    assert line.get_label() == "upper bound after so many steps (prv, rdp)"
+    assert line.get_drawstyle() == "steps-pre"
+    assert line.get_xydata().tolist() == [[0, 0], [1, 0.5], [4, record["epsilon"]]]
+
+
 def card(folder: Path, **changes: object) -> ModelCard:
     run = write_run(folder / "run", **changes)
     (run / "model").mkdir()
@@ -147,3 +171,52 @@ def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) 
     read = card(tmp_path, privacy=seeded)
     assert "differential-privacy" not in read.data.tags
     assert "NOT PRIVATE" in read.text
+
+
+TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is <b>fine</b>."}]}
+
+
+def with_texts(folder: Path, *, public: bool = True) -> str:
+    run = write_run(folder / "run", scores=TEXTS)
+    record = read_record(run)
+    before = {"samples": [{"input": "name[A]", "prediction": "the the", "reference": ""}]}
+    record.evaluations[0] |= {**before, "split_is_public": public}
+    return render_page(record)
+
+
+def test_a_public_split_shows_what_the_model_wrote_before_and_after(tmp_path: Path) -> None:
+    text = with_texts(tmp_path).partition("What the model wrote")[2]
+    shown = re.findall(r'<dt>(.*?)</dt><dd dir="auto">(.*?)</dd>', text)
+    assert shown == [
+        ("input", "name[A]"),
+        ("before", "the the"),
+        ("after", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("a right answer", "A is &lt;b&gt;fine&lt;/b&gt;."),
+    ]
+
+
+def test_trust_rule_8_texts_of_a_split_that_is_private_at_any_stage_are_not_shown(
+    tmp_path: Path,
+) -> None:
+    text = with_texts(tmp_path, public=False)
+    assert "What the model wrote" not in text and "the the" not in text
+
+
+def test_a_metric_has_an_arrow_its_meaning_and_three_digits(tmp_path: Path) -> None:
+    scores = {"metrics": {"bleu": 60.5321, "perplexity": 1234.5, "mean_length": 21.3}}
+    rows = page(tmp_path, scores=scores).partition("<tbody>")[2].partition("</tbody>")[0]
+    bleu = 'title="Corpus BLEU, mteval-13a tokens'
+    assert bleu in rows and '<span title="higher is better">↑</span>' in rows
+    assert '<td class="n" title="60.5321">60.5</td>' in rows
+    assert '>perplexity</abbr> <span title="lower is better">↓</span>' in rows
+    assert ">mean_length</abbr></th>" in rows
+
+
+def test_the_page_is_dark_where_the_reader_wants_it_and_prints_its_configuration(
+    tmp_path: Path,
+) -> None:
+    text = page(tmp_path)
+    dark, paper = text.partition("prefers-color-scheme: dark")[2], text.partition("@media print")[2]
+    assert "figure svg { filter: invert" in dark
+    assert "details::details-content { content-visibility: visible" in paper
+    assert re.search(r"h1, h2, h3[^{]*\{ break-after: avoid; \}", paper)

@@ -166,15 +166,23 @@ def test_a_run_without_privacy_has_no_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delta", "relation"), [(0.0099, None), (0.01, "equal to"), (0.02, "above")]
+    ("delta", "num_examples", "said"),
+    [
+        (0.001, 100, None),
+        (0.00101, 100, "above 1/(10*num_examples) = 0.001: "),
+        (1 / 730, 365, "at random with probability 0.5 would satisfy it"),
+        (0.01, 100, "is equal to 1/num_examples"),
+        (0.02, 100, "is above 1/num_examples"),
+        (0.0011, 20, "is above 0.001: "),
+        (0.0009, 20, None),
+    ],
 )
-def test_a_delta_from_one_over_the_examples_on_is_warned_of(
-    delta: float, relation: str | None
+def test_a_delta_that_promises_little_is_warned_of(
+    delta: float, num_examples: int, said: str | None
 ) -> None:
-    warnings = delta_warnings(delta, 100)
-    assert len(warnings) == (relation is not None)
-    assert all(f"is {relation} 1/num_examples" in warning for warning in warnings)
-    assert record(delta=delta)["warnings"] == warnings
+    warnings = delta_warnings(delta, num_examples)
+    assert [said in warning for warning in warnings] == [True] * (said is not None)
+    assert record(delta=delta, num_examples=num_examples)["warnings"] == warnings
 
 
 def test_a_run_whose_clipper_was_not_checked_says_so() -> None:

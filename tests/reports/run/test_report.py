@@ -1,15 +1,19 @@
+import hashlib
 import itertools
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dpft.privacy.dropout import DROPOUT_SOURCE
+from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.reports.run.privacy_record import non_private_record, parameter_record
 from dpft.reports.run.report import mark, render, write_metrics, write_report
+from dpft.reports.run.sections import HEAD_COMMAND
 from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES
 from tests.reports.run.test_privacy_record import record as private
 
@@ -199,6 +203,33 @@ def test_where_nothing_was_scored_no_score_is_called_private() -> None:
     report = render(CONFIG, private(), [nothing])
     assert "not covered by epsilon" not in report and "| metric |" not in report
     assert "\nNot computed: bleu (one file).\n" in report
+
+
+SAMPLE = {"input": "i", "prediction": "p", "reference": "r"}
+
+
+def test_trust_rule_8_texts_go_where_their_split_is_no_longer_public(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    both = [entry(stage, 1.0, samples=[SAMPLE]) for stage in ("before", "after")]
+    other = entry("after", 1.0, split="validation", samples=[SAMPLE])
+    write_metrics(path, [*both, other], public=True)
+    assert path.read_text().count('"samples"') == 3
+    write_metrics(path, [both[1]], public=False)
+    kept = json.loads(path.read_text())["evaluations"]
+    assert [each["split"] for each in kept if "samples" in each] == ["validation"]
+
+
+def test_the_reports_sentence_on_the_head_computes_it(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.append(1, {"noise_multiplier": 1.0})
+        ledger.append(2, {"noise_multiplier": 1.0})
+        ledger.close()
+    assert f"`{HEAD_COMMAND}`" in render(*KINDS["private"])
+    printed = subprocess.check_output(HEAD_COMMAND, shell=True, cwd=tmp_path, text=True)
+    assert printed.split()[0] == ledger.head
+    second = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[1])
+    first = (tmp_path / "ledger.jsonl").read_bytes().partition(b"\n")[0]
+    assert second["previous"] == hashlib.sha256(first).hexdigest()
 
 
 def test_a_model_from_a_folder_is_called_by_it() -> None:

@@ -1,9 +1,18 @@
 import pytest
 
+from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.reports.run.report import render
-from dpft.reports.run.run_record import COMPUTABLE, read_privacy
-from tests.reports.run.test_report import CONFIG, private
+from dpft.reports.run.run_record import COMPUTABLE, read_evaluations, read_privacy
+from tests.reports.run.test_report import CONFIG, entry, private
+
+
+@pytest.mark.parametrize("samples", ["text", [1], [{"input": "i", "prediction": "p"}]])
+def test_texts_that_are_damaged_are_refused(tmp_path, samples):
+    damaged = {**entry("after", 1.0), "split_is_public": True, "samples": samples}
+    write_json(tmp_path / "metrics.json", {"evaluations": [damaged]})
+    with pytest.raises(StateError, match="metrics.json is damaged"):
+        read_evaluations(tmp_path / "metrics.json")
 
 
 @pytest.mark.parametrize(

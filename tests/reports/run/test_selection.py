@@ -8,7 +8,7 @@ SPACE = {"train.learning_rate": (0.1, 0.2)}
 
 
 def selected() -> dict:
-    alone = private()
+    alone = {**private(), "epsilon_curve": {"steps": [1], "epsilons": [0.1]}}
     alone["warnings"] = [*alone["warnings"], "prv gave no bound: it is late.", "delta is large"]
     bound = Calibration(accountant=ACCOUNTANT, epsilon=2.98765, grid="orders")
     return with_selection(alone, bound, TrialCount(eta=1, gamma=0.1), space=SPACE)
@@ -18,6 +18,7 @@ def test_nothing_of_the_record_is_what_one_trial_alone_would_have_spent() -> Non
     record = selected()
     assert (record["epsilon"], record["accountant"]) == (2.98765, ACCOUNTANT)
     assert record["epsilons"] == {ACCOUNTANT: 2.98765}
+    assert "epsilon_curve" not in record
     assert "delta is large" in record["warnings"]
     assert not [text for text in record["warnings"] if "prv" in text]
 

@@ -22,9 +22,16 @@ SEEDED = {**PRIVATE, "private": False, "reproducible": True}
 ORDINARY = {"private": False, "num_examples": 9, "steps": 9, "warnings": []}
 
 
-def record(privacy, *, prompted=True):
+def record(privacy, *, prompted=True, unparsed=None):
     return synthetic_record(
-        privacy, run="outputs/x", task="e2e", decode={"seed": 0}, records=3, prompted=prompted
+        privacy,
+        run="outputs/x",
+        task="e2e",
+        decode={"seed": 0},
+        retries=2,
+        records=3,
+        unparsed=unparsed,
+        prompted=prompted,
     )
 
 
@@ -36,6 +43,12 @@ def test_a_private_runs_records_cost_what_the_run_cost():
     # rounded up, never down
     assert "the same (epsilon = 2.9982, delta = 1.19e-05)" in found["notes"][0]
     assert "post-processing" in found["notes"][0]
+
+
+def test_texts_that_are_no_rows_are_counted_where_they_may_be():
+    found = record(PRIVATE, prompted=False, unparsed=0)
+    assert (found["retries"], found["records"], found["unparsed"]) == (2, 3, 0)
+    assert "unparsed" not in record(PRIVATE)
 
 
 def test_prompts_are_said_not_to_be_covered_where_there_are_any():

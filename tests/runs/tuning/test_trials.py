@@ -35,7 +35,10 @@ def tuning(tmp_path: Path) -> Path:
 def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None:
     """Makes ``what`` of the configuration, folder, planner and origin the training of a trial."""
 
-    def begin(config: Any, folder: Path, planner: Any, *, write_request: Any) -> None:
+    def begin(
+        config: Any, folder: Path, planner: Any, *, write_request: Any, with_curve: bool
+    ) -> None:
+        assert not with_curve, "its own steps are not what was spent"
         what(config, folder, planner, write_request)
 
     monkeypatch.setattr(trials, "begin", begin)
@@ -130,7 +133,7 @@ def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes
     begun: list[set[str]] = []
     beginning(monkeypatch, lambda _, at, *__: begun.append({each.name for each in at.iterdir()}))
     gone_on: list[Any] = []
-    monkeypatch.setattr(trials, "go_on", lambda config, folder: gone_on.append((config, folder)))
+    monkeypatch.setattr(trials, "go_on", lambda *given, **_: gone_on.append(given))
     trial = tuning / "trial-0"
     trial.mkdir()
     (trial / "stale").touch()

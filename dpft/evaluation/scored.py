@@ -1,0 +1,157 @@
+"""What is compared on a split: a prediction for each input, and the columns metrics read.
+
+The predictions come from a model or from a file; for texts there is one for each distinct input,
+for labels one for each record.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dpft.errors import InputError
+from dpft.evaluation.eval_config import EvalConfig
+from dpft.evaluation.groups import Group, group_examples
+from dpft.evaluation.labels import label_columns, label_predictions
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_specs
+from dpft.evaluation.predictions import Prediction
+from dpft.evaluation.scoring import Columns
+from dpft.generation.decoding import DecodeConfig
+from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
+
+if TYPE_CHECKING:
+    from dpft.evaluation.outputs import ModelOutputs
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What metrics read of a split, and the predictions it comes from."""
+
+    count: int
+    """Distinct inputs, or records with labels."""
+    predictions: tuple[Prediction, ...] = field(repr=False)
+    """In the order of the split; none where no metric reads texts."""
+    columns: Mapping[str, Columns] = field(repr=False)
+    """Kind of columns (texts, likelihoods, labels) to the columns; kinds nothing gave are absent.
+    """
+
+
+def groups_to_score(
+    task: Task, examples: Sequence[Record], config: EvalConfig, split: str
+) -> list[Group]:
+    """Returns the distinct inputs of a split that are scored, ``config.limit`` at most.
+
+    Raises:
+        InputError: The split is empty.
+    """
+    _check_not_empty(task, examples, split)
+    assert are_texts(examples)
+    return group_examples(examples, limit=config.limit)
+
+
+def records_to_score(
+    task: LabelTask, examples: Sequence[Record], config: EvalConfig, split: str
+) -> Sequence[LabelledExample]:
+    """Returns the records of a split that are scored, ``config.limit`` at most.
+
+    Raises:
+        InputError: The split is empty.
+    """
+    _check_not_empty(task, examples, split)
+    assert are_labelled(examples)
+    return examples[: config.limit]
+
+
+def scored_texts(groups: Sequence[Group], texts: Sequence[str]) -> Scored:
+    """Returns texts of any origin beside the references.
+
+    Args:
+        groups: The distinct inputs.
+        texts: One for each of them.
+    """
+    predictions = _predictions(groups, texts)
+    columns = {TEXTS: _text_columns(predictions)}
+    return Scored(count=len(groups), predictions=predictions, columns=columns)
+
+
+def scored_labels(
+    task: LabelTask, records: Sequence[LabelledExample], labels: Sequence[float]
+) -> Scored:
+    """Returns labels of any origin, one for each record, beside the true ones."""
+    return Scored(
+        count=len(records),
+        predictions=label_predictions(task, records, labels),
+        columns={LABELS: label_columns(records, labels)},
+    )
+
+
+def model_texts(
+    task: Task,
+    groups: Sequence[Group],
+    outputs: "ModelOutputs",
+    decode: DecodeConfig,
+    on_progress: Progress | None = None,
+) -> Scored:
+    """Returns the model's text for each input, and its likelihoods, as far as metrics read them."""
+    kinds = {spec.inputs for spec in metric_specs(task.metrics)}
+    columns: dict[str, Columns] = {}
+    predictions: tuple[Prediction, ...] = ()
+    if TEXTS in kinds:
+        count = _counter("predictions", len(groups), on_progress)
+        predictions = _predictions(groups, outputs.texts(groups, decode, count))
+        columns[TEXTS] = _text_columns(predictions)
+    if LIKELIHOODS in kinds:
+        examples = [example for group in groups for example in group.examples]
+        count = _counter("likelihoods", len(examples), on_progress)
+        columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
+    return Scored(count=len(groups), predictions=predictions, columns=columns)
+
+
+def model_labels(
+    task: LabelTask,
+    records: Sequence[LabelledExample],
+    outputs: "ModelOutputs",
+    on_progress: Progress | None = None,
+) -> Scored:
+    """Returns the label that the model gives each record."""
+    count = _counter("predictions", len(records), on_progress)
+    answers = outputs.answers(records, count)
+    return scored_labels(task, records, [task.predicted(answer) for answer in answers])
+
+
+def _check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:
+    if not examples:
+        raise InputError(
+            f"the {split} split of task {task.name} must have at least one example, got none;"
+            " choose another with eval.split."
+        )
+
+
+def _predictions(groups: Sequence[Group], texts: Sequence[str]) -> tuple[Prediction, ...]:
+    return tuple(
+        Prediction(input=group.input, prediction=text, references=group.references)
+        for group, text in zip(groups, texts, strict=True)
+    )
+
+
+def _text_columns(predictions: Sequence[Prediction]) -> Columns:
+    return {
+        "predictions": [prediction.prediction for prediction in predictions],
+        "references": [list(prediction.references) for prediction in predictions],
+    }
+
+
+def _counter(task: str, total: int, on_progress: Progress | None) -> Callable[[int], None]:
+    """Returns a function that adds up batch sizes and reports the sum."""
+    done = 0
+
+    def count(batch_size: int) -> None:
+        nonlocal done
+        done += batch_size
+        if on_progress is not None:
+            on_progress(task, done, total)
+
+    return count

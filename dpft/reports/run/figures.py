@@ -1,0 +1,108 @@
+"""What the page says first: figures to be read from afar, and what epsilon means in a sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpft.privacy.accounting.membership import most_right
+from dpft.privacy.accounting.rounding import figure_up
+from dpft.privacy.plan import EXAMPLE
+from dpft.reports.pages import digits
+from dpft.reports.run.metric_words import main_metric, metric_words
+from dpft.reports.run.scores import PRIVATE_SPLIT, ScoreTable
+
+SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number or a word in large letters."""
+
+    label: str
+    value: str
+    before: str = ""
+    """What the value was before training, where that is known."""
+    note: str = ""
+    """What the value cannot be read without, in small letters."""
+    weak: bool = False
+    """Whether it is a warning: nothing is promised, or the value is not covered by epsilon."""
+
+
+def figures(
+    config: Mapping[str, Any], privacy: Mapping[str, Any], tables: Sequence[ScoreTable]
+) -> list[Figure]:
+    """Returns epsilon, delta, the unit and the main score, or that nothing is promised.
+
+    Args:
+        config: Content of config.yaml.
+        privacy: Content of privacy.json.
+        tables: The run's scores.
+    """
+    return [*_promise(privacy), *_main_score(config, tables)]
+
+
+def meaning(privacy: Mapping[str, Any]) -> str | None:
+    """Returns in a sentence what epsilon means to one who is in the data; None without a promise.
+
+    Args:
+        privacy: Content of privacy.json.
+    """
+    if "epsilon" not in privacy or not privacy["private"]:
+        return None
+    whose = _whose(privacy["unit"])
+    right = most_right(privacy["epsilon"], privacy["delta"])
+    if right is None:
+        return (
+            "What ε means here: next to nothing. Whoever sees the model and knows everything else"
+            f" may, for all that ε says, as good as always guess rightly whether {whose} trained on"
+            f" ({SOURCE})."
+        )
+    return (
+        "What ε means here: whoever sees the model and knows everything else guesses rightly at"
+        f" most **{right} %** of the time whether {whose} trained on, where either is as likely as"
+        f" the other and a coin is right 50 % of the time ({SOURCE})."
+    )
+
+
+def _whose(unit: str) -> str:
+    return "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
+
+
+def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
+    if "epsilon" not in privacy:
+        return [Figure(label="privacy", value="none", note="privacy=none", weak=True)]
+    if not privacy["private"]:
+        note = "its noise was predictable (privacy.noise_seed)"
+        return [Figure(label="privacy", value="none", note=note, weak=True)]
+    epsilon, delta = figure_up(privacy["epsilon"]), figure_up(privacy["delta"])
+    return [
+        Figure(label="ε", value=epsilon, note=f"at most, by {privacy['accountant']}"),
+        Figure(label="δ", value=delta, note="at most"),
+        Figure(
+            label="unit",
+            value=privacy["unit"],
+            note=f"one of {privacy['num_examples']:,}, added or removed",
+        ),
+    ]
+
+
+def _main_score(config: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list[Figure]:
+    """Returns the first split's main score after training; none where there is none."""
+    table = next((table for table in tables if table.rows and table.stages[-1] == "after"), None)
+    if table is None:
+        return []
+    rows = dict(table.rows)
+    key = main_metric(config, list(rows))
+    if key is None or (after := rows[key][-1]) is None:
+        return []
+    before = rows[key][0] if len(table.stages) > 1 else None
+    words = metric_words(config, [key])[key]
+    return [
+        Figure(
+            label=f"{key} {words.arrow}",
+            value=digits(after),
+            before="" if before is None else digits(before),
+            note=f"split {table.split}" if table.public else PRIVATE_SPLIT,
+            weak=not table.public,
+        )
+    ]

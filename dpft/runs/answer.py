@@ -1,0 +1,55 @@
+"""What ``dpft account`` answers, for people and for programs: a table and a record of the same."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer in both its forms."""
+
+    table: str
+    """Lines of text."""
+    record: Mapping[str, Any]
+    """Ready for JSON."""
+
+
+class Figures(Mapping[str, Any]):
+    """The record of an answer, each of its keys an attribute too: ``figures.noise_multiplier``.
+
+    >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})
+    >>> figures.epsilon == figures["epsilon"] == figures.epsilons.prv.upper
+    True
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = dict(record)
+
+    def __getitem__(self, key: str) -> Any:
+        return _figures(self._record[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._record:
+            raise AttributeError(f"there is no {name} here, only {', '.join(self._record)}")
+        return self[name]
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self._record]
+
+    def __repr__(self) -> str:
+        return f"Figures({self._record!r})"
+
+
+def _figures(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Figures(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_figures(inner) for inner in value]
+    return value

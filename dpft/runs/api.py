@@ -1,0 +1,296 @@
+"""dpft from Python: each function does what the command of its name does, with the same words.
+
+Words mean what they mean on the command line (``"task=e2e"``, ``"privacy.eps=3"``): they are
+composed by the same configuration and handed to the same functions. What a command line cannot
+hold is given beside them: rows in memory, a model object. What a command refuses raises the same
+sentence as ``InputError``, ``RunError`` or ``StateError``.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.config.account import AccountConfig
+from dpft.config.composing import Composed, compose
+from dpft.config.keys import quoted
+from dpft.config.load import from_values
+from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
+from dpft.config.tune import TuneCommand
+from dpft.config.words import given_text
+from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
+from dpft.data.prompts import PROMPTS
+from dpft.data.sources import file_rows
+from dpft.errors import InputError
+from dpft.evaluation.evaluate import Evaluation
+from dpft.models.loading import quiet_transformers
+from dpft.runs import run as runs
+from dpft.runs.account_command import answer
+from dpft.runs.answer import Figures
+from dpft.runs.configuring import (
+    evaluate_configuration,
+    evaluate_overrides,
+    generate_configuration,
+    plan_configuration,
+    train_configuration,
+    tune_configuration,
+)
+from dpft.runs.evaluation import score_and_write
+from dpft.runs.generation import generate as write_records
+from dpft.runs.given_model import kept_model, model_words
+from dpft.runs.opened_run import Run, open_run
+from dpft.runs.overrides import checked_overrides, with_task_of_run
+from dpft.runs.planned_run import describe_run
+from dpft.runs.tuning import run_search
+
+Folder = str | os.PathLike[str]
+IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
+"""Words that have rows read from memory, whatever the words before them say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """Synthetic records, and where they lie."""
+
+    records: list[dict[str, Any]] = field(repr=False)
+    """In the task's own format."""
+    path: Path
+    statement: Path
+    """File that says what they cost."""
+
+
+def train(
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    folder: Folder | None = None,
+) -> Run:
+    """Fine-tunes, evaluates and reports, as ``dpft train`` does, and returns the finished run.
+
+    >>> run = dpft.train(["task=e2e", "model=tiny", "privacy.eps=3"])  # doctest: +SKIP
+    >>> run = dpft.train(  # doctest: +SKIP
+    ...     ["task=custom", 'task.text="{note}"', "model=tiny", "privacy.eps=8"], rows=frame
+    ... )
+
+    Args:
+        overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` goes on with a run.
+        rows: The training records, or tables by split, in place of the task's own source. They
+            count as private, and are never written down.
+        model: A model of transformers in place of ``model=``; it is copied and not changed.
+        tokenizer: The model's.
+        folder: Of the run; None: a new one under ``outputs/``, or the one of ``resume=``.
+
+    Raises:
+        InputError: Anything does not fit; before any record was used.
+        RunError: Training failed, or the clipper is not exact on this model.
+        StateError: What a run that goes on left is damaged.
+    """
+    given = _checked(overrides, rows)
+    resumed = given_text(given, "resume")
+    place = _place("train", given, TrainCommand, folder, resumed)
+    words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
+    composed = _composed("train", checked_overrides(words), TrainCommand, place)
+    quiet_transformers()
+    with rows_in_memory(rows), kept_model(model, tokenizer, place):
+        command = train_configuration(composed.values, composed.words)
+        runs.run(command, place, write_request=composed.write_record)
+    return open_run(place)
+
+
+def tune(
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    folder: Folder | None = None,
+) -> Run:
+    """Searches for the best settings within one epsilon, as ``dpft tune`` does; returns the best.
+
+    Args:
+        overrides: As for ``train``.
+        rows: As for ``train``.
+        model: As for ``train``.
+        tokenizer: As for ``train``.
+        folder: As for ``train``.
+
+    Raises:
+        InputError: Anything does not fit; before any record was used.
+        RunError: No trial has a score.
+        StateError: What a search that goes on left is damaged.
+    """
+    given = _checked(overrides, rows)
+    resumed = given_text(given, "resume")
+    place = _place("tune", given, TuneCommand, folder, resumed)
+    words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
+    composed = _composed("tune", checked_overrides(words), TuneCommand, place)
+    quiet_transformers()
+    with rows_in_memory(rows), kept_model(model, tokenizer, place):
+        command = tune_configuration(composed.values, composed.words)
+        run_search.run(command, place, write_request=composed.write_record)
+    return open_run(place)
+
+
+def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
+    """Returns what ``train`` with the same arguments would do and cost, as ``dpft plan`` says it.
+
+    Args:
+        overrides: As for ``train``; ``plan.measure=true`` times a micro-batch.
+        rows: As for ``train``; they are only counted.
+
+    Returns:
+        The keys of ``dpft plan output=json``, as attributes too: ``.steps``, ``.noise_multiplier``.
+
+    Raises:
+        InputError: As ``train``.
+    """
+    words = checked_overrides([*_checked(overrides, rows), *_memory_words(rows)])
+    composed = compose("plan", words, PlanConfig)
+    quiet_transformers()
+    with rows_in_memory(rows):
+        return Figures(describe_run(plan_configuration(composed.values, composed.words)).record)
+
+
+def evaluate(
+    run: Folder | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    folder: Folder | None = None,
+) -> list[Evaluation]:
+    """Scores a run's model, any other model, or a file of outputs, as ``dpft eval`` does.
+
+    Args:
+        run: A run, or its folder; None: the overrides choose another model or ``predictions=``.
+        overrides: As on the command line.
+        rows: Records to score in place of the task's own source, or tables by split. Where the
+            run held records out, they are the records it was given, of which the held-out ones
+            are scored; ``eval.held_out=null`` scores all rows.
+        folder: Where scores go without ``run``; None: a new one under ``outputs/``.
+
+    Returns:
+        The scores of each part of the split, ``.metrics``, with the texts they come from.
+
+    Raises:
+        InputError: Anything does not fit.
+        StateError: A file of the run is damaged.
+    """
+    given = [*_run_words(run), *_checked(overrides, rows), *_memory_words(rows)]
+    composed = _composed("eval", evaluate_overrides(given), EvaluateConfig, folder)
+    quiet_transformers()
+    config = evaluate_configuration(composed.values, composed.words)[0]
+    if config.human_eval is not None:
+        raise InputError("human_eval writes a sheet and no scores; run dpft eval human_eval=N.")
+    place = composed.folder if config.run is None else Path(config.run)
+    split = config.eval.split if config.eval.held_out is None else TRAIN
+    with rows_in_memory(rows, split=split):
+        return score_and_write(config, place, write_request=composed.write_record)
+
+
+def generate(
+    run: Folder,
+    overrides: Sequence[str] = (),
+    *,
+    num: int | None = None,
+    prompts: Folder | Rows | None = None,
+    to: Folder | None = None,
+) -> Generated:
+    """Writes synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
+
+    Args:
+        run: A run, or its folder.
+        overrides: As on the command line.
+        num: Records to write from nothing, where whole records were trained on.
+        prompts: Rows in the task's own format, in memory or the file of them, of which the prompt's
+            columns are read.
+        to: File to write; None: a new one in the run's folder.
+
+    Raises:
+        InputError: Anything does not fit.
+        StateError: A file of the run is damaged.
+    """
+    in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
+    given = {"num": num, "prompts": prompts if in_memory is None else MEMORY, "to": to}
+    words = [f"{key}={_word(value)}" for key, value in given.items() if value is not None]
+    words = [*_run_words(run), *_checked(overrides, None), *words]
+    composed = compose("generate", with_task_of_run(words), GenerateConfig)
+    with rows_in_memory(in_memory, split=PROMPTS):
+        target = write_records(generate_configuration(composed.values, composed.words))
+    records = [dict(row.values) for row in file_rows(target.records)]
+    return Generated(records=records, path=target.records, statement=target.statement)
+
+
+def account(**settings: Any) -> Figures:
+    """Returns epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
+
+    >>> account(num_examples=1000, expected_batch_size=10, steps=100, noise_multiplier=1.0).steps
+    100
+
+    Args:
+        settings: The keys of ``dpft account``.
+
+    Returns:
+        The keys of ``dpft account output=json``, as attributes too: ``.epsilon``.
+
+    Raises:
+        InputError: A key is unknown, too little is given, or the budget is out of reach.
+        StateError: A run's ledger is damaged.
+    """
+    given = {key: _text(value) for key, value in settings.items()}
+    return Figures(answer(from_values(given, AccountConfig)).record)
+
+
+def _checked(overrides: Sequence[str], rows: object) -> list[str]:
+    if isinstance(overrides, str):
+        raise InputError(f"overrides must be a list of words, got {overrides!r}; give [...].")
+    for word in overrides:
+        if not isinstance(word, str) or word.startswith("-") or "=" not in word:
+            raise InputError(
+                f"overrides must be words KEY=VALUE, got {word!r}; sweeps and other flags are for"
+                " the command line."
+            )
+    for key in ("task.data_dir", "task.source"):
+        if rows is not None and given_text(overrides, key) is not None:
+            raise InputError(f"at most one of {key} and rows may be given, got both.")
+    return list(overrides)
+
+
+def _memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
+    # A run that goes on is bound to its source.
+    return () if rows is None or resumed is not None else IN_MEMORY
+
+
+def _run_words(run: Folder | None) -> list[str]:
+    return [] if run is None else [f"run={quoted(os.fspath(run))}"]
+
+
+def _word(value: Any) -> str:
+    return str(value) if isinstance(value, int) else quoted(os.fspath(value))
+
+
+def _place(
+    name: str, overrides: list[str], root: type, folder: Folder | None, resumed: str | None
+) -> Path:
+    """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
+    if folder is not None and resumed is not None:
+        raise InputError(f"at most one of resume and folder may be given, got both ({resumed}).")
+    if folder is not None:
+        return Path(folder)
+    return Path(resumed) if resumed is not None else compose(name, overrides, root).folder
+
+
+def _composed(name: str, words: list[str], root: type, folder: Folder | None) -> Composed:
+    place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
+    return compose(name, [*words, *place], root)
+
+
+def _text(value: Any) -> Any:
+    """Returns a setting with runs and paths as texts."""
+    if isinstance(value, list | tuple):
+        return [_text(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

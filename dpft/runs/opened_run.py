@@ -1,0 +1,131 @@
+"""A finished run as a program sees it: what it promised, what it scored, and its model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.config.schema import TrainConfig
+from dpft.models.loading import quiet_transformers
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.run_record import RunRecord, read_record
+from dpft.run_folder import REPORT
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run:
+    """The folder of a run that has ended, read.
+
+    Nothing is kept open: what later commands write into the folder is seen by opening it again.
+    """
+
+    folder: Path
+    config: TrainConfig
+    """What the run was configured to."""
+    record: RunRecord
+    """Content of its public files."""
+
+    @property
+    def epsilon(self) -> float | None:
+        """The upper bound that the report states; None for a run without privacy."""
+        epsilon = self.record.privacy.get("epsilon")
+        return None if epsilon is None else float(epsilon)
+
+    @property
+    def delta(self) -> float | None:
+        """The delta that epsilon goes with; None for a run without privacy."""
+        return None if self.epsilon is None else float(self.record.privacy["delta"])
+
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """Content of privacy.json: everything that epsilon depends on."""
+        return self.record.privacy
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metric to value after training, on the scales of metrics.json.
+
+        Where a split has several parts, ``part/metric`` to value. Scores of a private split are
+        here too: they are the owner's, and are not covered by epsilon.
+        """
+        entries = self.record.after()
+        return {
+            name if len(entries) == 1 else f"{entry['split']}/{name}": float(value)
+            for entry in entries
+            for name, value in entry["metrics"].items()
+        }
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Entries of metrics.json: every split and stage, before training too."""
+        return self.record.evaluations
+
+    @property
+    def report(self) -> Path:
+        """The report, report.md; report.html lies beside it."""
+        return self.folder / REPORT
+
+    def load_model(self) -> PreTrainedModel:
+        """Returns the trained model on the CPU, in eval mode.
+
+        Raises:
+            InputError: The model, or the base of what trained, cannot be found.
+        """
+        quiet_transformers()
+        trained = self._trained
+        model = trained.load(trained.head(self.config.task))
+        model.eval()
+        return model
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer that the run trained with.
+
+        Raises:
+            InputError: It cannot be found.
+        """
+        trained = self._trained
+        return trained.tokenizer(trained.head(self.config.task))
+
+    @cached_property
+    def _trained(self) -> TrainedModel:
+        return trained_model_of_run(self.folder, self.config)
+
+    def __fspath__(self) -> str:
+        """Returns the folder, so that a run can be given wherever a folder can."""
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        if self.epsilon is None or self.delta is None:
+            return f"Run({str(self.folder)!r}, not private)"
+        bound = f"epsilon={up(self.epsilon)}, delta={delta_up(self.delta)}"
+        return f"Run({str(self.folder)!r}, {bound})"
+
+    def _repr_markdown_(self) -> str:
+        """Returns what a notebook shows of the run."""
+        config = self.record.config
+        rows = [("trained", f"{model_name(config)} on {data_name(config)}")]
+        if self.epsilon is None or self.delta is None:
+            rows.append(("privacy", "none"))
+        else:
+            rows.append(("epsilon", f"{up(self.epsilon)} at delta = {delta_up(self.delta)}"))
+        rows += [(name, f"{value:.4g}") for name, value in self.scores.items()]
+        lines = [f"| {name} | {value} |" for name, value in [*rows, ("folder", str(self.folder))]]
+        return "\n".join(["| dpft run | |", "|---|---|", *lines])
+
+
+def open_run(folder: "str | Path | Run") -> Run:
+    """Returns the run in a folder, its training ended and its report written.
+
+    Raises:
+        InputError: There is none, it has not ended, or it has a symbolic link in it.
+        StateError: A file of it is damaged.
+    """
+    path = Path(folder)
+    config = saved_run(str(path))
+    return Run(folder=path, config=config, record=read_record(path))

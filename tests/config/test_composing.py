@@ -1,0 +1,62 @@
+"""Words compose to the same wherever they are written: on a command line or in Python."""
+
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+from hydra import initialize_config_dir
+
+from dpft.config.composing import Composed, compose, unused_folder
+from dpft.config.schema import TrainCommand
+from dpft.errors import InputError
+
+WORDS = ["task=e2e", "model=tiny", "privacy.eps=3"]
+
+
+@pytest.fixture(scope="module")
+def composed() -> Composed:
+    return compose("train", WORDS, TrainCommand)
+
+
+def test_hydras_own_node_is_apart(composed: Composed) -> None:
+    assert composed.values.privacy.eps == 3
+    assert "hydra" not in composed.values
+    assert composed.words.job == tuple(WORDS)
+
+
+def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
+    folder = f"hydra.run.dir={tmp_path / 'run'}"
+    composed = compose("train", [*WORDS, folder], TrainCommand)
+    assert composed.folder == tmp_path / "run"
+    assert composed.words.job == tuple(WORDS)
+    assert composed.words.typed == (*WORDS, folder)
+
+
+def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path: Path) -> None:
+    composed.write_record(tmp_path)
+    record = tmp_path / ".hydra"
+    names = ["config.yaml", "hydra.yaml", "overrides.yaml"]
+    assert sorted(path.name for path in record.iterdir()) == names
+    assert yaml.safe_load((record / "overrides.yaml").read_text()) == WORDS
+    assert not [path for path in record.iterdir() if str(Path.cwd()) in path.read_text()]
+
+
+def test_a_program_of_hydras_own_keeps_its_configurations(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("x: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("train", WORDS, TrainCommand).values.privacy.eps == 3
+        assert hydra.compose("mine") == {"x": 1}
+
+
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InputError, match=r"privacy\.epz; did you mean privacy\.eps"):
+        compose("train", ["privacy.epz=3"], TrainCommand)
+
+
+def test_an_unused_name_is_the_first_that_does_not_exist(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    assert unused_folder(path) == path
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run-2").touch()
+    assert unused_folder(path) == f"{path}-3"

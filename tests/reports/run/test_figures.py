@@ -1,0 +1,60 @@
+"""What the page says first."""
+
+import pytest
+
+from dpft.privacy.accounting.membership import most_right
+from dpft.reports.run.figures import Figure, figures, meaning
+from dpft.reports.run.scores import PRIVATE_SPLIT, mark, score_tables
+from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
+
+
+def shown(*entries: dict, config: dict = CONFIG, **changes: object) -> dict[str, Figure]:
+    found = figures(config, private(**changes), score_tables(entries))
+    return {figure.label: figure for figure in found}
+
+
+def test_epsilon_and_delta_are_rounded_up_and_the_unit_is_named() -> None:
+    record = {**private(unit="customer_id", num_examples=365), "epsilon": 7.9981, "delta": 1 / 730}
+    epsilon, delta, unit = figures(CONFIG, record, [])
+    assert (epsilon.label, epsilon.value) == ("ε", "8.00") and "by prv" in epsilon.note
+    assert (delta.label, delta.value) == ("δ", "0.00137")
+    assert (unit.value, unit.note) == ("customer_id", "one of 365, added or removed")
+
+
+def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
+    both = [
+        mark(entry(stage, 60.0, metrics={"bleu": 60.0, "perplexity": value}), True)
+        for stage, value in (("before", 1523.4), ("after", 2.4411))
+    ]
+    config = {**CONFIG, "task": {**CONFIG["task"], "metrics": ["perplexity", "bleu"]}}
+    score = shown(*both, config=config)["perplexity ↓"]
+    assert (score.before, score.value, score.weak) == ("1523", "2.44", False)
+    assert shown(BOTH[1])["bleu ↑"].before == ""
+
+
+def test_a_score_of_a_private_split_is_marked_in_its_figure() -> None:
+    """docs/design.md, rule 8."""
+    score = shown(mark(entry("after", 1.0), False))["bleu ↑"]
+    assert score.weak and score.note == PRIVATE_SPLIT
+
+
+def test_a_metric_without_a_better_direction_or_a_value_leads_nowhere() -> None:
+    for metrics in ({"mean_length": 21.0}, {"unknown": 1.0}, {}):
+        assert set(shown(mark(entry("after", 0.0, metrics=metrics), True))) == {"ε", "δ", "unit"}
+    lost = mark(entry("after", 0.0, metrics={}), True)
+    assert set(shown(BOTH[0], lost)) == {"ε", "δ", "unit"}
+
+
+@pytest.mark.parametrize("privacy", [non_private(), private(reproducible=True)])
+def test_a_run_that_is_not_private_promises_nothing(privacy: dict) -> None:
+    (figure,) = figures(CONFIG, privacy, [])
+    assert (figure.label, figure.value, figure.weak) == ("privacy", "none", True)
+    assert meaning(privacy) is None
+
+
+def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> None:
+    record = {**private(unit="customer_id"), "epsilon": 3.0, "delta": 1e-5}
+    assert "at most **95.3 %**" in str(meaning(record)) and most_right(3.0, 1e-5) == "95.3"
+    assert "the rows of one `customer_id` were trained on" in str(meaning(record))
+    assert "one example was trained on" in str(meaning(private()))
+    assert "next to nothing" in str(meaning({**record, "epsilon": 30.0}))
