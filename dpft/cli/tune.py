@@ -5,6 +5,7 @@ from pathlib import Path
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
+from dpft.runs.announcing import announce
 from dpft.runs.configuring import tune_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
 
@@ -15,6 +16,7 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(command: TuneCommand) -> None:
     """Searches in the folder that Hydra made, or goes on in the one that ``resume`` names."""
+    announce(command)
     from dpft.runs.tuning import run_search
 
     folder = run_folder() if command.resume is None else Path(command.resume)

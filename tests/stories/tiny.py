@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from dpft.models.source import EMBEDDED_MODEL
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
+ANNOUNCEMENT = re.compile(r"\AINFO: (training model=|going on with ).*\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Outcome:
     code: int
     out: str
     err: str
+    """Less the line that says what is about to be trained, of a run that is then refused too."""
     new: frozenset[Path]
     """Paths under the workspace that were not there before."""
 
@@ -50,7 +53,8 @@ class Workspace:
         ):
             code = main(list(arguments))
         new = frozenset(set(self.root.rglob("*")) - before)
-        return Outcome(code=code, out=out.getvalue(), err=err.getvalue(), new=new)
+        said = ANNOUNCEMENT.sub("", err.getvalue(), count=1)
+        return Outcome(code=code, out=out.getvalue(), err=said, new=new)
 
     def refusal(self, *arguments: str) -> str:
         """Runs a command that must be refused in one sentence and change nothing; returns it."""

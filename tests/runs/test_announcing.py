@@ -1,0 +1,65 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from dpft.config.composing import register_resolver
+from dpft.config.load import load
+from dpft.config.location import config_directory
+from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.runs.announcing import announce
+
+
+def command(*words: str) -> TrainCommand:
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return load(compose("train", list(words)), TrainCommand, polymorphic=POLYMORPHIC)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["privacy.eps=3"],
+            "training model=gpt2 on task=e2e by method=full, under eps=3 for each example",
+        ),
+        (
+            ["privacy.eps=8", "privacy.delta=1e-5", "privacy.unit=customer_id", "method=retrain"],
+            "training model=gpt2 from random weights on task=e2e by method=retrain,"
+            " under eps=8, delta=1e-05 for each value of customer_id",
+        ),
+        (
+            ["privacy=none", "model=tiny", "resume=outputs/a"],
+            "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
+        ),
+        (
+            ["privacy.noise_multiplier=0.7"],
+            "training model=gpt2 on task=e2e by method=full,"
+            " with noise_multiplier=0.7 for each example",
+        ),
+    ],
+)
+def test_the_first_line_says_what_is_trained_and_what_is_promised(
+    caplog: pytest.LogCaptureFixture, words: list[str], line: str
+) -> None:
+    with caplog.at_level("INFO"):
+        announce(command(*words))
+    assert caplog.messages == [line]
+
+
+def test_a_training_logs_before_torch_is_imported(tmp_path: Path) -> None:
+    program = """
+import logging, sys
+from dpft.cli.main import main
+
+class Stop(logging.Filter):
+    def filter(self, record):
+        sys.exit(100 if "torch" in sys.modules else 50)
+
+logging.getLogger("dpft.runs.announcing").addFilter(Stop())
+sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 50, done.stderr
