@@ -7,6 +7,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpft.cli.early_refusals import refuse_bare_words, refuse_unknown_keys
 from dpft.cli.hydra_errors import as_input_error, full_errors
 from dpft.cli.hydra_folders import register_resolver, remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job, words_of_job
-from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
+from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
 from dpft.config.convert import ClassChoice
 from dpft.config.keys import known_keys
 from dpft.config.load import load
@@ -124,6 +125,8 @@ def start_hydra(
             job()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise as_input_error(error, known) from error
+        except BrokenExecutor as error:
+            raise lost_process(error) from error
         finally:
             sweep = sweep_folder()
             if sweep is not None:
