@@ -7,6 +7,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from omegaconf import DictConfig
 from dpft.cli.faults import NOT_COMPOSED, all_faults, refuse_bare_words
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import composed_job, recorded_job
-from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
+from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
 from dpft.config.composing import register_resolver
 from dpft.config.convert import ClassChoice
 from dpft.config.hydra_errors import as_input_error, full_errors
@@ -142,6 +143,8 @@ def start_hydra(
             job()
         except NOT_COMPOSED as error:
             raise NotComposed(*as_input_error(error, known).faults) from error
+        except BrokenExecutor as error:
+            raise lost_process(error) from error
         finally:
             sweep = sweep_folder()
             if sweep is not None:
