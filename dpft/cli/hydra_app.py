@@ -4,14 +4,11 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 ``--help``, ``--config-dir``, ``hydra.run.dir``); only the errors are dpft's.
 """
 
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import hydra
@@ -20,75 +17,16 @@ from omegaconf import DictConfig
 
 from dpft.cli.faults import NOT_COMPOSED, all_faults, refuse_bare_words
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
-from dpft.cli.hydra_record import composed_job, recorded_job
+from dpft.cli.hydra_record import recorded_job
+from dpft.cli.main import SHELL_COMPLETION
+from dpft.cli.subcommand import Subcommand
 from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
 from dpft.config.composing import register_resolver
-from dpft.config.convert import ClassChoice
 from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.keys import known_keys
-from dpft.config.load import load
 from dpft.config.location import config_directory
-from dpft.config.words import Words
 from dpft.errors import InputError
 from dpft.run_folder import has_ledger_or_trials
-from dpft.runs.exit_codes import exit_code_of_job
-
-
-def _unchanged(overrides: list[str]) -> list[str]:
-    return overrides
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subcommand:
-    """What ``dpft.cli.<name>`` says of its subcommand, whose YAML is ``conf/<name>.yaml``."""
-
-    config: type
-    """``CONFIG``: the root dataclass."""
-    run: Callable[[Any], None]
-    """``run(config)``: the work, given an instance of the root dataclass."""
-    polymorphic: Mapping[str, ClassChoice]
-    """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
-    expand: Callable[[list[str]], list[str]]
-    """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
-    reads_records: bool = True
-    """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
-    configuration: Callable[[DictConfig, Words], Any] | None = None
-    """``configuration(composed, words)``, optional: what is run, in place of the composed values.
-    """
-
-    @classmethod
-    def of(cls, name: str) -> "Subcommand":
-        """Returns the subcommand of that name, its module imported now."""
-        module = importlib.import_module(f"dpft.cli.{name}")
-        return cls(
-            config=module.CONFIG,
-            run=module.run,
-            polymorphic=vars(module).get("POLYMORPHIC", {}),
-            expand=vars(module).get("expand", _unchanged),
-            reads_records=vars(module).get("READS_RECORDS", True),
-            configuration=vars(module).get("configuration"),
-        )
-
-    def run_job(self, config: DictConfig) -> int:
-        """Run the subcommand on one composed configuration and return its exit code."""
-        return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
-
-    def load(self, config: DictConfig, words: Words) -> Any:
-        """Returns what ``run`` is given.
-
-        Args:
-            config: What Hydra composed.
-            words: Of which Hydra composed it.
-
-        Raises:
-            InputError: It is incomplete or wrong, in all these ways.
-        """
-        if self.configuration is not None:
-            return self.configuration(config, words)
-        return load(config, self.config, polymorphic=self.polymorphic)
-
-    def _run(self, config: DictConfig) -> None:
-        self.run(self.load(config, composed_job().words))
 
 
 class NotComposed(InputError):
@@ -104,10 +42,11 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
         InputError: The configuration cannot be composed from these arguments.
     """
     flags, overrides = split_arguments(name, arguments)
-    if {"--help", "-h"} & set(flags):  # Answered from the YAMLs alone, without the libraries.
-        return start_hydra(name, [*overrides, *flags], lambda _: 0, known=[])
-    refuse_bare_words(name, overrides)
     subcommand = Subcommand.of(name)
+    if {"--help", "-h"} & set(flags):
+        print(subcommand.help(name, overrides, flags))
+        return 0
+    refuse_bare_words(name, overrides)
     words = subcommand.expand(overrides)
     known = known_keys(subcommand.config)
     try:
@@ -138,7 +77,8 @@ def start_hydra(
 
     jobs: list[SweptJob] = []
     register_resolver()
-    with full_errors(), command_line([f"dpft {name}", f"hydra.job.name={name}", *arguments]):
+    program = "dpft" if set(SHELL_COMPLETION) & set(arguments) else f"dpft {name}"
+    with full_errors(), command_line([program, f"hydra.job.name={name}", *arguments]):
         try:
             job()
         except NOT_COMPOSED as error:

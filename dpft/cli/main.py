@@ -5,6 +5,7 @@ subcommand's module is imported only when it is asked for.
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,8 @@ SUBCOMMANDS = {
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""
 
+SHELL_COMPLETION = ("--shell-completion", "-sc")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
@@ -43,7 +46,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] in ("--version", "-V"):
         print(f"dpft {__version__}")
         return 0
+    if arguments[0] in SHELL_COMPLETION:
+        return exit_code_of_command(lambda: complete(arguments))
     return exit_code_of_command(lambda: run_subcommand(arguments[0], arguments[1:]))
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Answer a shell that completes a command line, or print what makes it ask.
+
+    Hydra's script asks the program itself, ``dpft``; the subcommand is then a word of the line.
+
+    Args:
+        arguments: ``--shell-completion`` and what Hydra knows there, such as ``install=bash``.
+    """
+    line = os.environ.get("COMP_LINE", "")
+    program, *words = line.split(" ")
+    if len(words) == 1:
+        print("\t".join(f"{name} " for name in SUBCOMMANDS if name.startswith(words[0])))
+        return 0
+    name = words[0] if words else "train"
+    os.environ["COMP_LINE"] = " ".join([program, *words[1:]])
+    return run_subcommand(name, arguments)
 
 
 def usage() -> str:

@@ -19,13 +19,21 @@ class AccountConfig:
     """``dpft account``, conf/account.yaml."""
 
     num_examples: int | None = None
+    """Public number of training examples, or of units."""
     expected_batch_size: int | None = None
+    """Examples of a step in expectation; give it or ``sample_rate``."""
     sample_rate: float | None = None
+    """Probability with which each example is in a step; give it or ``expected_batch_size``."""
     epochs: float | None = None
+    """Passes over the data in expectation; give it or ``steps``."""
     steps: int | None = None
+    """Noisy steps; give them or ``epochs``."""
     delta: float | None = None
+    """Delta; None: 1 / (2 * num_examples), or of runs their own, the smallest."""
     eps: float | None = None
+    """Epsilon to find the noise multiplier for; give it or ``noise_multiplier``."""
     noise_multiplier: float | None = None
+    """Noise multiplier to find epsilon for; give it or ``eps``."""
     batch_sizes: tuple[float, ...] | None = None
     """Batch sizes to compare the noise of, in place of ``expected_batch_size``."""
     curve: bool = False
@@ -43,6 +51,7 @@ class AccountConfig:
     accountant: str | None = None
     """The accountant whose bound is the headline; None: prv, or the one of the run's own report."""
     output: str = "table"
+    """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)

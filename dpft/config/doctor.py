@@ -21,6 +21,7 @@ class DoctorConfig:
 
     metrics: MetricModels = field(default_factory=MetricModels)
     output: str = "table"
+    """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)

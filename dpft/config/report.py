@@ -28,6 +28,7 @@ class ReportConfig:
     key: str | None = None
     """The sheets' key; None: the one beside the first sheet."""
     output: str = "table"
+    """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)

@@ -142,6 +142,7 @@ class PlanConfig(TrainCommand):
 
     plan: PlanSettings = field(default_factory=PlanSettings)
     output: str = "table"
+    """table for people, or json: one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainCommand.cross_checks,
@@ -173,6 +174,7 @@ class EvaluateConfig:
     human_eval_strategy: str = "nucleus"
     """How the responses are written: a decode.strategy."""
     output: str = "table"
+    """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)

@@ -32,6 +32,7 @@ class SearchSpace:
     """What trials draw from, ``conf/tuning/<name>.yaml``."""
 
     name: str
+    """Which search space; chosen by tuning=NAME."""
     space: dict[str, Any]
     """Key to the list of values it may have, nested as the keys are."""
 

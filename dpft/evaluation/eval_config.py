@@ -19,7 +19,7 @@ class EvalConfig:
     batch_size: int = 32
     """Inputs at once; memory and speed only."""
     split_is_public: bool | None = None
-    """Whether the split may be shown; None: see ``eval_split_is_public``."""
+    """Whether the split may be shown; null: where it is published there."""
 
     held_out: float | None = None
     """Part of the training records of your own data that is scored and not trained on."""

@@ -12,7 +12,7 @@ class MetricsConfig:
     bertscore_model: str | None = None
     """Folder of the encoder that BERTScore compares texts by; None: no BERTScore."""
     bertscore_layers: int | None = None
-    """Layers of it that are used; None: see ``bertscore.best_layers``."""
+    """Layers of it that are used; null: as many as do best in that model, where that is known."""
     bleurt_model: str | None = None
     """Folder of a BLEURT checkpoint in Hugging Face's form; None: no BLEURT."""
 

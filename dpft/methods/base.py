@@ -51,6 +51,7 @@ class Method(ABC):
     """Base of every method; its fields are its configuration, ``conf/method/<name>.yaml``."""
 
     name: str
+    """Which method; chosen by method=NAME."""
     train_new_modules: bool = True
     """Train what the base checkpoint's architecture lacks, such as a classification head."""
     train_biases: bool = False

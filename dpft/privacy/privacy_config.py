@@ -27,6 +27,7 @@ class PrivacyConfig:
     """
 
     name: str
+    """dp or none; chosen by privacy=NAME."""
 
     @property
     def guarantee(self) -> "DifferentialPrivacy | None":
@@ -80,9 +81,11 @@ class DifferentialPrivacy(PrivacyConfig):
     """DP-SGD under (eps, delta); exactly one of eps and noise_multiplier is given."""
 
     eps: float | None = None
+    """The promised epsilon, which the noise is calibrated to; give it or noise_multiplier."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise over the sensitivity, where it is given in place of eps."""
     delta: float | None = None
-    """Null means 1 / (2 * num_examples)."""
+    """The promised delta; null takes 1 / (2 * num_examples)."""
     num_examples: int | None = None
     """Public number of training examples, or of units; null takes the task's."""
     unit: str = EXAMPLE
@@ -91,13 +94,17 @@ class DifferentialPrivacy(PrivacyConfig):
     records_per_unit: int = 8
     """Most records of a unit that are trained on, where the unit is a column's value."""
     max_grad_norm: float = 0.1
+    """The clipping norm: no example or unit moves a step's sum by more."""
     clipping: str = "flat"
+    """flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer: how gradients are scaled."""
     groups: tuple[str, ...] | None = None
     """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
     engine: str = "auto"
+    """auto, book_keeping, two_pass, instantiate or loop: the same sum at other costs."""
     clipper_memory_mb: int = DEFAULT_MEMORY_MB
     """What the clipper may spend on per-example gradients to save time."""
     accountant: str = "prv"
+    """prv, pld or rdp: what calibrates the noise, and leads the report."""
     self_check: bool = True
     """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
     noise_seed: int | None = None
@@ -105,6 +112,7 @@ class DifferentialPrivacy(PrivacyConfig):
     show_diagnostics: bool = False
     """Show training losses and gradient norms, which epsilon does not cover."""
     allow_large_delta: bool = False
+    """Train under a delta so large that it promises little."""
     resume_overspend: bool = False
     """Let a resumed run that must draw new noise take all its steps, beyond eps."""
     witness: str | tuple[str, ...] | None = None

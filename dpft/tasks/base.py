@@ -22,6 +22,7 @@ class Task(ABC):
     """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
 
     name: str
+    """Which task; chosen by task=NAME."""
     source: str = "hub"
     """Where rows come from: hub, url, local or embedded (a given data_dir means local); or memory,
     the rows that a program gives."""
@@ -49,7 +50,7 @@ class Task(ABC):
     split_parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
-    """Names of metrics of ``dpft.evaluation.metrics`` that score it."""
+    """Names of the metrics that score it."""
 
     ships_sample: ClassVar[bool] = False
     """Whether a sample of its data comes with dpft, for source=embedded."""

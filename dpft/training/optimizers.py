@@ -31,6 +31,7 @@ class OptimizerConfig(ABC):
     """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
 
     name: str
+    """Which optimizer; chosen by optimizer=NAME."""
 
     @abstractmethod
     def make(
@@ -176,6 +177,7 @@ class SchedulerConfig:
     """The ``scheduler`` section of the configuration."""
 
     name: str = "constant"
+    """constant, linear, cosine or inverse_sqrt; chosen by scheduler=NAME."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly from 0, the first of which moves nothing."""
     timescale: int | None = None

@@ -22,7 +22,7 @@ class DeviceConfig:
     """Where a command computes."""
 
     device: str = "auto"
-    """auto takes an accelerator where there is one."""
+    """cpu, cuda, or auto, which takes an accelerator where there is one."""
     num_threads: int | None = None
     """CPU threads; null leaves torch's choice."""
 
@@ -75,7 +75,9 @@ class TrainingConfig(DeviceConfig):
     steps: int | None = None
     """Noisy steps; where given, replaces epochs."""
     learning_rate: float = 2e-3
+    """Learning rate, that of the schedule's full height."""
     weight_decay: float = 0.0
+    """Weight decay of the optimizer; reads no record."""
     seed: int = 0
     """Seed of the initialisation of new weights; sampling, noise and dropout do not use it."""
     precision: str = "fp32"

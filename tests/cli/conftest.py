@@ -14,8 +14,9 @@ from types import ModuleType
 
 import pytest
 
-from dpft.cli import hydra_app, main
+from dpft.cli import hydra_app, main, subcommand
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.config import composing
 from dpft.config.convert import by_name
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
@@ -98,7 +99,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": by_name(method_class)}, run=run_fake)
     monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
-    monkeypatch.setattr(hydra_app, "config_directory", lambda: conf)
+    for user in (hydra_app, subcommand, composing):
+        monkeypatch.setattr(user, "config_directory", lambda: conf)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return module

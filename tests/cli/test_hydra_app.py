@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +76,35 @@ def test_help_of_a_subcommand_lists_groups_and_keys(
     assert main(["fake", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: dpft fake ")
-    assert "method: full, lora" in text and "eps: ???" in text
+    assert "  method=full*\n  method=lora\n" in text
+    assert "  privacy.eps=VALUE " in text and " (a number)" in text
+    assert "--cfg job" in text
+
+
+def test_help_of_an_option_lists_its_own_keys_and_no_others(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "--help", "method=lora"]) == 0
+    text = capsys.readouterr().out
+    assert "method=lora*\n" in text and "method.rank=4 " in text
+    assert "privacy" not in text and "usage" not in text
+
+
+def test_help_of_what_there_is_not_says_what_it_may_have_been(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "privacy", "--help", "privcy"]) == 2
+    assert "there is no such group or key; did you mean privacy?" in capsys.readouterr().err
+
+
+def test_help_counts_a_configuration_folder_of_the_users_own(
+    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "extra" / "method").mkdir(parents=True)
+    (tmp_path / "extra" / "method" / "mine.yaml").write_text("# My own. Run: dpft\nname: mine\n")
+    own = ["--config-dir", str(tmp_path / "extra"), "method=mine"]
+    assert main(["fake", "--help", *own]) == 0
+    assert re.search(r"method=mine\* +My own\.\n", capsys.readouterr().out)
 
 
 def test_a_configuration_folder_of_the_users_own_is_searched(

@@ -57,6 +57,27 @@ def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("dpft pl", "plan "),
+        ("dpft train privacy.ep", "privacy.eps="),
+        ("dpft plan method=lor", "method=lora"),
+    ],
+)
+def test_a_shell_is_told_how_a_line_may_go_on(
+    line: str, answer: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    assert capfd.readouterr().out.rstrip("\n") == answer
+
+
+def test_completion_is_installed_for_the_program_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--shell-completion", "install=bash"]) == 0
+    assert capfd.readouterr().out.rstrip().endswith("-F hydra_bash_completion dpft")
+
+
+@pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
         (["train", "eps=3"], "did you mean privacy.eps?"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.cli.hydra_app import Subcommand
+from dpft.cli.subcommand import Subcommand
 from dpft.errors import InputError
 from dpft.run_folder import TRACEBACK
 from dpft.runs.crashes import crash_kept, where

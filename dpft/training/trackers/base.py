@@ -54,6 +54,7 @@ class TrackingConfig(ABC):
     """Base of every choice of a tracker, ``conf/tracking/<name>.yaml``."""
 
     name: str
+    """Which tracker; chosen by tracking=NAME."""
 
 
 TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", key="tracking")

@@ -31,6 +31,7 @@ class WeightsAndBiases(TrackerConfig):
 
     name: str = "wandb"
     project: str = "dpft"
+    """The project of wandb that the run is shown in."""
     entity: str | None = None
     """User or team; null: that of whoever is logged in."""
     run_name: str | None = None

@@ -1,0 +1,81 @@
+"""What a module ``dpft.cli.<name>`` says of its subcommand, and the ways to run and explain it."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from omegaconf import DictConfig
+
+from dpft.cli.hydra_record import composed_job
+from dpft.config.convert import ClassChoice
+from dpft.config.help_text import command_help
+from dpft.config.load import load
+from dpft.config.location import config_directory
+from dpft.config.words import Words
+from dpft.runs.exit_codes import exit_code_of_job
+
+
+def _unchanged(overrides: list[str]) -> list[str]:
+    return overrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subcommand:
+    """What ``dpft.cli.<name>`` says of its subcommand, whose YAML is ``conf/<name>.yaml``."""
+
+    config: type
+    """``CONFIG``: the root dataclass."""
+    run: Callable[[Any], None]
+    """``run(config)``: the work, given an instance of the root dataclass."""
+    polymorphic: Mapping[str, ClassChoice]
+    """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
+    expand: Callable[[list[str]], list[str]]
+    """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
+    reads_records: bool = True
+    """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
+    configuration: Callable[[DictConfig, Words], Any] | None = None
+    """``configuration(composed, words)``, optional: what is run, in place of the composed values.
+    """
+
+    @classmethod
+    def of(cls, name: str) -> "Subcommand":
+        """Returns the subcommand of that name, its module imported now."""
+        module = importlib.import_module(f"dpft.cli.{name}")
+        return cls(
+            config=module.CONFIG,
+            run=module.run,
+            polymorphic=vars(module).get("POLYMORPHIC", {}),
+            expand=vars(module).get("expand", _unchanged),
+            reads_records=vars(module).get("READS_RECORDS", True),
+            configuration=vars(module).get("configuration"),
+        )
+
+    def run_job(self, config: DictConfig) -> int:
+        """Run the subcommand on one composed configuration and return its exit code."""
+        return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
+
+    def load(self, config: DictConfig, words: Words) -> Any:
+        """Returns what ``run`` is given.
+
+        Args:
+            config: What Hydra composed.
+            words: Of which Hydra composed it.
+
+        Raises:
+            InputError: It is incomplete or wrong, in all these ways.
+        """
+        if self.configuration is not None:
+            return self.configuration(config, words)
+        return load(config, self.config, polymorphic=self.polymorphic)
+
+    def help(self, name: str, words: Sequence[str], flags: Sequence[str]) -> str:
+        """Returns the text of ``--help``, of all or of the groups and keys that words name."""
+        own = get_args_parser().parse_args(flags).config_dir
+        folders = [config_directory(), *([] if own is None else [Path(own).absolute()])]
+        return command_help(name, words, self.config, self.polymorphic, folders=folders)
+
+    def _run(self, config: DictConfig) -> None:
+        self.run(self.load(config, composed_job().words))

@@ -1,0 +1,202 @@
+"""``dpft COMMAND --help``: the groups and keys of a command, with what each is and is for."""
+
+import json
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from dpft.config.composing import compose
+from dpft.config.convert import ClassChoice
+from dpft.config.describe import Key, keys_of, options, purpose
+from dpft.config.keys import MISSING, key_of, nearest, quoted
+from dpft.errors import InputError
+
+COLUMN = 34
+"""Width of the left column."""
+MANY = 16
+"""Options from which a group's are named alone, not explained."""
+LONGEST_VALUE = 40
+FLAGS = (
+    ("--help GROUP", "options and keys of one group; --help GROUP=OPTION: of that option"),
+    ("--cfg job", "print the composed configuration and stop"),
+    ("--multirun", "run once for every combination of comma-separated values"),
+    ("--config-dir DIR", "look for configuration files in DIR too"),
+    ("--shell-completion install=bash", "print what completes keys and options in bash"),
+    ("--hydra-help", "more about these flags"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command as it is composed."""
+
+    name: str
+    root: type
+    """The dataclass of its configuration."""
+    values: Mapping[str, Any]
+    """Its configuration."""
+    polymorphic: Mapping[str, ClassChoice]
+    """As for ``dpft.config.load.load``."""
+    choices: Mapping[str, str | None]
+    """Group to the option that is taken."""
+    folders: Sequence[Path]
+    """Where its YAMLs are looked for."""
+
+    def keys(self) -> list[Key]:
+        """Returns its keys, but for those that ``GROUP=OPTION`` sets."""
+        chosen = {f"{group}.name" for group in self.choices}
+        found = keys_of(self.root, self.values, self.polymorphic)
+        return [key for key in found if key.name not in chosen]
+
+
+def command_help(
+    name: str,
+    words: Sequence[str],
+    root: type,
+    polymorphic: Mapping[str, ClassChoice],
+    *,
+    folders: Sequence[Path],
+) -> str:
+    """Returns what ``dpft NAME --help WORDS`` prints.
+
+    Args:
+        name: The command's.
+        words: ``key=value`` and ``group=option``, which are composed, and names to explain alone;
+            without names, groups whose option is chosen are.
+        root: The dataclass of the command's configuration.
+        polymorphic: As for ``dpft.config.load.load``.
+        folders: Where YAMLs are looked for, dpft's own first.
+
+    Raises:
+        InputError: The words cannot be composed, or name nothing.
+    """
+    changes = [word for word in words if "=" in word or word[:1] in "~+"]
+    names = [word for word in words if word not in changes]
+    searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
+    composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
+    choices = composed.hydra.runtime.choices
+    own = [group for group in reversed(list(choices)) if not group.startswith("hydra")]
+    command = Command(
+        name=name,
+        root=root,
+        values=cast(dict[str, Any], OmegaConf.to_container(composed.values, resolve=True)),
+        polymorphic=polymorphic,
+        choices={group: choices[group] for group in own},
+        folders=folders,
+    )
+    return help_text(command, names or [key for key in map(key_of, changes) if key in own])
+
+
+def help_text(command: Command, about: Sequence[str] = ()) -> str:
+    """Returns the help of a command.
+
+    Args:
+        command: As composed.
+        about: Groups, sections or keys to explain alone; none: all.
+
+    Raises:
+        InputError: One of them is none.
+    """
+    keys = command.keys()
+    if not about:
+        groups = [_groups(command)] if command.choices else []
+        sections = [_usage(command), *groups, _keys(keys), _table("Flags", FLAGS)]
+        return "\n\n".join(sections)
+    parts = []
+    for name in about:
+        under = [key for key in keys if key.name == name or key.name.startswith(f"{name}.")]
+        if name not in command.choices and not under:
+            raise InputError(_unknown(name, command, keys))
+        if name in command.choices:
+            parts.append(_options(command, name))
+        if under:
+            parts.append(_keys(under))
+    return "\n\n".join(parts)
+
+
+def _usage(command: Command) -> str:
+    files = [folder / f"{command.name}.yaml" for folder in command.folders]
+    purposes = [line for line in (purpose(file) for file in files if file.is_file()) if line]
+    return "\n".join(
+        [f"usage: dpft {command.name} [GROUP=OPTION ...] [KEY=VALUE ...]", "", *purposes[:1]]
+    )
+
+
+def _groups(command: Command) -> str:
+    """Returns every group with its options, explained where they are few."""
+    lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
+    for group, taken in command.choices.items():
+        found = options(list(command.folders), group)
+        if len(found) < MANY:
+            lines += _option_lines(group, found, taken)
+            continue
+        names = ", ".join(f"{name}*" if name == taken else name for name in found)
+        lines += _row(group, f"{names}; what each is: dpft {command.name} --help {group}")
+    return "\n".join(lines)
+
+
+def _options(command: Command, group: str) -> str:
+    found = options(list(command.folders), group)
+    lines = _option_lines(group, found, command.choices[group])
+    return "\n".join([f"Options of {group} (* is taken):", *lines])
+
+
+def _option_lines(group: str, found: Mapping[str, str], taken: str | None) -> list[str]:
+    return [
+        line
+        for name, what in found.items()
+        for line in _row(f"{group}={name}{'*' if name == taken else ''}", what)
+    ]
+
+
+def _keys(keys: Sequence[Key]) -> str:
+    lines = ["Configuration (change with KEY=VALUE):"]
+    for key in keys:
+        sentence = key.sentence.replace("``", "").replace("None", "null")
+        lines += _row(f"{key.name}={_shown(key.value)}", f"{sentence} ({key.takes})".lstrip())
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([f"{title}:", *(line for row in rows for line in _row(*row))])
+
+
+def _row(left: str, right: str) -> list[str]:
+    """Returns the lines of two columns, the right one wrapped to the terminal."""
+    width = max(shutil.get_terminal_size((100, 24)).columns - COLUMN - 4, 30)
+    wrapped = textwrap.wrap(right, width, break_on_hyphens=False) or [""]
+    first = [f"  {left}"] if len(left) > COLUMN else []
+    lead = [""] if first else [left]
+    padded = [*lead, *[""] * len(wrapped)]
+    return first + [
+        f"  {label:<{COLUMN}}  {line}".rstrip()
+        for label, line in zip(padded, wrapped, strict=False)
+    ]
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as a command line writes it, a long one cut short."""
+    text = "VALUE" if value == MISSING else _written(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}: {_written(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, str) and value:
+        return value.replace("\n", "\\n")
+    return json.dumps(value)
+
+
+def _unknown(name: str, command: Command, keys: Sequence[Key]) -> str:
+    sections = {key.name.partition(".")[0] for key in keys}
+    near = nearest(name, {*command.choices, *sections, *(key.name for key in keys)})
+    hint = f"did you mean {near}?" if near else f"groups are {', '.join(command.choices)}."
+    return f"dpft {command.name} --help {name}: there is no such group or key; {hint}"
