@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig
 from dpft.kinds import CLASSIFIER, Head
-from dpft.methods.base import count_parameters
+from dpft.methods.base import count_parameters, input_embeddings
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
@@ -120,8 +120,8 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
     device, settings = config.train.prepare(), config.train
     base_memory = peak_memory(device)
     model, _ = planned_model(config, architecture, head)
-    width = model.config.get_text_config().hidden_size
-    shapes = model_shapes(model, width=width, enters_early=config.method.extra_positions > 0)
+    width = max(weight.shape[-1] for weight in input_embeddings(model))
+    shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
     size = min(settings.micro_batch_size, settings.expected_batch_size)
     speed = probe_machine(

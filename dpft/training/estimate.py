@@ -2,8 +2,8 @@
 
 A token costs 2 operations forward for each weight it is multiplied with, 2 backward where a
 gradient goes through, and 2 for the gradient of a weight that trains; where gradients are clipped,
-2 more for their norms. To these come the calls of the layers, the bytes of their outputs and, once
-a step, noise and optimizer. ``measure`` times a model of random weights instead.
+2 more for their norms. To these come the calls of the layers, what is done to each number of their
+outputs and, once a step, noise and optimizer. ``measure`` times a model of random weights instead.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ from torch import nn
 
 from dpft.training.probe import MachineSpeed
 
-TYPICAL_SHARE = 0.5
+TYPICAL_SHARE = 0.75
 """Of ``task.max_length``: how long a record is taken to be, since none is looked at."""
 FORWARD, THROUGH, GRADIENT, NORM = 2, 2, 2, 2
 """Operations for each weight and token."""
-PASSES = 10
-"""How often each number of an output, or of an optimizer's state, is read or written."""
+FUNCTIONS = 10
+"""Of each number that a layer takes or gives, forward and backward (activation, dropout, norm,
+residual), and of each that is trained (the optimizer's moments and root)."""
+PROOF = 5
+"""Micro-batches that the proof of the clipper on the first one takes."""
 STEP_SECONDS = 0.01
 """Ledger, journal and diagnostics of a step, each on disk before the next."""
 NUMBER_BYTES = 4
@@ -36,7 +39,6 @@ class ModelShapes:
         logits: Of them, those of the largest layer's output, such as a vocabulary's.
         trainable: Parameters that train.
         total: All parameters.
-        width: Of most layers.
     """
 
     layers: int
@@ -47,7 +49,6 @@ class ModelShapes:
     logits: int
     trainable: int
     total: int
-    width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +66,11 @@ class Estimate:
 HOW = "a probe of this machine and the model's shapes; evaluation and loading left out"
 
 
-def model_shapes(model: nn.Module, *, width: int, enters_early: bool = False) -> ModelShapes:
+def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes:
     """Returns the shapes of a prepared model, which may be without weights (``meta``).
 
     Args:
         model: After ``Method.prepare``.
-        width: Of most layers.
         enters_early: What trains stands at the model's input, whatever its place among modules.
     """
     forward = frozen = trained = outputs = logits = layers = 0
@@ -99,7 +99,6 @@ def model_shapes(model: nn.Module, *, width: int, enters_early: bool = False) ->
         logits=logits,
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         total=sum(p.numel() for p in model.parameters()),
-        width=width,
     )
 
 
@@ -120,7 +119,7 @@ def estimate(
         shapes: Of the prepared model.
         speed: Of the machine.
         private: Whether gradients are clipped.
-        max_length: Of a record in tokens; most are taken to be half as long.
+        max_length: Of a record in tokens; they are taken to be three quarters as long.
         micro_batch_size: As in training.
         expected_batch_size: As in training.
         steps: Steps planned.
@@ -130,17 +129,17 @@ def estimate(
     typical = max(1, round(TYPICAL_SHARE * max_length))
     tokens = typical * expected_batch_size
     micro_batches = -(-expected_batch_size // size)
-    seconds = (
-        STEP_SECONDS
-        + tokens * operations_per_token(shapes, private=private) / speed.operations_per_second
-        + tokens * shapes.outputs * NUMBER_BYTES * PASSES / speed.bytes_per_second
+    gradients = (
+        tokens * operations_per_token(shapes, private=private) / speed.operations_per_second
+        + tokens * shapes.outputs * FUNCTIONS / speed.values_per_second
         + micro_batches * shapes.layers * speed.seconds_per_layer
-        + shapes.trainable / speed.noise_per_second
-        + shapes.trainable * NUMBER_BYTES * PASSES / speed.bytes_per_second
     )
+    update = shapes.trainable * (1 / speed.noise_per_second + FUNCTIONS / speed.values_per_second)
+    seconds = STEP_SECONDS + gradients + update
+    proof = PROOF * gradients / micro_batches if private else 0.0
     return Estimate(
         seconds_per_step=seconds,
-        seconds_total=seconds * steps,
+        seconds_total=seconds * steps + proof,
         peak_memory_bytes=base_memory + _memory(shapes, size * max_length, private=private),
         typical_length=typical,
         how=HOW,

@@ -70,8 +70,8 @@ def test_time_and_memory_are_estimated_where_nothing_is_measured(
     config: PlanConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = describe_run(config).record["estimated"]
-    assert short["typical_length"] == 8, "half of task.max_length"
-    assert short["seconds_total"] == pytest.approx(3 * short["seconds_per_step"])
+    assert short["typical_length"] == 12, "three quarters of task.max_length"
+    assert short["seconds_total"] > 3 * short["seconds_per_step"] > 0
     assert short["peak_memory_bytes"] > 0
     monkeypatch.setattr(planned_run, "measure", lambda *_: Measured())
     measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record

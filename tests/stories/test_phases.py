@@ -32,6 +32,8 @@ def test_a_two_phase_run_reports_both_phases_under_one_epsilon(workspace: Worksp
         {"method": "bitfit", "steps": 2, "max_grad_norm": 0.05, "sensitivity": 0.05},
     ]
     assert record["trainable_parameters"] == record["total_parameters"]
+    curve = record["epsilon_curve"]
+    assert curve["steps"] == [1, 2, 3, 4, 5, 6, 7] and curve["epsilons"][-1] == record["epsilon"]
     mechanisms = read_ledger(folder / "ledger.jsonl").mechanisms
     assert [line["sensitivity"] for line in mechanisms] == [0.1] * 5 + [0.05] * 2
     assert "| clipping in phase 2, bitfit, 2 steps |" in (folder / "report.md").read_text()

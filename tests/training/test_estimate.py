@@ -15,7 +15,7 @@ from dpft.training.estimate import (
 from dpft.training.probe import MachineSpeed
 
 FREE = MachineSpeed(
-    operations_per_second=float("inf"), bytes_per_second=float("inf"),
+    operations_per_second=float("inf"), values_per_second=float("inf"),
     noise_per_second=float("inf"), seconds_per_layer=0.0,
 )  # fmt: skip
 RUN = {"max_length": 20, "micro_batch_size": 4, "expected_batch_size": 10, "steps": 3}
@@ -32,7 +32,7 @@ def model(*trains: int) -> nn.Sequential:
 
 
 def shapes(*trains: int, **options: bool) -> ModelShapes:
-    return model_shapes(model(*trains), width=3, **options)
+    return model_shapes(model(*trains), **options)
 
 
 def test_matrices_count_by_what_goes_through_them() -> None:
@@ -52,18 +52,25 @@ def test_a_matrix_that_trains_costs_three_products_and_a_norm_where_it_is_clippe
 @pytest.mark.parametrize(
     ("speed", "seconds"),
     [
-        # ten records of half of 20 tokens
-        ({"operations_per_second": 1.0}, 10 * 10 * (2 * 6 + 4 * 35 + 8 * 15)),
+        # ten records of three quarters of 20 tokens
+        ({"operations_per_second": 1.0}, 10 * 15 * (2 * 6 + 4 * 35 + 8 * 15)),
         # three micro-batches, four layers
         ({"seconds_per_layer": 1.0}, 3 * 4),
         ({"noise_per_second": 1.0}, 15),
-        ({"bytes_per_second": 40.0}, 10 * 10 * 25 + 15),
+        ({"values_per_second": 10.0}, 10 * 15 * 25 + 15),
     ],
 )
 def test_each_part_of_a_step_takes_its_time(speed: dict[str, float], seconds: float) -> None:
     found = estimate(shapes(2), replace(FREE, **speed), private=True, base_memory=0, **RUN)
     assert found.seconds_per_step == pytest.approx(STEP_SECONDS + seconds)
-    assert found.seconds_total == pytest.approx(3 * found.seconds_per_step)
+
+
+def test_the_whole_has_the_proof_of_the_first_micro_batch_where_gradients_are_clipped() -> None:
+    speed = replace(FREE, seconds_per_layer=1.0)
+    private = estimate(shapes(2), speed, private=True, base_memory=0, **RUN)
+    assert private.seconds_total == pytest.approx(3 * private.seconds_per_step + 5 * 4)
+    ordinary = estimate(shapes(2), speed, private=False, base_memory=0, **RUN)
+    assert ordinary.seconds_total == pytest.approx(3 * ordinary.seconds_per_step)
 
 
 def test_memory_is_that_of_the_process_the_weights_and_a_micro_batch_of_longest_records() -> None:

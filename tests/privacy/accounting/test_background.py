@@ -81,8 +81,9 @@ def test_an_accountant_that_times_out_is_asked_once_and_the_next_stands_for_it(a
 
 
 def test_where_all_others_time_out_the_curve_is_rdps(answers):
-    answers("prv", "pld")
+    asked = answers("prv", "pld")
     assert curve_by("prv")[0].accountants == ("rdp",) * 3
+    assert [one for one in asked if one[0] == "pld"] == [("pld", 1)]
 
 
 def test_where_none_bounds_a_step_it_is_rdps_own_in_this_process(answers):
