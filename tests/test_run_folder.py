@@ -43,13 +43,11 @@ def spelled(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "run_folder.py"}),
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_no_other_module_spells_a_name_of_a_runs_folder(path: Path) -> None:
-    assert spelled(path.read_text()) == []
+def test_no_other_module_spells_a_name_of_a_runs_folder() -> None:
+    others = set(PACKAGE.rglob("*.py")) - {PACKAGE / "run_folder.py"}
+    assert len(others) > 300
+    found = {str(path): spelled(path.read_text()) for path in sorted(others)}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

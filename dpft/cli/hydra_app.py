@@ -6,6 +6,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -19,7 +20,7 @@ from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job
 from dpft.cli.main import SHELL_COMPLETION
 from dpft.cli.subcommand import Subcommand
-from dpft.cli.swept_jobs import SweptJob, run_noting_exit_code, swept_jobs
+from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
 from dpft.config.composing import register_resolver
 from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.keys import known_keys
@@ -83,6 +84,8 @@ def start_hydra(
             job()
         except NOT_COMPOSED as error:
             raise NotComposed(*as_input_error(error, known).faults) from error
+        except BrokenExecutor as error:
+            raise lost_process(error) from error
         finally:
             sweep = sweep_folder()
             if sweep is not None:

@@ -6,13 +6,14 @@ that started the sweep reads them when the launcher has returned.
 
 import os
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.files import read_json, write_json
 from dpft.run_folder import EXIT_CODES, PRIVATE, private_path
 from dpft.runs.exit_codes import FAILED
@@ -61,6 +62,15 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
         for note in notes
         if note["command"] == command
     ]
+
+
+def lost_process(error: BrokenExecutor) -> RunError:
+    """Returns what to say where a launcher's process was killed, and others perhaps with it."""
+    return RunError(
+        f"the launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'});"
+        " runs that broke off go on with dpft train resume=RUN. If memory was short, run fewer at"
+        " once, such as hydra.launcher.n_jobs=1."
+    )
 
 
 def forget_exit_codes(sweep: Path) -> None:

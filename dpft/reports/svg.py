@@ -56,5 +56,5 @@ def draw_svg(
         figure.savefig(buffer, format="svg", metadata=NO_METADATA)
     drawn = buffer.getvalue()
     element = drawn[drawn.index("<svg") :]
-    element = re.sub(r'\bid="(\w+?_\d+)"', rf'id="{escape(name)}-\1"', element)
+    element = re.sub(r'\bid="([\w.]+_\d+)"', rf'id="{escape(name)}-\1"', element)
     return Markup(element.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from dpft.config.schema import PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters
@@ -28,7 +30,9 @@ from dpft.runs.run_plan import (
 )
 from dpft.runs.task_model import layout_of, prepare_model, training_head
 from dpft.tasks.classification import ClassificationTask
-from dpft.training.measure import Measurement, measure_step
+from dpft.training.estimate import Estimate, estimate, model_shapes
+from dpft.training.measure import Measurement, measure_step, peak_memory
+from dpft.training.probe import probe_machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,8 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     record = describe(config, plan, accounting, architecture, head)
     if config.plan.measure:
         record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
+    else:
+        record["estimated"] = dataclasses.asdict(probe(config, plan, architecture, head))
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
@@ -89,10 +95,7 @@ def describe(
     head: Head,
 ) -> dict[str, Any]:
     """Returns the plan under the keys of privacy.json (docs/design.md, the run's folder)."""
-    new = new_names(architecture, head)
-    model = meta_model(architecture, head)
-    grow_as_planned(model, architecture, head, config.task.special_tokens)
-    counts = count_parameters(config.method.prepare(model, new), new)
+    counts = count_parameters(*planned_model(config, architecture, head))
     if plan.privacy is not None and accounting is not None:
         record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
     else:
@@ -102,6 +105,44 @@ def describe(
             steps=plan.steps,
         )
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
+
+
+def planned_model(
+    config: PlanConfig, architecture: Architecture, head: Head
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Returns the shapes of the model that would be trained, without weights, and what is new."""
+    new = new_names(architecture, head)
+    model = meta_model(architecture, head)
+    grow_as_planned(model, architecture, head, config.task.special_tokens)
+    return config.method.prepare(model, new), new
+
+
+def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: Head) -> Estimate:
+    """Estimates time and memory from a probe of the machine and the model's shapes."""
+    device, settings = config.train.prepare(), config.train
+    base_memory = peak_memory(device)
+    model, _ = planned_model(config, architecture, head)
+    width = model.config.get_text_config().hidden_size
+    shapes = model_shapes(model, width=width, enters_early=config.method.extra_positions > 0)
+    guarantee = config.privacy.guarantee
+    size = min(settings.micro_batch_size, settings.expected_batch_size)
+    speed = probe_machine(
+        device,
+        width=width,
+        tokens=size * config.task.max_length,
+        options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
+        precision=settings.precision,
+    )
+    return estimate(
+        shapes,
+        speed,
+        private=guarantee is not None,
+        max_length=config.task.max_length,
+        micro_batch_size=settings.micro_batch_size,
+        expected_batch_size=settings.expected_batch_size,
+        steps=plan.steps,
+        base_memory=base_memory,
+    )
 
 
 def measure(

@@ -73,7 +73,7 @@ def measure_step(
     return Measurement(
         seconds_per_step=per_step,
         seconds_total=per_step * steps,
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=peak_memory(device),
     )
 
 
@@ -97,7 +97,8 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _peak_memory() -> int:
-    if torch.cuda.is_available():
+def peak_memory(device: torch.device) -> int:
+    """Returns the most bytes that the accelerator, or else this process, has had so far."""
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

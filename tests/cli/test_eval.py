@@ -68,6 +68,7 @@ def test_overrides_lead_and_an_entry_is_replaced_while_others_stay(workspace: Wo
     (entry,) = json.loads(outcome.out)["evaluations"]
     assert (entry["examples"], entry["split_is_public"]) == (1, True)
     found = scores(folder)
+    assert len(found["validation", "after"].pop("samples")) == 1
     assert found["validation", "after"] == entry
     assert ("test", "after") in found
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 1

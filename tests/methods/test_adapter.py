@@ -22,6 +22,7 @@ from tests.methods.shapes import (
 )
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import clipped, difference
+from tests.slowness import slow_but
 
 
 def test_the_default_is_the_papers_share_of_roberta_base() -> None:
@@ -77,7 +78,9 @@ def test_the_norms_train_where_asked_for() -> None:
     assert added and all("LayerNorm" in name for name in added)
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "bert-classification", "t5"])
+@pytest.mark.parametrize(
+    "shape", slow_but(("gpt2", "bert-classification"), ("gpt2", "bert-classification", "t5"))
+)
 def test_adapters_and_biases_together_are_exact_and_outlive_a_save(
     shape: str, tmp_path: Path
 ) -> None:

@@ -34,10 +34,9 @@ FAST = [
     *(("full", shape) for shape in NAMES),
     ("retrain", "gpt2"),
     ("bitfit", "bert-classification"),
-    ("norms", "t5"),
+    ("norms", "gpt2"),
     ("top2", "bert-masked-lm"),
     ("linear_probe", "bert-classification"),
-    ("adapter", "gpt2"),
     ("adapter", "t5"),
     ("compacter", "bert-masked-lm"),
 ]

@@ -1,6 +1,6 @@
 """A plan says what training would do and cost, from no more of a model than its config.json."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,23 @@ import pytest
 from dpft.config.schema import PlanConfig
 from dpft.errors import InputError
 from dpft.reports.accounting.epsilon import delta_warnings
+from dpft.runs import planned_run
 from dpft.runs.planned_run import allow_large_delta, describe_run
+from dpft.training import probe
 from tests.config.test_conf import loaded
 from tests.models import small
+
+
+@dataclass(frozen=True)
+class Measured:
+    """In place of a measurement."""
+
+    seconds: float = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +64,18 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     assert record["epsilon"] == planned.accounting.epsilon
     assert record["trainable_parameters"] == record["total_parameters"] > 0
     assert not {"ledger", "steps_taken", "measured"} & record.keys()
+
+
+def test_time_and_memory_are_estimated_where_nothing_is_measured(
+    config: PlanConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = describe_run(config).record["estimated"]
+    assert short["typical_length"] == 8, "half of task.max_length"
+    assert short["seconds_total"] == pytest.approx(3 * short["seconds_per_step"])
+    assert short["peak_memory_bytes"] > 0
+    monkeypatch.setattr(planned_run, "measure", lambda *_: Measured())
+    measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record
+    assert measured["measured"] == {"seconds": 1.0} and "estimated" not in measured
 
 
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:

@@ -28,7 +28,7 @@ def configuration(*given: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def private() -> TrainConfig:
-    return configuration("privacy.noise_multiplier=1")
+    return configuration("privacy.noise_multiplier=1", "privacy.delta=1e-7")
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,7 @@ def test_a_runs_model_names_no_path_that_the_user_did_not_give(
         assert str(workspace.root).encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Workspace) -> None:
     sweep = ("--multirun", "method=bitfit,lora", "hydra.sweep.dir=sweep")
     outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *sweep)
@@ -212,25 +213,25 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
         (["method=bitfit", "model.path=llama"],
          ["method=bitfit must leave a parameter to train", "LlamaForCausalLM", "method=full"]),
         (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
-        (["method=lora", "method.rank=17"],
-         ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
         (["method=lora", "method.targets=[nosuch]"],
          ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
         (["method=lora", "method.targets=c_attn"], ["method.targets must be a list", "'c_attn'"]),
-        (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),
         (["method=two_phase", "method.full_epochs=0"],
          ["method.full_epochs must be positive, got 0", "method=bitfit"]),
         (["method=retrain", "model.init=pretrained"],
          ["method=retrain needs model.init=random, got pretrained"]),
-        (["method=lorra"], ["no such method", "did you mean method=lora?"]),
         (["method=bitfit", "method.rank=4"],
          ["unknown configuration key method.rank", "method.train_biases"]),
-        (["optimizer=sgd", "optimizer.beta1=0.9"],
-         ["unknown configuration key optimizer.beta1", "optimizer.momentum"]),
-        (["scheduler=linear", "scheduler.timescale=10"],
-         ["scheduler.timescale must be null for scheduler=linear, got 10", "inverse_sqrt"]),
         (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
         *slow(
+            (["method=lora", "method.rank=17"],
+             ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
+            (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),
+            (["scheduler=linear", "scheduler.timescale=10"],
+             ["scheduler.timescale must be null for scheduler=linear, got 10", "inverse_sqrt"]),
+            (["method=lorra"], ["no such method", "did you mean method=lora?"]),
+            (["optimizer=sgd", "optimizer.beta1=0.9"],
+             ["unknown configuration key optimizer.beta1", "optimizer.momentum"]),
             (["method=two_phase", "model.path=llama", "method.full_epochs=0.2"],
              ["method=two_phase must have a bias to train", "LlamaForCausalLM", "method=full"]),
             (["method=rgp", "method.rank=17"],

@@ -62,7 +62,10 @@ class Workspace:
         assert outcome.code == 2, outcome.err
         assert outcome.out == ""
         assert outcome.new == frozenset()
-        prefix, sentence = outcome.err[:13], outcome.err[13:]
+        # What is about to be trained, and that delta is large, may be said before more is known.
+        before = ("INFO: ", "WARNING: delta")
+        said = [line for line in outcome.err.splitlines(True) if not line.startswith(before)]
+        prefix, sentence = "".join(said)[:13], "".join(said)[13:]
         assert prefix == "dpft: error: "
         assert sentence.count("\n") == 1, outcome.err
         return sentence.rstrip("\n")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import PrivacyPlan
 from dpft.reports.accounting.epsilon import accounting_table
@@ -33,7 +34,40 @@ def plan_table(
             calibration=plan.calibration,
         )
         lines += ["", table, *_phase_lines(plan)]
-    return "\n".join([*lines, *_measured_lines(record.get("measured"))])
+    lines += [*_cost_lines(record), "", summary_line(record)]
+    return "\n".join(lines)
+
+
+def summary_line(record: Mapping[str, Any]) -> str:
+    """Returns what a run would take and promise, in a line for people.
+
+    >>> cost = {"seconds_total": 200.0, "peak_memory_bytes": 8 * 2**27}
+    >>> summary_line({"estimated": cost, "epsilon": 7.998})
+    'about 3 minutes, 1.0 GiB, ε 7.998'
+
+    Args:
+        record: What ``dpft plan output=json`` prints.
+    """
+    cost = record.get("measured") or record.get("estimated")
+    taken = []
+    if cost is not None:
+        memory = cost["peak_memory_bytes"] / 2**30
+        taken = [f"about {in_words(cost['seconds_total'])}", f"{memory:.1f} GiB"]
+    spent = f"ε {round_up(record['epsilon'], 3):.3f}" if "epsilon" in record else "no ε"
+    return ", ".join([*taken, spent])
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time as somebody would say it.
+
+    >>> in_words(0.2), in_words(80), in_words(200), in_words(9000), in_words(400_000)
+    ('1 second', '80 seconds', '3 minutes', '2.5 hours', '4.6 days')
+    """
+    for size, unit, digits in ((86400, "day", 1), (3600, "hour", 1), (60, "minute", 0)):
+        if seconds >= 2 * size:
+            return f"{round(seconds / size, digits or None):g} {unit}s"
+    whole = max(1, round(seconds))
+    return f"{whole} second{'s' if whole > 1 else ''}"
 
 
 def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
@@ -56,14 +90,25 @@ def _phase_lines(plan: PrivacyPlan) -> list[str]:
     ]
 
 
-def _measured_lines(measured: Mapping[str, Any] | None) -> list[str]:
-    if measured is None:
+def _cost_lines(record: Mapping[str, Any]) -> list[str]:
+    """Returns time and memory, measured or else estimated, and how that was done."""
+    if "measured" in record:
+        cost = record["measured"]
+        how = ["measured on one synthetic micro-batch of longest records:"]
+    elif "estimated" in record:
+        cost = record["estimated"]
+        how = [
+            "estimated by a probe of this machine as it is now, for records of"
+            f" {cost['typical_length']} tokens;",
+            "loading and evaluation left out; plan.measure=true times the model instead:",
+        ]
+    else:
         return []
-    hours, seconds = divmod(measured["seconds_total"], 3600)
+    hours, seconds = divmod(cost["seconds_total"], 3600)
     return [
         "",
-        "measured on one synthetic micro-batch of longest records:",
-        f"{'seconds per step':<22}{measured['seconds_per_step']:.2f}",
+        *how,
+        f"{'seconds per step':<22}{cost['seconds_per_step']:.2f}",
         f"{'training time':<22}{hours:.0f} h {seconds / 60:.0f} min",
-        f"{'peak memory':<22}{measured['peak_memory_bytes'] / 2**30:.2f} GiB",
+        f"{'peak memory':<22}{cost['peak_memory_bytes'] / 2**30:.2f} GiB",
     ]

@@ -34,7 +34,20 @@ def test_a_measurement_is_added_where_there_is_one() -> None:
     assert "peak memory           1.50 GiB" in table
 
 
+def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() -> None:
+    estimated = {**MEASURED, "typical_length": 50, "how": "a probe"}
+    record = plan_record(plan(), accounting()) | COUNTS | {"estimated": estimated}
+    table = plan_table(record, plan(), accounting())
+    assert "estimated by a probe of this machine as it is now, for records of 50 tokens" in table
+    assert "evaluation left out; plan.measure=true" in table
+    assert table.splitlines()[-1] == "about 2 hours, 1.5 GiB, ε 2.990"
+    assert max(map(len, table.splitlines())) <= 80
+    both = plan_table(record | {"measured": MEASURED}, plan(), accounting())
+    assert "estimated" not in both, "what was measured wins"
+
+
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
     table = plan_table({"steps": 4, **COUNTS}, None, None)
     assert table.startswith("NOT PRIVATE")
     assert "steps               4" in table and "epsilon" not in table
+    assert table.splitlines()[-1] == "no ε"

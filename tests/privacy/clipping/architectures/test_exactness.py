@@ -8,7 +8,7 @@ import torch
 
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import clipped, difference, one_at_a_time
-from tests.privacy.clipping.architectures.zoo import EVERY, LISTED, Case
+from tests.privacy.clipping.architectures.zoo import EVERY, LISTED, UNLIKE, Case
 from tests.privacy.clipping.oracle import Clipped
 from tests.slowness import slow_but
 
@@ -40,7 +40,7 @@ def test_norms_and_sum_equal_the_loop_and_one_example_at_a_time(name):
         assert_close(got, one_at_a_time(model, case.kind, batch), allowed)
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", slow_but(UNLIKE, LISTED))
 def test_as_many_examples_as_positions_is_no_special_case(name):
     case, batch = LISTED[name], examples(AS_MANY_AS_STEPS)
     model = case.build()

@@ -402,3 +402,12 @@ DECODERS["gpt2-without-position-ids"] = replace(
 )
 LISTED = DECODERS | ENCODERS | ENCODER_DECODERS | VISION
 EVERY = LISTED | UNLISTED
+UNLIKE = (
+    "gpt2-tied",
+    "gemma3",
+    "bert-classification",
+    "deberta-v2-classification",
+    "t5",
+    "convnext",
+)
+"""Those of LISTED that differ most in their layers; test_exactness compares all with the loop."""

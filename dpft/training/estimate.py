@@ -1,0 +1,166 @@
+"""What training would take, from a model's shapes and a probe of the machine; an estimate.
+
+A token costs 2 operations forward for each weight it is multiplied with, 2 backward where a
+gradient goes through, and 2 for the gradient of a weight that trains; where gradients are clipped,
+2 more for their norms. To these come the calls of the layers, the bytes of their outputs and, once
+a step, noise and optimizer. ``measure`` times a model of random weights instead.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from dpft.training.probe import MachineSpeed
+
+TYPICAL_SHARE = 0.5
+"""Of ``task.max_length``: how long a record is taken to be, since none is looked at."""
+FORWARD, THROUGH, GRADIENT, NORM = 2, 2, 2, 2
+"""Operations for each weight and token."""
+PASSES = 10
+"""How often each number of an output, or of an optimizer's state, is read or written."""
+STEP_SECONDS = 0.01
+"""Ledger, journal and diagnostics of a step, each on disk before the next."""
+NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShapes:
+    """What a step's cost follows from; all public.
+
+    Attributes:
+        layers: Modules with parameters of their own.
+        forward_weights: Numbers of the matrices below all that trains.
+        frozen_weights: Numbers of the matrices that do not train, and that gradients go through.
+        trained_weights: Numbers of the matrices that train.
+        outputs: Numbers that a token leaves in memory, of all layers together.
+        logits: Of them, those of the largest layer's output, such as a vocabulary's.
+        trainable: Parameters that train.
+        total: All parameters.
+        width: Of most layers.
+    """
+
+    layers: int
+    forward_weights: int
+    frozen_weights: int
+    trained_weights: int
+    outputs: int
+    logits: int
+    trainable: int
+    total: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Time and memory of training, without loading and evaluation, and how they were found."""
+
+    seconds_per_step: float
+    seconds_total: float
+    peak_memory_bytes: int
+    typical_length: int
+    """Tokens that a record is taken to have."""
+    how: str
+
+
+HOW = "a probe of this machine and the model's shapes; evaluation and loading left out"
+
+
+def model_shapes(model: nn.Module, *, width: int, enters_early: bool = False) -> ModelShapes:
+    """Returns the shapes of a prepared model, which may be without weights (``meta``).
+
+    Args:
+        model: After ``Method.prepare``.
+        width: Of most layers.
+        enters_early: What trains stands at the model's input, whatever its place among modules.
+    """
+    forward = frozen = trained = outputs = logits = layers = 0
+    reached = enters_early
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        layers += bool(own)
+        reached = reached or any(parameter.requires_grad for parameter in own)
+        if isinstance(module, nn.Embedding):
+            continue
+        for matrix in (parameter for parameter in own if parameter.dim() >= 2):
+            outputs += sum(matrix.shape[:2])
+            logits = max(logits, *matrix.shape[:2])
+            if matrix.requires_grad:
+                trained += matrix.numel()
+            elif reached:
+                frozen += matrix.numel()
+            else:
+                forward += matrix.numel()
+    return ModelShapes(
+        layers=layers,
+        forward_weights=forward,
+        frozen_weights=frozen,
+        trained_weights=trained,
+        outputs=outputs,
+        logits=logits,
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        total=sum(p.numel() for p in model.parameters()),
+        width=width,
+    )
+
+
+def estimate(
+    shapes: ModelShapes,
+    speed: MachineSpeed,
+    *,
+    private: bool,
+    max_length: int,
+    micro_batch_size: int,
+    expected_batch_size: int,
+    steps: int,
+    base_memory: int,
+) -> Estimate:
+    """Returns what the steps of a run would take.
+
+    Args:
+        shapes: Of the prepared model.
+        speed: Of the machine.
+        private: Whether gradients are clipped.
+        max_length: Of a record in tokens; most are taken to be half as long.
+        micro_batch_size: As in training.
+        expected_batch_size: As in training.
+        steps: Steps planned.
+        base_memory: Bytes that the process has without a model.
+    """
+    size = min(micro_batch_size, expected_batch_size)
+    typical = max(1, round(TYPICAL_SHARE * max_length))
+    tokens = typical * expected_batch_size
+    micro_batches = -(-expected_batch_size // size)
+    seconds = (
+        STEP_SECONDS
+        + tokens * operations_per_token(shapes, private=private) / speed.operations_per_second
+        + tokens * shapes.outputs * NUMBER_BYTES * PASSES / speed.bytes_per_second
+        + micro_batches * shapes.layers * speed.seconds_per_layer
+        + shapes.trainable / speed.noise_per_second
+        + shapes.trainable * NUMBER_BYTES * PASSES / speed.bytes_per_second
+    )
+    return Estimate(
+        seconds_per_step=seconds,
+        seconds_total=seconds * steps,
+        peak_memory_bytes=base_memory + _memory(shapes, size * max_length, private=private),
+        typical_length=typical,
+        how=HOW,
+    )
+
+
+def operations_per_token(shapes: ModelShapes, *, private: bool) -> int:
+    """Returns multiplications and additions of a token, forward, backward and clipped."""
+    through = FORWARD + THROUGH
+    return (
+        FORWARD * shapes.forward_weights
+        + through * shapes.frozen_weights
+        + (through + GRADIENT + (NORM if private else 0)) * shapes.trained_weights
+    )
+
+
+def _memory(shapes: ModelShapes, tokens: int, *, private: bool) -> int:
+    """Returns the bytes of weights, of what training keeps of them, and of a micro-batch."""
+    # gradient and Adam's two moments; where clipped, a sum and what its additions lose
+    states = (3 + 2 * private) * shapes.trainable
+    # the loss keeps logits, their logarithm and their gradient
+    batch = tokens * (shapes.outputs + 2 * shapes.logits)
+    return NUMBER_BYTES * (shapes.total + states + batch)

@@ -1,0 +1,74 @@
+"""Time and memory from shapes and speeds: against counts by hand."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from dpft.training.estimate import (
+    STEP_SECONDS,
+    ModelShapes,
+    estimate,
+    model_shapes,
+    operations_per_token,
+)
+from dpft.training.probe import MachineSpeed
+
+FREE = MachineSpeed(
+    operations_per_second=float("inf"), bytes_per_second=float("inf"),
+    noise_per_second=float("inf"), seconds_per_layer=0.0,
+)  # fmt: skip
+RUN = {"max_length": 20, "micro_batch_size": 4, "expected_batch_size": 10, "steps": 3}
+
+
+def model(*trains: int) -> nn.Sequential:
+    """An embedding of 7 words and three dense layers, of which those of these numbers train."""
+    layers = nn.Sequential(
+        nn.Embedding(7, 2), nn.Linear(2, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 7)
+    )
+    for number, layer in enumerate(layers):
+        layer.requires_grad_(number in trains)
+    return layers
+
+
+def shapes(*trains: int, **options: bool) -> ModelShapes:
+    return model_shapes(model(*trains), width=3, **options)
+
+
+def test_matrices_count_by_what_goes_through_them() -> None:
+    found = shapes(2)
+    assert (found.forward_weights, found.trained_weights, found.frozen_weights) == (6, 15, 35)
+    assert (found.layers, found.outputs, found.logits) == (4, 5 + 8 + 12, 7)
+    assert (found.trainable, found.total) == (15, 14 + 9 + 15 + 42)
+    assert shapes(2, enters_early=True).forward_weights == 0
+    assert shapes(0, 1, 2, 3).frozen_weights == shapes(0, 1, 2, 3).forward_weights == 0
+
+
+def test_a_matrix_that_trains_costs_three_products_and_a_norm_where_it_is_clipped() -> None:
+    assert operations_per_token(shapes(2), private=False) == 2 * 6 + 4 * 35 + 6 * 15
+    assert operations_per_token(shapes(2), private=True) == 2 * 6 + 4 * 35 + 8 * 15
+
+
+@pytest.mark.parametrize(
+    ("speed", "seconds"),
+    [
+        # ten records of half of 20 tokens
+        ({"operations_per_second": 1.0}, 10 * 10 * (2 * 6 + 4 * 35 + 8 * 15)),
+        # three micro-batches, four layers
+        ({"seconds_per_layer": 1.0}, 3 * 4),
+        ({"noise_per_second": 1.0}, 15),
+        ({"bytes_per_second": 40.0}, 10 * 10 * 25 + 15),
+    ],
+)
+def test_each_part_of_a_step_takes_its_time(speed: dict[str, float], seconds: float) -> None:
+    found = estimate(shapes(2), replace(FREE, **speed), private=True, base_memory=0, **RUN)
+    assert found.seconds_per_step == pytest.approx(STEP_SECONDS + seconds)
+    assert found.seconds_total == pytest.approx(3 * found.seconds_per_step)
+
+
+def test_memory_is_that_of_the_process_the_weights_and_a_micro_batch_of_longest_records() -> None:
+    found = estimate(shapes(2), FREE, private=True, base_memory=1000, **RUN)
+    weights = 80 + 5 * 15
+    assert found.peak_memory_bytes == 1000 + 4 * (weights + 4 * 20 * (25 + 2 * 7))
+    ordinary = estimate(shapes(2), FREE, private=False, base_memory=1000, **RUN)
+    assert found.peak_memory_bytes - ordinary.peak_memory_bytes == 4 * 2 * 15
