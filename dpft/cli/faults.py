@@ -37,6 +37,7 @@ def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
 def all_faults(
     name: str,
     overrides: Sequence[str],
+    first: Exception,
     *,
     conf: Path,
     known: Sequence[str],
@@ -46,23 +47,26 @@ def all_faults(
 
     Args:
         name: The subcommand.
-        overrides: Its words, of which Hydra refuses at least one.
+        overrides: Its words.
+        first: What Hydra raised of them.
         conf: Folder of the YAMLs.
         known: Dotted keys of the configuration's dataclasses.
         load: Makes the dataclasses of what is composed, or refuses it. It is not asked where a
             word was left out, whose lack it might refuse, nor of a run that is gone on with.
     """
-    faults, words, complete = Faults(), list(overrides), True
-    for _ in range(2 * len(overrides)):  # A misspelt key may become a group without that option.
+    faults, words, complete, error = Faults(), list(overrides), True, first
+    # Twice as many: a misspelt key may become a group that has no such option.
+    for _ in range(2 * len(overrides) + 1):
+        faults.found += as_input_error(error, known).faults
+        mended = _mended(words, error, known)
+        if mended is None:
+            break
+        words, complete = mended.words, complete and mended.complete
         try:
             with initialize_config_dir(str(conf), version_base="1.3"):
                 config = compose(name, overrides=words)
-        except NOT_COMPOSED as error:
-            faults.found += as_input_error(error, known).faults
-            mended = _mended(words, error, known)
-            if mended is None:
-                break
-            words, complete = mended.words, complete and mended.complete
+        except NOT_COMPOSED as next_one:
+            error = next_one
             continue
         if complete and not any(key_of(word) == "resume" for word in words):
             with faults.gathering():

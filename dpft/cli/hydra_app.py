@@ -51,11 +51,12 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     known = known_keys(subcommand.config)
     try:
         return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
-    except NotComposed:
-        if flags:
+    except NotComposed as error:
+        if flags or not isinstance(error.__cause__, NOT_COMPOSED):
             raise
-        conf = config_directory()
-        raise all_faults(name, words, conf=conf, known=known, load=subcommand.load) from None
+        conf, first = config_directory(), error.__cause__
+        found = all_faults(name, words, first, conf=conf, known=known, load=subcommand.load)
+        raise found from None
 
 
 def start_hydra(

@@ -125,5 +125,5 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
     if "decode.max_new_tokens" in words.keys:
         return config
     # The first token of a record is given.
-    longest = saved.decode.max_new_tokens if config.num is None else saved.task.max_length - 1
+    longest = saved.decode.max_new_tokens if config.num is None else saved.task.longest - 1
     return replace(config, decode=replace(config.decode, max_new_tokens=longest))

@@ -75,7 +75,7 @@ def summarize(
             units=sum(map(bool, training_set.units or ())) if grouped else None,
         ),
         truncated=sum(training_set.examples[at].truncated for at in trained),
-        max_length=config.task.max_length,
+        max_length=config.task.longest,
     )
 
 

@@ -49,7 +49,7 @@ def report(
     if plan.privacy is None or guarantee is None:
         privacy = parameter_record(counts) | non_private_record(
             num_examples=plan.size.num_examples,
-            expected_batch_size=config.train.expected_batch_size,
+            expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
         )
     else:

@@ -19,13 +19,14 @@ from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
+from dpft.runs.lengths import with_max_length
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
     plan_run,
     warn_of_delta,
     warn_of_noise,
-    with_transferred_batch_size,
+    with_batch_size,
 )
 from dpft.runs.task_model import layout_of, prepare_model, training_head
 from dpft.tasks.classification import ClassificationTask
@@ -53,8 +54,9 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     """
     config = allow_large_delta(config)
     architecture = read_architecture(config.model)
+    config = with_max_length(config, architecture)
     head = training_head(config, architecture)
-    config = with_transferred_batch_size(config, lambda: load_training_data(config).num_units)
+    config = with_batch_size(config, lambda: load_training_data(config).num_units)
     plan = plan_run(config, lambda: load_training_data(config).num_units)
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, architecture, head)
@@ -99,7 +101,7 @@ def describe(
     else:
         record = non_private_record(
             num_examples=plan.size.num_examples,
-            expected_batch_size=config.train.expected_batch_size,
+            expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
         )
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
@@ -158,9 +160,9 @@ def measure(
     return measure_step(
         model,
         vocab_size=model.config.get_text_config().vocab_size,
-        max_length=config.task.max_length,
+        max_length=config.task.longest,
         micro_batch_size=config.train.micro_batch_size,
-        expected_batch_size=config.train.expected_batch_size,
+        expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,
         options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
         layout=layout_of(config.task, architecture, head, words=words),

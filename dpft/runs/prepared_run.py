@@ -17,9 +17,10 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
+from dpft.runs.lengths import with_max_length
 from dpft.runs.records import load_training_data, make_training_set, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
-from dpft.runs.run_plan import RunPlan, plan_run, warn_of_noise, with_transferred_batch_size
+from dpft.runs.run_plan import RunPlan, plan_run, warn_of_noise, with_batch_size
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
@@ -74,13 +75,14 @@ def prepare(
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
     architecture = read_architecture(config.model)
+    config = with_max_length(config, architecture)
     head = training_head(config, architecture)
     tokenizer = load_tokenizer(architecture, kind=head.kind)
     add_tokens(tokenizer, config.task.special_tokens)
     encoding = encoding_of(config.task, architecture, head, tokenizer)
     data = load_training_data(config)
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
-    config = with_transferred_batch_size(config, lambda: data.num_units)
+    config = with_batch_size(config, lambda: data.num_units)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:

@@ -111,7 +111,7 @@ def restored_plan(
         InputError: The configuration says otherwise, as one that was edited does.
     """
     size = public_size(config.task, config.privacy, count_units)
-    steps = config.train.planned_steps(size.num_examples)
+    steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
     if guarantee is None:
@@ -120,7 +120,7 @@ def restored_plan(
     own = make_plan(
         replace(guarantee, eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
-        expected_batch_size=config.train.expected_batch_size,
+        expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
         record=config.task.unit_definition,
     )

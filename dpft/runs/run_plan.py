@@ -16,6 +16,7 @@ from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
+from dpft.training.training_config import LARGEST_DEFAULT_BATCH
 
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ class PublicSize:
 
     num_examples: int
     source: str
+    noun: str = "examples"
+    """What it is a number of, such as "values of customer_id"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +53,12 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
         privacy: May have the user's number, which leads, or units that no published number counts.
         count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
+    noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
-        return PublicSize(num_examples=privacy.num_examples, source="privacy.num_examples")
+        given = privacy.num_examples
+        return PublicSize(num_examples=given, source="privacy.num_examples", noun=noun)
     if privacy.has_units:
-        return PublicSize(num_examples=count_rows(), source="count of the units read")
+        return PublicSize(num_examples=count_rows(), source="count of the units read", noun=noun)
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
         return PublicSize(num_examples=published, source=f"published size of task {task.name}")
@@ -67,7 +72,7 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
         InputError: The budget cannot be met or the batch is larger than the data.
     """
     size = public_size(config.task, config.privacy, count_rows)
-    steps = config.train.planned_steps(size.num_examples)
+    steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
     if guarantee is None:
@@ -75,7 +80,7 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
     plan = make_plan(
         guarantee,
         num_examples=size.num_examples,
-        expected_batch_size=config.train.expected_batch_size,
+        expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
         record=config.task.unit_definition,
     )
@@ -94,7 +99,7 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
         return planned_steps(
             epochs=epochs,
             num_examples=num_examples,
-            expected_batch_size=config.train.expected_batch_size,
+            expected_batch_size=config.train.batch_size(num_examples),
         )
 
     phases = config.method.phases(steps, steps_of_epochs)
@@ -114,27 +119,34 @@ def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPha
             )
 
 
-def with_transferred_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
-    """Returns the configuration with the batch size of another task's sample rate, if it asks so.
+def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
+    """Returns the configuration with the batch size that it takes: its own, or one that fits.
 
-    The sample rate, not the batch size, carries over between data sets (Li et al. 2022,
-    Appendix L).
+    Without one of its own it takes that of another task's sample rate, if it asks so, since the
+    sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
+    else one by the public number of examples.
 
     Raises:
         InputError: There is no such task, or its batch size is larger than its data.
     """
     source = config.train.transfer_sample_rate_from
-    if source is None:
+    if source is None and config.train.expected_batch_size is not None:
         return config
-    size = public_size(config.task, config.privacy, count_rows).num_examples
-    sample_rate = config.train.expected_batch_size / published_size(source)
-    if sample_rate > 1:
-        raise InputError(
-            f"train.expected_batch_size must be at most the {published_size(source)} examples of"
-            f" {source}, whose sample rate is transferred, got {config.train.expected_batch_size}."
-        )
-    batch = max(1, round(sample_rate * size))
-    logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
+    size = public_size(config.task, config.privacy, count_rows)
+    if source is None:
+        batch = config.train.batch_size(size.num_examples)
+        if batch < LARGEST_DEFAULT_BATCH:
+            logger.info(
+                "train.expected_batch_size=%d: a quarter of the %d %s, since none is given",
+                batch,
+                size.num_examples,
+                size.noun,
+            )
+    else:
+        published = published_size(source)
+        theirs = config.train.batch_size(published, of=f"examples of {source}")
+        batch = max(1, round(theirs / published * size.num_examples))
+        logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
     train = replace(config.train, expected_batch_size=batch, transfer_sample_rate_from=None)
     return replace(config, train=train)
 

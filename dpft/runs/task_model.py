@@ -14,11 +14,12 @@ from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
-from dpft.models.architecture import Architecture
+from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.heads import padding_id
 from dpft.models.loading import language_head, meta_model, new_names, seeded
-from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
+from dpft.models.positions import takes_position_ids, takes_token_types
 from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
+from dpft.runs.lengths import check_lengths, with_max_length
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats
@@ -100,7 +101,7 @@ def encoding_of(
         layout = layout_of(task, architecture, head, words=())
         return _fitting(
             task,
-            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.max_length),
+            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest),
         )
     if not isinstance(task, ClassificationTask):
         layout = layout_of(task, architecture, head, words=())
@@ -109,7 +110,7 @@ def encoding_of(
         return kind(
             tokenizer=tokenizer,
             layout=layout,
-            max_length=task.max_length,
+            max_length=task.longest,
             special_tokens=known_tokens(task.name, task.special_tokens, tokenizer),
         )
     words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
@@ -117,7 +118,7 @@ def encoding_of(
     made = LabelWordEncoding(
         tokenizer=tokenizer,
         layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
-        max_length=task.max_length,
+        max_length=task.longest,
         pieces=partial(task.pieces, causal=causal),
         distribution=task.distribution,
     )
@@ -173,37 +174,14 @@ def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
     return None if isinstance(task, LabelTask) else decode.max_new_tokens
 
 
-def check_lengths(
-    task: Task, architecture: Architecture, *, max_new_tokens: int | None, extra_positions: int = 0
-) -> None:
-    """Refuses texts longer than the positions that the model has for them.
-
-    Args:
-        task: Says how long its records may be.
-        architecture: Of the model.
-        max_new_tokens: Tokens it may write; None where it writes none.
-        extra_positions: Positions that the method takes before a text's own.
+def check_fit(config: TrainConfig) -> None:
+    """Refuses a run whose task, model and method do not go together.
 
     Raises:
-        InputError: Records, or an input with its prediction, may not fit.
+        InputError: As ``training_head``.
     """
-    positions = max_positions(architecture.config())
-    if positions is None:
-        return
-    room = _room(positions, extra_positions)
-    there = f"the model's {positions} positions"
-    if extra_positions:
-        there = f"{room}, {there} less {extra_positions} that the method takes"
-    if task.max_length > room:
-        raise InputError(
-            f"task.max_length must be at most {there}, got {task.max_length}; set"
-            f" task.max_length={room}, or choose a model with more."
-        )
-    if max_new_tokens is not None and max_new_tokens >= room:
-        raise InputError(
-            f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
-            " choose a model with more."
-        )
+    architecture = read_architecture(config.model)
+    training_head(with_max_length(config, architecture), architecture)
 
 
 def _fitting(task: Task, encoding: Encoding) -> Encoding:
@@ -214,16 +192,6 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
     texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
     encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
     return encoding
-
-
-def _room(positions: int, extra_positions: int) -> int:
-    """Returns the positions left for a text, at least one."""
-    if extra_positions >= positions:
-        raise InputError(
-            f"method must take fewer than the model's {positions} positions for its prompt or"
-            f" prefix, got {extra_positions}; shorten it, or choose a model with more."
-        )
-    return positions - extra_positions
 
 
 def _answer(task: Task, head: Head) -> str:

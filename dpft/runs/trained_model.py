@@ -16,7 +16,8 @@ from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer, new_names
 from dpft.models.vocabulary import add_tokens, load_with_tokens
 from dpft.run_folder import MODEL
-from dpft.runs.task_model import check_lengths, encoding_of, head_of
+from dpft.runs.lengths import check_lengths, fitted_task
+from dpft.runs.task_model import encoding_of, head_of
 from dpft.tasks.base import Task
 
 
@@ -76,6 +77,7 @@ class TrainedModel:
         Raises:
             InputError: As ``check_lengths`` and ``encoding_of``.
         """
+        task = fitted_task(task, self.architecture, self.extra_positions)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
         head = self.head(task)
         return encoding_of(task, self.architecture, head, self.tokenizer(head))
@@ -87,7 +89,7 @@ class TrainedModel:
             InputError: Records, or an input with what is written after it, may not fit.
         """
         check_lengths(
-            task,
+            fitted_task(task, self.architecture, self.extra_positions),
             self.architecture,
             max_new_tokens=max_new_tokens,
             extra_positions=self.extra_positions,

@@ -58,7 +58,7 @@ def prove_clipper(
             model,
             own,
             vocab_size=model.config.get_text_config().vocab_size,
-            max_length=config.task.max_length,
+            max_length=config.task.longest,
             layout=layout,
             precision=config.train.precision,
             has_units=guarantee.has_units,

@@ -5,14 +5,16 @@ A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at 
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
 from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
+LONGEST_DEFAULT = 512
+"""Tokens of the longest example where neither the configuration nor the model says fewer."""
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
 
@@ -30,8 +32,9 @@ class Task(ABC):
     """Folder with train|validation|test, a file each in one of the formats that are read."""
     num_train_examples: int | None = None
     """The public number of training records, as published."""
-    max_length: int = 100
-    """Longest tokenized example; the prompt is cut, never the target's end."""
+    max_length: int | None = None
+    """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
+    the model has positions for where that is less."""
     hub_name: str | None = None
     """Data set on the Hugging Face hub."""
     hub_config: str | None = None
@@ -68,7 +71,7 @@ class Task(ABC):
             raise InputError(
                 f"task.source must be one of {', '.join(SOURCES)}, got {self.source!r}."
             )
-        if self.max_length < 2:
+        if self.max_length is not None and self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
         for name in ("num_train_examples", "embedded_num_train_examples"):
             size = getattr(self, name)
@@ -116,6 +119,22 @@ class Task(ABC):
     def untyped_columns(self) -> tuple[str, ...]:
         """Columns, required or optional, whose values need not be text."""
         return ()
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest tokenized example, once a model is known (``fitted``)."""
+        return LONGEST_DEFAULT if self.max_length is None else self.max_length
+
+    def fitted(self, positions: int | None) -> Self:
+        """Returns the task with a length for its examples, that of the model where none is given.
+
+        Args:
+            positions: Positions that the model has for a text; None: no limit.
+        """
+        if self.max_length is not None:
+            return self
+        longest = self.longest if positions is None else min(self.longest, positions)
+        return replace(self, max_length=longest)
 
     def parts(self, split: str) -> tuple[str, ...]:
         """Returns the names under which a split is stored, in the order they are scored."""

@@ -32,7 +32,6 @@ class CustomFields(Task):
     """The fields of every form; by itself, a task whose form is not chosen yet."""
 
     source: str = "local"
-    max_length: int = 512
     prompt_template: str | None = field(default=None, metadata={"key": "prompt"})
     """Template of what the model reads; no loss on it, unless ``learn_prompt``."""
     target_template: str | None = field(default=None, metadata={"key": "target"})

@@ -86,7 +86,7 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
     engine = OrdinaryEngine(
         session.model,
         steps=steps,
-        batch_size=session.settings.expected_batch_size,
+        batch_size=session.settings.batch_size(session.num_examples),
         seed=session.settings.seed,
         loss_scale=session.settings.backward_scale,
         state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
@@ -150,7 +150,7 @@ def take_steps(
     progress = StepProgress(
         steps=engine.steps,
         taken=engine.steps_taken,
-        expected_batch_size=session.settings.expected_batch_size,
+        expected_batch_size=session.settings.batch_size(session.num_examples),
         epsilon_after=epsilon_after,
     )
 

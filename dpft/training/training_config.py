@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("auto", "cpu", "cuda")
+LARGEST_DEFAULT_BATCH = 1024
+DEFAULT_BATCHES = 4
+"""Batches that few examples make where no batch size is configured."""
 MOST_THREADS = 1024
 """Torch starts as many as it is told to, until the memory is gone."""
 
@@ -63,8 +66,9 @@ class DeviceConfig:
 class TrainingConfig(DeviceConfig):
     """The ``train`` section of the configuration."""
 
-    expected_batch_size: int = 1024
-    """Sample rate times the public number of examples; the divisor of every gradient."""
+    expected_batch_size: int | None = None
+    """Sample rate times the public number of examples, and the divisor of every gradient; null
+    takes 1024, or a quarter of that number where it is less."""
     transfer_sample_rate_from: str | None = None
     """A task that expected_batch_size is meant for; this one then gets the batch size of the same
     sample rate (Li et al. 2022, Appendix L). Null: expected_batch_size as it stands."""
@@ -92,8 +96,9 @@ class TrainingConfig(DeviceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = self.expected_batch_size
-        _at_least(1, "and at most the number of examples", expected_batch_size=size)
+        if self.expected_batch_size is not None:
+            alternative = "and at most the number of examples, or null"
+            _at_least(1, alternative, expected_batch_size=self.expected_batch_size)
         _at_least(1, micro_batch_size=self.micro_batch_size, keep=self.keep)
         if self.steps is not None:
             _at_least(1, "or null to follow train.epochs", steps=self.steps)
@@ -122,24 +127,51 @@ class TrainingConfig(DeviceConfig):
         """What losses are multiplied by before the backward pass; 1 but for fp16."""
         return self.loss_scale if self.precision == "fp16" else 1.0
 
-    def planned_steps(self, num_examples: int) -> int:
+    def batch_size(self, num_examples: int, *, of: str = "examples") -> int:
+        """Returns the expected batch size for a public number of examples.
+
+        Where none is configured it is the published 1024 (Li et al. 2022, Appendix H), or less for
+        few examples: at a sample rate of at most a quarter subsampling still lowers epsilon, and an
+        epoch has four steps at least.
+
+        Args:
+            num_examples: The number that counts as public.
+            of: What it is a number of.
+
+        Raises:
+            InputError: More are expected in a batch than there are.
+        """
+        if self.expected_batch_size is None:
+            return default_batch_size(num_examples)
+        if self.expected_batch_size > num_examples:
+            raise InputError(
+                f"train.expected_batch_size must be at most the {num_examples} {of}, got"
+                f" {self.expected_batch_size}; lower it, or set it to null, which takes"
+                f" {default_batch_size(num_examples)}."
+            )
+        return self.expected_batch_size
+
+    def planned_steps(self, num_examples: int, *, of: str = "examples") -> int:
         """Returns the number of steps for a public number of examples.
 
         Raises:
-            InputError: More examples are expected in a batch than there are.
+            InputError: As ``batch_size``.
         """
-        if self.expected_batch_size > num_examples:
-            raise InputError(
-                f"train.expected_batch_size must be at most the number of examples "
-                f"{num_examples}, got {self.expected_batch_size}; lower it."
-            )
+        batch_size = self.batch_size(num_examples, of=of)
         if self.steps is not None:
             return self.steps
         return planned_steps(
-            epochs=self.epochs,
-            num_examples=num_examples,
-            expected_batch_size=self.expected_batch_size,
+            epochs=self.epochs, num_examples=num_examples, expected_batch_size=batch_size
         )
+
+
+def default_batch_size(num_examples: int) -> int:
+    """Returns the expected batch size where none is configured: 1024, or a quarter if that is less.
+
+    >>> [default_batch_size(number) for number in (42_061, 365, 3)]
+    [1024, 91, 1]
+    """
+    return min(LARGEST_DEFAULT_BATCH, max(1, num_examples // DEFAULT_BATCHES))
 
 
 def _at_least(least: int, alternative: str = "", **values: int) -> None:

@@ -79,7 +79,7 @@ def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
     [
         ([], ["privacy.eps and privacy.noise_multiplier", "neither"]),
         ([NOISE, "plan.mesure=true"], ["plan.mesure", "did you mean plan.measure?"]),
-        ([NOISE, "train.expected_batch_size=41"], ["number of examples 40, got 41"]),
+        ([NOISE, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
         ([NOISE, "task.max_length=129"], ["task.max_length", "128 positions"]),
         *slow(
             ([NOISE, "output=xml"], ["output must be one of table, json, got 'xml'"]),

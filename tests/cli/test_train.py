@@ -216,7 +216,7 @@ EPS = "privacy.eps=3"
         (["privacy.eps=0"], ["privacy.eps must be positive", "0.0", "privacy=none"]),
         ([], ["privacy.eps and privacy.noise_multiplier", "neither", "privacy=none"]),
         ([EPS, "privacy.delta=0.03"], ["privacy.delta", "0.025", "allow_large_delta=true"]),
-        ([EPS, "train.expected_batch_size=41"], ["at most the number of examples 40, got 41"]),
+        ([EPS, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
         ([EPS, "train.epochs=1", "train.steps=2"], ["train.epochs and train.steps", "both"]),
         ([EPS, "privacy.engine=warp"], ["privacy.engine must be one of auto", "'warp'"]),
         (

@@ -174,7 +174,8 @@ def test_the_defaults_are_the_published_recipe_for_e2e() -> None:
     """Li et al. 2022 (arXiv 2110.05679), Appendix H and I."""
     config = loaded("train", ["privacy.eps=3"])
     train, privacy = config.train, config.privacy
-    assert (train.expected_batch_size, train.epochs, train.learning_rate) == (1024, 10, 2e-3)
+    batch_size = train.batch_size(config.task.num_train_examples)
+    assert (batch_size, train.epochs, train.learning_rate) == (1024, 10, 2e-3)
     assert (train.weight_decay, config.scheduler.name) == (0.0, "constant")
     assert (config.optimizer.beta1, config.optimizer.beta2) == (0.9, 0.999)
     assert (privacy.max_grad_norm, privacy.clipping, privacy.delta) == (0.1, "flat", None)

@@ -101,7 +101,7 @@ def test_a_delta_that_training_refuses_is_only_warned_of(
 
 def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
     train = replace(config.train, expected_batch_size=50_000)
-    with pytest.raises(InputError, match="number of examples 42061, got 50000"):
+    with pytest.raises(InputError, match="at most the 42061 examples, got 50000"):
         describe_run(replace(config, train=train))
     with pytest.raises(InputError, match="task.max_length"):
         describe_run(replace(config, task=replace(config.task, max_length=5000)))

@@ -4,7 +4,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.runs.run_plan import public_size, with_transferred_batch_size
+from dpft.runs.run_plan import plan_run, public_size, with_batch_size
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
 
@@ -38,16 +38,44 @@ def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplo
     """Li et al. 2022, Appendix L: QNLI at the sample rate of SST-2 in batches of 1024."""
     config = loaded("train", ["experiment=li2022_qnli", "privacy.eps=3"])
     with caplog.at_level("INFO"):
-        transferred = with_transferred_batch_size(config, never)
+        transferred = with_batch_size(config, never)
     assert transferred.train.expected_batch_size == round(1024 / 67349 * 104743) == 1593
     assert "train.expected_batch_size=1593: the sample rate of sst2" in caplog.text
     # Written to config.yaml so, it is not transferred a second time.
     assert transferred.train.transfer_sample_rate_from is None
-    assert with_transferred_batch_size(transferred, never) is transferred
+    assert with_batch_size(transferred, never) is transferred
 
 
 def test_a_batch_larger_than_the_other_tasks_data_is_refused() -> None:
     words = ["task=qqp", "model=roberta-base", "privacy.eps=3", "train.expected_batch_size=9000"]
     config = loaded("train", [*words, "train.transfer_sample_rate_from=cola"])
     with pytest.raises(InputError, match="at most the 8551 examples of cola.*got 9000"):
-        with_transferred_batch_size(config, never)
+        with_batch_size(config, never)
+
+
+OWN = ["task=custom", "task.data_dir=notes.csv", 'task.text="{note}"', "privacy.eps=8"]
+UNITS = ["privacy.unit=customer_id", "train.micro_batch_size=8"]
+
+
+def test_a_batch_size_that_nobody_gave_fits_the_public_number_of_units(caplog) -> None:
+    config = loaded("train", [*OWN, *UNITS])
+    with caplog.at_level("INFO"):
+        fitted = with_batch_size(config, lambda: 365)
+    assert fitted.train.expected_batch_size == 91
+    assert caplog.messages == [
+        "train.expected_batch_size=91: a quarter of the 365 values of customer_id, since none is"
+        " given"
+    ]
+
+
+def test_a_batch_size_that_was_given_stays_and_is_refused_in_the_units_words() -> None:
+    config = loaded("train", [*OWN, *UNITS, "train.expected_batch_size=1024"])
+    assert with_batch_size(config, never) is config
+    with pytest.raises(InputError, match="at most the 365 values of customer_id, got 1024"):
+        plan_run(config, lambda: 365)
+
+
+def test_many_examples_have_the_published_batch_size_without_a_word(caplog) -> None:
+    with caplog.at_level("INFO"):
+        assert with_batch_size(loaded("train", OWN), lambda: 5000).train.expected_batch_size == 1024
+    assert caplog.messages == []

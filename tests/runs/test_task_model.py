@@ -17,7 +17,8 @@ from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
-from dpft.runs.task_model import check_lengths, encoding_of, head_of, layout_of
+from dpft.runs.lengths import check_lengths
+from dpft.runs.task_model import encoding_of, head_of, layout_of
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS

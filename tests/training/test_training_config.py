@@ -16,14 +16,26 @@ def test_steps_are_whole_expected_batches_and_at_least_one(epochs, size, batch, 
     assert config.planned_steps(size) == steps
 
 
+@pytest.mark.parametrize(
+    ("size", "batch"), [(42061, 1024), (4096, 1024), (4095, 1023), (365, 91), (3, 1)]
+)
+def test_without_a_batch_size_few_examples_make_four_batches(size: int, batch: int) -> None:
+    config = TrainingConfig(epochs=10)
+    assert config.batch_size(size) == batch
+    assert config.planned_steps(size) == max(1, 10 * size // batch)
+
+
 def test_steps_replace_epochs() -> None:
     assert TrainingConfig(epochs=10, steps=3, expected_batch_size=8).planned_steps(80) == 3
 
 
 def test_a_batch_may_be_all_of_the_data_but_not_more() -> None:
     assert TrainingConfig(epochs=2, expected_batch_size=8).planned_steps(8) == 2
-    with pytest.raises(InputError, match="at most the number of examples 7, got 8; lower it"):
-        TrainingConfig(expected_batch_size=8).planned_steps(7)
+    with pytest.raises(
+        InputError,
+        match="at most the 7 values of name, got 8; lower it, or set it to null, which takes 1[.]",
+    ):
+        TrainingConfig(expected_batch_size=8).planned_steps(7, of="values of name")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, write_json
-from dpft.models.architecture import read_architecture
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import Calibration, PrivacyPlan
@@ -26,8 +25,8 @@ from dpft.privacy.uniform import UniformStream
 from dpft.run_folder import TRIALS
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.records import load_training_data
-from dpft.runs.run_plan import plan_run, warn_of_delta, with_transferred_batch_size
-from dpft.runs.task_model import training_head
+from dpft.runs.run_plan import plan_run, warn_of_delta, with_batch_size
+from dpft.runs.task_model import check_fit
 from dpft.runs.tuning.trial_scores import score_metric
 
 
@@ -59,7 +58,7 @@ def draw_search(command: TuneCommand) -> Search:
     """
     config = command.settings()
     score_metric(command)
-    training_head(config, read_architecture(config.model))
+    check_fit(config)
     data = load_training_data(config)
     divide(config, data)
     settings = command.tuning.settings()
@@ -137,8 +136,8 @@ def same_records(command: TuneCommand, search: Search) -> None:
 
 def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
     config = with_setting(command.settings(), setting)
-    training_head(config, read_architecture(config.model))
-    config = with_transferred_batch_size(config, lambda: num_units)
+    check_fit(config)
+    config = with_batch_size(config, lambda: num_units)
     privacy = replace(_privacy(command), eps=None, noise_multiplier=1.0)
     plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
     assert plan is not None
