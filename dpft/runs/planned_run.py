@@ -125,11 +125,11 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
     width = max(weight.shape[-1] for weight in input_embeddings(model))
     shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
-    size = min(settings.micro_batch_size, settings.expected_batch_size)
+    batch_size = settings.batch_size(plan.size.num_examples)
     speed = probe_machine(
         device,
         width=width,
-        tokens=size * config.task.max_length,
+        tokens=min(settings.micro_batch_size, batch_size) * config.task.longest,
         options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
         precision=settings.precision,
     )
@@ -137,9 +137,9 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
         shapes,
         speed,
         private=guarantee is not None,
-        max_length=config.task.max_length,
+        max_length=config.task.longest,
         micro_batch_size=settings.micro_batch_size,
-        expected_batch_size=settings.expected_batch_size,
+        expected_batch_size=batch_size,
         steps=plan.steps,
         base_memory=base_memory,
     )
