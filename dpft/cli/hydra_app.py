@@ -15,14 +15,14 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from dpft.cli.faults import NOT_COMPOSED, all_faults, refuse_bare_words
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job
 from dpft.cli.main import SHELL_COMPLETION
 from dpft.cli.subcommand import Subcommand
 from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
-from dpft.config.composing import register_resolver
+from dpft.config.faults import NOT_COMPOSED, all_faults
 from dpft.config.hydra_errors import as_input_error, full_errors
+from dpft.config.hydra_setup import register_resolver
 from dpft.config.keys import known_keys
 from dpft.config.location import config_directory
 from dpft.errors import InputError
@@ -54,9 +54,18 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     except NotComposed as error:
         if flags or not isinstance(error.__cause__, NOT_COMPOSED):
             raise
-        conf, first = config_directory(), error.__cause__
-        found = all_faults(name, words, first, conf=conf, known=known, load=subcommand.load)
-        raise found from None
+        raise all_faults(name, words, error.__cause__, known=known, load=subcommand.load) from None
+
+
+def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
+    """Refuses a folder given without its key to a subcommand that takes ``run=RUN``.
+
+    Raises:
+        InputError: It says the key.
+    """
+    bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
+    if name in ("eval", "generate", "export") and bare:
+        raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
 
 
 def start_hydra(

@@ -4,23 +4,16 @@ The command line proper starts from ``hydra.main``, which runs sweeps too; what 
 same ``Composed``, so that words mean one thing wherever they are written.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from dpft.config.hydra_errors import as_input_error
+from dpft.config.faults import NOT_COMPOSED, Load, all_faults
+from dpft.config.hydra_setup import hydra_of_our_own, register_resolver
 from dpft.config.keys import WITNESS, known_keys
-from dpft.config.location import config_directory
 from dpft.config.words import Words
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
@@ -64,23 +57,25 @@ class Composed:
         return Path(str(self.hydra.run.dir))
 
 
-def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
+def compose(name: str, overrides: Sequence[str], root: type, load: Load | None = None) -> Composed:
     """Returns what the words of a command compose to.
 
     Args:
         name: The command's, whose primary configuration is ``conf/<name>.yaml``.
         overrides: ``key=value`` and ``group=option``, as on the command line.
         root: The dataclass of the configuration, whose keys a refusal may suggest.
+        load: Makes the dataclasses of what is composed; asked for what else is wrong where the
+            words cannot be composed.
 
     Raises:
-        InputError: They cannot be composed.
+        InputError: They cannot be composed, for all these reasons.
     """
     register_resolver()
     try:
         with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise as_input_error(error, known_keys(root)) from error
+    except NOT_COMPOSED as error:
+        raise all_faults(name, overrides, error, known=known_keys(root), load=load) from error
     own = composed.hydra
     values = composed.copy()
     with open_dict(values):
@@ -90,34 +85,6 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
         hydra=own,
         words=Words(job=tuple(own.overrides.task), typed=tuple(overrides)),
     )
-
-
-@contextmanager
-def hydra_of_our_own() -> Iterator[None]:
-    """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
-    state = GlobalHydra.instance()
-    before = state.hydra
-    state.clear()
-    try:
-        with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.set_instance(state)
-        state.hydra = before
-
-
-def unused_folder(path: str) -> str:
-    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
-
-    The time in a folder's name has a resolution of one second; runs may start closer together.
-    """
-    candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if not Path(candidate).exists())
-
-
-def register_resolver() -> None:
-    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
-    OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
 
 
 def _names_witness(word: str) -> bool:

@@ -15,11 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import AccountConfig
-from dpft.config.composing import Composed, compose
-from dpft.config.keys import quoted
 from dpft.config.load import from_values
-from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
-from dpft.config.tune import TuneCommand
 from dpft.config.words import given_text
 from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
 from dpft.data.prompts import PROMPTS
@@ -30,6 +26,19 @@ from dpft.models.loading import quiet_transformers
 from dpft.runs import run as runs
 from dpft.runs.account_command import answer
 from dpft.runs.answer import Figures
+from dpft.runs.called_words import (
+    EVALUATE_COMMAND,
+    GENERATE_COMMAND,
+    PLAN_COMMAND,
+    TRAIN_COMMAND,
+    TUNE_COMMAND,
+    Folder,
+    as_text,
+    as_word,
+    checked_words,
+    memory_words,
+    run_words,
+)
 from dpft.runs.configuring import (
     evaluate_configuration,
     evaluate_overrides,
@@ -45,10 +54,6 @@ from dpft.runs.opened_run import Run, open_run
 from dpft.runs.overrides import checked_overrides, with_task_of_run
 from dpft.runs.planned_run import describe_run
 from dpft.runs.tuning import run_search
-
-Folder = str | os.PathLike[str]
-IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
-"""Words that have rows read from memory, whatever the words before them say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +95,11 @@ def train(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
-    given = _checked(overrides, rows)
+    given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
-    place = _place("train", given, TrainCommand, folder, resumed)
-    words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
-    composed = _composed("train", checked_overrides(words), TrainCommand, place)
+    place = TRAIN_COMMAND.place(given, folder, resumed)
+    words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
+    composed = TRAIN_COMMAND.compose(checked_overrides(words), place)
     quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = train_configuration(composed.values, composed.words)
@@ -124,11 +129,11 @@ def tune(
         RunError: No trial has a score.
         StateError: What a search that goes on left is damaged.
     """
-    given = _checked(overrides, rows)
+    given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
-    place = _place("tune", given, TuneCommand, folder, resumed)
-    words = [*model_words(model, tokenizer, given, place), *given, *_memory_words(rows, resumed)]
-    composed = _composed("tune", checked_overrides(words), TuneCommand, place)
+    place = TUNE_COMMAND.place(given, folder, resumed)
+    words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
+    composed = TUNE_COMMAND.compose(checked_overrides(words), place)
     quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = tune_configuration(composed.values, composed.words)
@@ -149,8 +154,8 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
     Raises:
         InputError: As ``train``.
     """
-    words = checked_overrides([*_checked(overrides, rows), *_memory_words(rows)])
-    composed = compose("plan", words, PlanConfig)
+    words = checked_overrides([*checked_words(overrides, rows), *memory_words(rows)])
+    composed = PLAN_COMMAND.compose(words)
     quiet_transformers()
     with rows_in_memory(rows):
         return Figures(describe_run(plan_configuration(composed.values, composed.words)).record)
@@ -180,8 +185,8 @@ def evaluate(
         InputError: Anything does not fit.
         StateError: A file of the run is damaged.
     """
-    given = [*_run_words(run), *_checked(overrides, rows), *_memory_words(rows)]
-    composed = _composed("eval", evaluate_overrides(given), EvaluateConfig, folder)
+    given = [*run_words(run), *checked_words(overrides, rows), *memory_words(rows)]
+    composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
     quiet_transformers()
     config = evaluate_configuration(composed.values, composed.words)[0]
     if config.human_eval is not None:
@@ -216,9 +221,9 @@ def generate(
     """
     in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
     given = {"num": num, "prompts": prompts if in_memory is None else MEMORY, "to": to}
-    words = [f"{key}={_word(value)}" for key, value in given.items() if value is not None]
-    words = [*_run_words(run), *_checked(overrides, None), *words]
-    composed = compose("generate", with_task_of_run(words), GenerateConfig)
+    words = [f"{key}={as_word(value)}" for key, value in given.items() if value is not None]
+    words = [*run_words(run), *checked_words(overrides, None), *words]
+    composed = GENERATE_COMMAND.compose(with_task_of_run(words))
     with rows_in_memory(in_memory, split=PROMPTS):
         target = write_records(generate_configuration(composed.values, composed.words))
     records = [dict(row.values) for row in file_rows(target.records)]
@@ -241,56 +246,5 @@ def account(**settings: Any) -> Figures:
         InputError: A key is unknown, too little is given, or the budget is out of reach.
         StateError: A run's ledger is damaged.
     """
-    given = {key: _text(value) for key, value in settings.items()}
+    given = {key: as_text(value) for key, value in settings.items()}
     return Figures(answer(from_values(given, AccountConfig)).record)
-
-
-def _checked(overrides: Sequence[str], rows: object) -> list[str]:
-    if isinstance(overrides, str):
-        raise InputError(f"overrides must be a list of words, got {overrides!r}; give [...].")
-    for word in overrides:
-        if not isinstance(word, str) or word.startswith("-") or "=" not in word:
-            raise InputError(
-                f"overrides must be words KEY=VALUE, got {word!r}; sweeps and other flags are for"
-                " the command line."
-            )
-    for key in ("task.data_dir", "task.source"):
-        if rows is not None and given_text(overrides, key) is not None:
-            raise InputError(f"at most one of {key} and rows may be given, got both.")
-    return list(overrides)
-
-
-def _memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
-    # A run that goes on is bound to its source.
-    return () if rows is None or resumed is not None else IN_MEMORY
-
-
-def _run_words(run: Folder | None) -> list[str]:
-    return [] if run is None else [f"run={quoted(os.fspath(run))}"]
-
-
-def _word(value: Any) -> str:
-    return str(value) if isinstance(value, int) else quoted(os.fspath(value))
-
-
-def _place(
-    name: str, overrides: list[str], root: type, folder: Folder | None, resumed: str | None
-) -> Path:
-    """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
-    if folder is not None and resumed is not None:
-        raise InputError(f"at most one of resume and folder may be given, got both ({resumed}).")
-    if folder is not None:
-        return Path(folder)
-    return Path(resumed) if resumed is not None else compose(name, overrides, root).folder
-
-
-def _composed(name: str, words: list[str], root: type, folder: Folder | None) -> Composed:
-    place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
-    return compose(name, [*words, *place], root)
-
-
-def _text(value: Any) -> Any:
-    """Returns a setting with runs and paths as texts."""
-    if isinstance(value, list | tuple):
-        return [_text(inner) for inner in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from hydra import initialize_config_dir
 
-from dpft.config.composing import Composed, compose, unused_folder
+from dpft.config.composing import Composed, compose
+from dpft.config.hydra_setup import unused_folder
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 

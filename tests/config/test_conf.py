@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import AccountConfig
-from dpft.config.composing import register_resolver
 from dpft.config.doctor import DoctorConfig
+from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig

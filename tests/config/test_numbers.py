@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from dpft.config import schema
-from dpft.config.composing import register_resolver
 from dpft.config.convert import union_members
+from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.composing import register_resolver
+from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import TrainCommand

@@ -5,33 +5,24 @@ without that word, until what is left can be composed, and then checked as a job
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpft.config.hydra_errors import as_input_error, refused_key, suggested_keys
+from dpft.config.hydra_setup import hydra_of_our_own
 from dpft.config.keys import key_of
 from dpft.config.words import Words
 from dpft.errors import Faults, InputError
 
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
 """What the composition of a configuration may raise."""
-
-
-def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
-    """Refuses a folder given without its key to a subcommand that takes ``run=RUN``.
-
-    Raises:
-        InputError: It says the key.
-    """
-    bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
-    if name in ("eval", "generate", "export") and bare:
-        raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
+Load = Callable[[DictConfig, Words], object]
+"""From what the words of a command compose to, and these words, to its dataclasses."""
 
 
 def all_faults(
@@ -39,9 +30,8 @@ def all_faults(
     overrides: Sequence[str],
     first: Exception,
     *,
-    conf: Path,
     known: Sequence[str],
-    load: Callable[[DictConfig, Words], object],
+    load: Load | None = None,
 ) -> InputError:
     """Returns one error of everything that is wrong with words that Hydra cannot compose.
 
@@ -49,7 +39,6 @@ def all_faults(
         name: The subcommand.
         overrides: Its words.
         first: What Hydra raised of them.
-        conf: Folder of the YAMLs.
         known: Dotted keys of the configuration's dataclasses.
         load: Makes the dataclasses of what is composed, or refuses it. It is not asked where a
             word was left out, whose lack it might refuse, nor of a run that is gone on with.
@@ -63,12 +52,12 @@ def all_faults(
             break
         words, complete = mended.words, complete and mended.complete
         try:
-            with initialize_config_dir(str(conf), version_base="1.3"):
+            with hydra_of_our_own():
                 config = compose(name, overrides=words)
         except NOT_COMPOSED as next_one:
             error = next_one
             continue
-        if complete and not any(key_of(word) == "resume" for word in words):
+        if load and complete and not any(key_of(word) == "resume" for word in words):
             with faults.gathering():
                 load(config, Words(job=tuple(words), typed=tuple(words)))
         break
