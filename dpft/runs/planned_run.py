@@ -125,11 +125,12 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
     width = model.config.get_text_config().hidden_size
     shapes = model_shapes(model, width=width, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
-    size = min(settings.micro_batch_size, settings.expected_batch_size)
+    batch_size = settings.batch_size(plan.size.num_examples)
+    size = min(settings.micro_batch_size, batch_size)
     speed = probe_machine(
         device,
         width=width,
-        tokens=size * config.task.max_length,
+        tokens=size * config.task.longest,
         options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
         precision=settings.precision,
     )
@@ -137,9 +138,9 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
         shapes,
         speed,
         private=guarantee is not None,
-        max_length=config.task.max_length,
+        max_length=config.task.longest,
         micro_batch_size=settings.micro_batch_size,
-        expected_batch_size=settings.expected_batch_size,
+        expected_batch_size=batch_size,
         steps=plan.steps,
         base_memory=base_memory,
     )
