@@ -126,10 +126,11 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
     shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
     batch_size = settings.batch_size(plan.size.num_examples)
+    size = min(settings.micro_batch_size, batch_size)
     speed = probe_machine(
         device,
         width=width,
-        tokens=min(settings.micro_batch_size, batch_size) * config.task.longest,
+        tokens=size * config.task.longest,
         options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
         precision=settings.precision,
     )
