@@ -25,6 +25,7 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.models.loading import quiet_transformers
 from dpft.runs import run as runs
 from dpft.runs.account_command import answer
+from dpft.runs.announcing import announce
 from dpft.runs.answer import Figures
 from dpft.runs.called_words import (
     EVALUATE_COMMAND,
@@ -103,6 +104,7 @@ def train(
     quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = train_configuration(composed.values, composed.words)
+        announce(command)
         runs.run(command, place, write_request=composed.write_record)
     return open_run(place)
 
@@ -137,6 +139,7 @@ def tune(
     quiet_transformers()
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
         command = tune_configuration(composed.values, composed.words)
+        announce(command)
         run_search.run(command, place, write_request=composed.write_record)
     return open_run(place)
 
