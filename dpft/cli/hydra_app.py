@@ -15,9 +15,9 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
+from dpft.cli import SHELL_COMPLETION
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job
-from dpft.cli.main import SHELL_COMPLETION
 from dpft.cli.subcommand import Subcommand
 from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
 from dpft.config.faults import NOT_COMPOSED, all_faults

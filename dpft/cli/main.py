@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dpft import __version__
+from dpft.cli import SHELL_COMPLETION
 from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
 from dpft.runs.exit_codes import BAD_INPUT
@@ -26,8 +27,6 @@ SUBCOMMANDS = {
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""
-
-SHELL_COMPLETION = ("--shell-completion", "-sc")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
