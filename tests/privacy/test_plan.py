@@ -136,7 +136,7 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
         tune=SimpleNamespace(count=None),
         privacy=DifferentialPrivacy(name="dp", eps=3.0),
     )  # fmt: skip
-    for name in ("score_metric", "read_architecture", "training_head", "divide"):
+    for name in ("score_metric", "check_fit", "divide"):
         monkeypatch.setattr(search, name, lambda *_: None)
     monkeypatch.setattr(search, "load_training_data", lambda _: data)
     monkeypatch.setattr(search, "_uncalibrated", lambda *_: followed)

@@ -19,7 +19,7 @@ from dpft.training.loop import TrainingSet
 def config(records_per_unit: int | None) -> Any:
     """Returns the parts of a run's configuration that a summary reads."""
     guarantee = SimpleNamespace(records_per_unit=records_per_unit)
-    task = SimpleNamespace(max_length=9)
+    task = SimpleNamespace(longest=9)
     return cast(Any, SimpleNamespace(privacy=SimpleNamespace(guarantee=guarantee), task=task))
 
 
