@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -11,19 +12,23 @@ from omegaconf import OmegaConf
 
 from dpft.config.location import config_directory
 
+_COMPOSING = RLock()
+"""Hydra has one state a process, which two threads must not change at once."""
+
 
 @contextmanager
 def hydra_of_our_own() -> Iterator[None]:
     """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
-    state = GlobalHydra.instance()
-    before = state.hydra
-    state.clear()
-    try:
-        with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.set_instance(state)
-        state.hydra = before
+    with _COMPOSING:
+        state = GlobalHydra.instance()
+        before = state.hydra
+        state.clear()
+        try:
+            with initialize_config_dir(str(config_directory()), version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.set_instance(state)
+            state.hydra = before
 
 
 def unused_folder(path: str) -> str:

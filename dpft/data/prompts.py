@@ -72,7 +72,7 @@ def refuse_records(task: Task, file: str) -> bool:
                 f" {file!r}, which is the run's own {own.name}; epsilon does not cover what a model"
                 " writes after such a record. Give prompts from elsewhere."
             )
-    if task.effective_source == MEMORY:
+    if MEMORY in (file, task.effective_source):
         return False
     return task.data_dir is None or Path(task.data_dir).expanduser().exists()
 

@@ -1,4 +1,4 @@
-"""What ``dpft account`` answers, for people and for programs: a table and a record of the same."""
+"""What ``dpft account`` and ``plan`` answer, for people and for programs: a table, and a record."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,9 @@ class Figures(Mapping[str, Any]):
         return len(self._record)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._record:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._record:
             raise AttributeError(f"there is no {name} here, only {', '.join(self._record)}")
         return self[name]
 

@@ -102,9 +102,9 @@ def train(
     words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
     composed = TRAIN_COMMAND.compose(checked_overrides(words), place)
     quiet_transformers()
+    command = train_configuration(composed.values, composed.words)
+    announce(command)
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
-        command = train_configuration(composed.values, composed.words)
-        announce(command)
         runs.run(command, place, write_request=composed.write_record)
     return open_run(place)
 
@@ -137,15 +137,15 @@ def tune(
     words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
     composed = TUNE_COMMAND.compose(checked_overrides(words), place)
     quiet_transformers()
+    command = tune_configuration(composed.values, composed.words)
+    announce(command)
     with rows_in_memory(rows), kept_model(model, tokenizer, place):
-        command = tune_configuration(composed.values, composed.words)
-        announce(command)
         run_search.run(command, place, write_request=composed.write_record)
     return open_run(place)
 
 
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
-    """Returns what ``train`` with the same arguments would do and cost, as ``dpft plan`` says it.
+    """Returns what ``train`` of these words would do and cost, as ``dpft plan`` says it.
 
     Args:
         overrides: As for ``train``; ``plan.measure=true`` times a micro-batch.
@@ -188,6 +188,8 @@ def evaluate(
         InputError: Anything does not fit.
         StateError: A file of the run is damaged.
     """
+    if run is not None and folder is not None:
+        raise InputError("at most one of run and folder may be given, got both; drop folder.")
     given = [*run_words(run), *checked_words(overrides, rows), *memory_words(rows)]
     composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
     quiet_transformers()

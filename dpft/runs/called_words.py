@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpft.config.composing import Composed, compose
 from dpft.config.faults import Load
 from dpft.config.keys import quoted
@@ -40,7 +42,12 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
     if isinstance(overrides, str):
         raise InputError(f"overrides must be a list of words, got {overrides!r}; give [...].")
     for word in overrides:
-        if not isinstance(word, str) or word.startswith("-") or "=" not in word:
+        if not isinstance(word, str):  # It may be a row.
+            raise InputError(
+                f"overrides must be words KEY=VALUE, got a {type(word).__name__}; give rows as"
+                " rows=..."
+            )
+        if word.startswith("-") or "=" not in word:
             raise InputError(
                 f"overrides must be words KEY=VALUE, got {word!r}; sweeps and other flags are for"
                 " the command line."
@@ -68,6 +75,7 @@ def run_words(run: Folder | None) -> list[str]:
 
 def as_word(value: Any) -> str:
     """Returns a number or a path as the value of a word."""
+    value = as_text(value)
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
 
 
@@ -103,6 +111,8 @@ GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
 
 def as_text(value: Any) -> Any:
     """Returns a setting with runs and paths as texts."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, list | tuple):
         return [as_text(inner) for inner in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value

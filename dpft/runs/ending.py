@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.config.keys import quoted
+from dpft.data.memory import MEMORY
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
@@ -120,6 +121,8 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
     scored = any(table.rows for table in tables)
     # A single file was trained on as a whole: other records have to be named.
     others = [] if scored or not tables else ["task.data_dir=DIR"]
+    if task.effective_source == MEMORY and not others:
+        others = ["task.data_dir=DIR", "eval.held_out=null"]  # The rows are not on disk.
     return [["eval", run, *others], _use(run, task), ["report", f"runs={_value(folder)}"]]
 
 

@@ -106,6 +106,11 @@ def score_and_write(
                 evaluations = score(config)
                 write_anew(config, folder, evaluations)
             return evaluations
+        if (folder / CONFIGURATION).exists():
+            raise InputError(
+                f"{folder} is a run's folder, whose scores another model's would replace; choose"
+                " another folder, or score the run's own model with run=RUN."
+            )
         evaluations = score(config)
         folder.mkdir(parents=True, exist_ok=True)
         if write_request is not None:

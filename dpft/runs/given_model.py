@@ -16,7 +16,8 @@ from dpft.config.keys import quoted
 from dpft.config.words import given_overrides
 from dpft.errors import InputError
 from dpft.files import check_writable
-from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, hold_run, private_path
+from dpft.links import refuse_links
+from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, TUNING, hold_run, private_path
 from dpft.runs.folder import refuse_used_folder
 
 
@@ -61,18 +62,19 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
         yield
         return
     assert isinstance(model, PreTrainedModel) and isinstance(tokenizer, PreTrainedTokenizerBase)
+    refuse_links(folder)
     refuse_used_folder(folder)
     check_writable(folder)
     places = (folder / PRIVATE, folder, *folder.parents)
     missing = [place for place in places if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with hold_run(folder):
-        _write(model, tokenizer, private_path(folder, BASE_MODEL))
     try:
+        with hold_run(folder):
+            _write(model, tokenizer, private_path(folder, BASE_MODEL))
         yield
     finally:
-        if not (folder / CONFIGURATION).exists():
-            shutil.rmtree(folder / BASE_MODEL)
+        if not ((folder / CONFIGURATION).exists() or (folder / TUNING).exists()):
+            shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
             _remove_empty(missing)
 
 
@@ -97,6 +99,8 @@ def _write(model: PreTrainedModel, tokenizer: Any, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     model.save_pretrained(path, safe_serialization=True)
     tokenizer.save_pretrained(path)
+    for file in path.iterdir():
+        file.chmod(0o600)
 
 
 def _remove_empty(made: list[Path]) -> None:

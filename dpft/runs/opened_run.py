@@ -12,7 +12,7 @@ from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.run.origin import data_name, model_name
-from dpft.reports.run.run_record import RunRecord, read_record
+from dpft.reports.run.run_record import RunRecord, is_promised, read_record
 from dpft.run_folder import REPORT
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
@@ -33,13 +33,15 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The upper bound that the report states; None for a run without privacy."""
-        epsilon = self.record.privacy.get("epsilon")
-        return None if epsilon is None else float(epsilon)
+        """The upper bound that the report states; None where there is none to rely on.
+
+        That is a run without privacy, of a test's seed, or whose noise can be computed.
+        """
+        return float(self.privacy["epsilon"]) if is_promised(self.privacy) else None
 
     @property
     def delta(self) -> float | None:
-        """The delta that epsilon goes with; None for a run without privacy."""
+        """The delta that epsilon goes with; None where there is no epsilon."""
         return None if self.epsilon is None else float(self.record.privacy["delta"])
 
     @property
@@ -51,8 +53,8 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Metric to value after training, on the scales of metrics.json.
 
-        Where a split has several parts, ``part/metric`` to value. Scores of a private split are
-        here too: they are the owner's, and are not covered by epsilon.
+        Where more than one split, or part of one, was scored, ``split/metric`` to value. Scores of
+        a private split are here too: they are the owner's, and are not covered by epsilon.
         """
         entries = self.record.after()
         return {
@@ -104,7 +106,7 @@ class Run:
         if self.epsilon is None or self.delta is None:
             return f"Run({str(self.folder)!r}, not private)"
         bound = f"epsilon={up(self.epsilon)}, delta={delta_up(self.delta)}"
-        return f"Run({str(self.folder)!r}, {bound})"
+        return f"Run({str(self.folder)!r}, {bound}, unit={self.privacy['unit']!r})"
 
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows of the run."""
@@ -113,8 +115,13 @@ class Run:
         if self.epsilon is None or self.delta is None:
             rows.append(("privacy", "none"))
         else:
-            rows.append(("epsilon", f"{up(self.epsilon)} at delta = {delta_up(self.delta)}"))
-        rows += [(name, f"{value:.4g}") for name, value in self.scores.items()]
+            bound = f"{up(self.epsilon)} (upper bound by {self.privacy['accountant']})"
+            unit = self.privacy["unit"]
+            rows.append(("epsilon", f"{bound} at delta = {delta_up(self.delta)}, of one {unit}"))
+        if all(entry["split_is_public"] for entry in self.record.after()):
+            rows += [(name, f"{value:.4g}") for name, value in self.scores.items()]
+        else:
+            rows.append(("scores", "of private records: run.scores"))
         lines = [f"| {name} | {value} |" for name, value in [*rows, ("folder", str(self.folder))]]
         return "\n".join(["| dpft run | |", "|---|---|", *lines])
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, open_dict
 
-from dpft.config.keys import configuration_fields, copy_key, join_key, plain
+from dpft.config.keys import configuration_fields, copy_key, join_key, key_of, plain
 from dpft.config.load import from_values
 from dpft.config.schema import TASK
 from dpft.config.words import Words, given_overrides, given_text
@@ -22,6 +22,9 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.saved_run import saved_configuration
 
 Config = TypeVar("Config")
+PUBLIC = "eval.split_is_public"
+ROWS = ("task.data_dir", "task.source", "task.hub_", "task.urls")
+"""How the keys begin that say where rows are."""
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 """Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
 
@@ -54,10 +57,12 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
     saved = saved_configuration(folder)
     taken = {name: saved[name] for name in sections}
     given = plain(config)
-    for override in words.job[1:]:
-        path = override.partition("=")[0].lstrip("+~").split(".")
-        if path[0] in taken:
-            copy_key(path, given, taken)
+    keys = [key_of(override) for override in words.job[1:]]
+    for key in keys:
+        if key.partition(".")[0] in taken:
+            copy_key(key.split("."), given, taken)
+    if "eval" in taken and PUBLIC not in keys and any(key.startswith(ROWS) for key in keys):
+        taken["eval"]["split_is_public"] = None  # It was said of other rows.
     merged = from_values(given | taken, type(config), polymorphic=TASK)
     return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
 

@@ -10,9 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
+from dpft.errors import Faults, InputError
 from dpft.evaluation.metrics.base import metric_specs
+from dpft.kinds import Head
 from dpft.methods.base import ParameterCounts, count_parameters
-from dpft.models.architecture import read_architecture
+from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.data_summary import DataSummary, summarize
@@ -20,7 +22,7 @@ from dpft.runs.held_out import Division, divide
 from dpft.runs.lengths import with_max_length
 from dpft.runs.records import load_training_data, make_training_set, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
-from dpft.runs.run_plan import RunPlan, plan_run, warn_of_noise, with_batch_size
+from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
@@ -76,7 +78,7 @@ def prepare(
     warn_if_slow(config.train.precision, device)
     architecture = read_architecture(config.model)
     config = with_max_length(config, architecture)
-    head = training_head(config, architecture)
+    head = _fitting_head(config, architecture)
     tokenizer = load_tokenizer(architecture, kind=head.kind)
     add_tokens(tokenizer, config.task.special_tokens)
     encoding = encoding_of(config.task, architecture, head, tokenizer)
@@ -110,3 +112,21 @@ def prepare(
         unit_key=None if data.units is None else key,
         summary=summarize(config, data, division, training_set),
     )
+
+
+def _fitting_head(config: TrainConfig, architecture: Architecture) -> Head:
+    """Returns what the model answers with.
+
+    Raises:
+        InputError: Task, model and method do not fit; a batch that the data are too few for is
+            said with it.
+    """
+    faults = Faults()
+    with faults.gathering():
+        return training_head(config, architecture)
+    with faults.gathering():
+        data = load_training_data(config)
+        sized = with_batch_size(config, lambda: data.num_units)
+        size = public_size(sized.task, sized.privacy, lambda: data.num_units)
+        sized.train.planned_steps(size.num_examples, of=size.noun)
+    raise InputError(*faults.found)

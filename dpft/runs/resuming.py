@@ -22,6 +22,7 @@ from dpft.data.memory import held_splits
 from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.links import refuse_links
+from dpft.models.source import ModelConfig
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import (
@@ -87,17 +88,28 @@ def resumed_configuration(
             f"resume must be the folder of a dpft run, got {folder!r}, which has no"
             f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
         )
-    saved = plain(load_saved(path, TrainConfig, polymorphic=POLYMORPHIC))
+    config = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
+    saved = plain(replace(config, model=kept_here(config.model, Path(folder))))
     refuse_witness_of_file(saved["privacy"], given=False)
     for key in overridden:
         if key == "resume":
             continue
         _check_may_change(key, saved)
         copy_key(key.split("."), composed, saved)
-    if is_base_model(saved["model"]["path"] or ""):
-        saved["model"]["path"] = str(Path(folder) / BASE_MODEL)  # The folder may have been moved.
     merged = {**saved, "resume": folder}
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
+
+
+def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
+    """Returns a model that a run keeps, at the path it has now: the folder may have been moved.
+
+    Args:
+        model: A run's; any other is returned as it is.
+        folder: The run's, or the search's.
+    """
+    kept = folder / BASE_MODEL
+    is_kept = is_base_model(model.path or "") and kept.is_dir()
+    return replace(model, path=str(kept)) if is_kept else model
 
 
 def restored_plan(

@@ -6,7 +6,7 @@ noise, and takes a clipped gradient of layers that are too narrow to cost anythi
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -95,7 +95,8 @@ def _seconds_per_layer(device: torch.device, options: ClippingOptions | None) ->
 
     if options is None:
         return _seconds_of(lambda: losses().sum().backward()) / len(layers)
-    with options.resolved(stack).make(stack) as clipper:
+    # Patterns of groups are of the model's own names.
+    with replace(options, groups=None).resolved(stack).make(stack) as clipper:
         return _seconds_of(lambda: clipper.accumulate(losses)) / len(layers)
 
 

@@ -1,7 +1,9 @@
 """Each function of ``dpft`` does what its command does, with rows and a model in memory too."""
 
+import copy
 import html
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -23,9 +26,13 @@ from dpft.config.tune import TuneCommand
 from dpft.data.memory import held_splits
 from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.runs.called_words import EVALUATE_COMMAND
+from dpft.runs.configuring import evaluate_configuration
 from dpft.runs.folder import WriteRequest
 from dpft.runs.opened_run import Run
-from dpft.runs.tuning import run_search
+from dpft.runs.tuning import run_search, search
+from dpft.runs.tuning.run_search import resumed_search
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -119,7 +126,15 @@ def test_a_call_with_rows_and_a_model_in_memory_trains_what_the_command_trains(
     )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for name in ("epsilon", "delta", "noise_multiplier", "num_examples", "steps", "unit"):
+    for name in (
+        "private",
+        "epsilon",
+        "delta",
+        "noise_multiplier",
+        "num_examples",
+        "steps",
+        "unit",
+    ):
         assert by_call.privacy[name] == dpft.open_run(by_command).privacy[name], name
     assert dpft.open_run(by_command).scores == by_call.scores
 
@@ -137,13 +152,15 @@ def test_configurations_of_both_differ_in_where_things_come_from_alone(
 
 def test_a_run_says_what_its_files_say(by_call: Run) -> None:
     privacy = json.loads(Path("runs/called/privacy.json").read_text())
-    assert (by_call.epsilon, by_call.delta) == (privacy["epsilon"], privacy["delta"])
+    assert (by_call.epsilon, by_call.delta) == (None, None), "the noise of a test's seed"
+    assert repr(by_call) == "Run('runs/called', not private)"
+    assert privacy["epsilon"] > 7.9
     assert "\n# " in by_call.report.read_text()
     metrics = json.loads(Path("runs/called/metrics.json").read_text())["evaluations"]
     assert by_call.evaluations == metrics
     assert by_call.scores == next(e["metrics"] for e in metrics if e["stage"] == "after")
-    assert re.fullmatch(r"Run\('runs/called', epsilon=7\.99\d\d, delta=0\.01\)", repr(by_call))
-    assert f"| perplexity | {by_call.scores['perplexity']:.4g} |" in by_call._repr_markdown_()
+    shown = by_call._repr_markdown_()
+    assert "| privacy | none |" in shown and "| scores | of private records" in shown
 
 
 def test_a_runs_model_and_tokenizer_are_those_it_trained(by_call: Run) -> None:
@@ -160,7 +177,9 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
     report = by_call.report.read_text()
     assert "rows given by a program" in report
     page = html.unescape((by_call.folder / "report.html").read_text())
-    assert "dpft.train(['model=local'," in page and "], rows=...)" in page
+    assert "dpft.train(['task=e2e'," in page
+    assert "], rows=..., model=..., tokenizer=...)" in page
+    assert "model.path=" not in page, "no word of the user's"
     assert by_call.privacy["num_examples_source"] == "count of the records read"
     assert {entry["split_is_public"] for entry in by_call.evaluations} == {False}
     shown = [p for p in by_call.folder.rglob("*") if p.is_file() and "private" not in p.parts]
@@ -168,6 +187,9 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
 
 
 def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: Run) -> None:
+    assert notes.epsilon == notes.privacy["epsilon"] and notes.delta == notes.privacy["delta"]
+    bound = f"epsilon={up(notes.epsilon)}, delta={delta_up(notes.delta)}, unit='owner'"
+    assert bound in repr(notes)
     assert notes.privacy["num_examples"] == 10
     assert notes.privacy["unit"] == "owner"
     (before, after) = notes.evaluations
@@ -280,6 +302,10 @@ def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
         (lambda: dpft.train(["model=tiny"], **pair()), "at most one of model= and a model object"),
         (lambda: dpft.train(["resume=x"], folder="y"), "at most one of resume and folder"),
         (lambda: dpft.account(num_examples=10, epz=3), "unknown configuration key epz; did you"),
+        (lambda: dpft.train([{"note": "Qzxsecret"}]), "got a dict; give rows as rows="),
+        (lambda: dpft.evaluate("command", folder="other"), "at most one of run and folder"),
+        (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), "is a run's folder, whose"),
+        (lambda: dpft.train(["resume=command"], **pair()), "so model cannot change"),
         (lambda: dpft.open_run("nowhere"), "which does not exist"),
         (lambda: dpft.evaluate("nowhere"), "which does not exist"),
     ],
@@ -295,6 +321,61 @@ def test_what_the_commands_refuse_is_raised_and_leaves_nothing(call: Any, messag
 def pair() -> dict[str, Any]:
     model, tokenizer = given()
     return {"model": model, "tokenizer": tokenizer}
+
+
+def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_search, "run_trial", broken)
+    monkeypatch.setattr(search, "draw_count", lambda count, stream: 1)
+    words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
+    words += [
+        f"tuning.space.train.{key}" for key in ("learning_rate=[0.1]", "expected_batch_size=[8]")
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        dpft.tune(words, rows=splits(), folder="searched", **pair())
+    assert Path("searched/private/base_model/model.safetensors").exists()
+    Path("searched").rename("moved")
+    assert resumed_search("moved").model.path == "moved/private/base_model"
+
+
+def test_that_a_split_is_public_is_not_inherited_by_other_rows(by_command: Path) -> None:
+    words = ["task=e2e", f"run={by_command}", "eval.split_is_public=true"]
+    composed = EVALUATE_COMMAND.compose(words)
+    (said,) = evaluate_configuration(composed.values, composed.words)
+    assert said.eval.split_is_public is True
+    saved = by_command / "config.yaml"
+    before = saved.read_text()
+    saved.write_text(before.replace("split_is_public: null", "split_is_public: true"))
+    try:
+        for word, expected in (("eval.limit=1", True), ("task.data_dir=data", None)):
+            composed = EVALUATE_COMMAND.compose([*words[:2], word])
+            (config,) = evaluate_configuration(composed.values, composed.words)
+            assert config.eval.split_is_public is expected, word
+    finally:
+        saved.write_text(before)
+
+
+def test_a_folder_with_a_link_is_refused_before_a_model_is_kept_in_it(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/private").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(dpft.InputError, match="symbolic link"):
+        dpft.train(NOTES_RUN, rows=NOTES, folder=tmp_path / "run", **pair())
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_what_is_kept_of_a_model_object_is_the_owners_alone(by_call: Run) -> None:
+    kept = list((by_call.folder / "private/base_model").iterdir())
+    assert kept and {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+
+
+def test_figures_can_be_copied_and_numbers_may_be_numpys() -> None:
+    figures = dpft.account(
+        num_examples=np.int64(1000), expected_batch_size=10, steps=2, noise_multiplier=np.float64(2)
+    )
+    assert copy.deepcopy(figures) == pickle.loads(pickle.dumps(figures)) == figures
 
 
 def test_a_model_in_a_wrapper_of_adapters_is_refused_with_the_way_out() -> None:

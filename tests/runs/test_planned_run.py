@@ -105,3 +105,11 @@ def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
         describe_run(replace(config, train=train))
     with pytest.raises(InputError, match="task.max_length"):
         describe_run(replace(config, task=replace(config.task, max_length=5000)))
+
+
+def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: PlanConfig) -> None:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    grouped = replace(guarantee, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
+    record = describe_run(replace(config, privacy=grouped)).record
+    assert record["estimated"]["seconds_per_step"] > 0

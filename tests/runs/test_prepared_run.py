@@ -1,10 +1,12 @@
 """What a run needs before its folder is written to."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dpft.config.schema import TrainConfig
+from dpft.errors import InputError
 from dpft.runs import prepared_run
 from dpft.runs.prepared_run import Prepared, prepare
 from dpft.runs.records import TrainingData
@@ -32,3 +34,14 @@ def test_the_public_size_counts_those_held_out_too(prepared: Prepared) -> None:
     """A count of what is left would tell how many the secret key left out."""
     assert (prepared.plan.size.num_examples, len(prepared.division.kept) < 40) == (20, True)
     assert prepared.plan.privacy is not None and prepared.plan.privacy.sample_rate == 2 / 20
+
+
+def test_a_length_and_a_batch_that_do_not_fit_are_said_together(config: TrainConfig) -> None:
+    """Only a model and data that were read say so."""
+    long = replace(config.task, max_length=512)
+    many = replace(config.train, expected_batch_size=1024)
+    with pytest.raises(InputError) as refusal:
+        prepare(replace(config, task=long, train=many), None, None)
+    length, batch = refusal.value.faults
+    assert "at most the model's 128 positions, got 512" in length
+    assert "at most the 20 values of owner, got 1024" in batch

@@ -9,6 +9,7 @@ from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import main_metric, metric_words
+from dpft.reports.run.run_record import COMPUTABLE, is_promised
 from dpft.reports.run.scores import PRIVATE_SPLIT, ScoreTable
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
@@ -47,7 +48,7 @@ def meaning(privacy: Mapping[str, Any]) -> str | None:
     Args:
         privacy: Content of privacy.json.
     """
-    if "epsilon" not in privacy or not privacy["private"]:
+    if "epsilon" not in privacy or not is_promised(privacy):
         return None
     whose = _whose(privacy["unit"])
     right = most_right(privacy["epsilon"], privacy["delta"])
@@ -71,6 +72,9 @@ def _whose(unit: str) -> str:
 def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
     if "epsilon" not in privacy:
         return [Figure(label="privacy", value="none", note="privacy=none", weak=True)]
+    if COMPUTABLE in privacy["warnings"]:
+        note = "its noise can be computed (SECURITY.md)"
+        return [Figure(label="privacy", value="none", note=note, weak=True)]
     if not privacy["private"]:
         note = "its noise was predictable (privacy.noise_seed)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]

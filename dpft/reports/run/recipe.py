@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from dpft.reports.run.run_record import RunRecord
+from dpft.run_folder import is_base_model
 
 SECRET = "privacy.noise_seed"
 LEFT_OUT = ("reference",)
@@ -24,9 +25,16 @@ def command(record: RunRecord) -> str | None:
     if record.overrides is None:
         return None
     words = [word for word in record.overrides if _key(word) != SECRET]
-    if record.config["task"].get("source") == "memory":
-        return f"dpft.train({words!r}, rows=...)"
-    return shlex.join(["dpft", "train", *words])
+    name = "tune" if "selection" in record.privacy else "train"
+    given = ["rows=..."] if record.config["task"].get("source") == "memory" else []
+    if is_base_model(record.config["model"].get("path") or ""):
+        # What dpft wrote for the object is no word of the user's.
+        ours = ("model", "model.name", "model.path")
+        words = [word for word in words if _key(word) not in ours]
+        given += ["model=...", "tokenizer=..."]
+    if given:
+        return f"dpft.{name}({', '.join([repr(words), *given])})"
+    return shlex.join(["dpft", name, *words])
 
 
 def configuration(record: RunRecord) -> str:
@@ -58,7 +66,8 @@ def _shown(value: Any, key: str, overrides: tuple[str, ...]) -> Any:
     if isinstance(value, list):
         return [_shown(part, key, overrides) for part in value]
     if isinstance(value, str) and value.startswith(("/", "~")):
-        return value if any(value in word for word in overrides) else A_PATH
+        theirs = any(value in word for word in overrides) and not is_base_model(value)
+        return value if theirs else A_PATH
     return value
 
 

@@ -1,6 +1,6 @@
 """What the public files of a run's folder say, for reports of one run and of many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ COMPUTABLE = (
 )
 
 
+def is_promised(privacy: Mapping[str, Any]) -> bool:
+    """Returns whether the epsilon of a privacy.json, read by ``read_privacy``, is one to rely on.
+
+    Not without privacy, nor of a test's seed, nor where the noise can be computed.
+    """
+    return bool(privacy["private"]) and COMPUTABLE not in privacy["warnings"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A run's public files, read."""
@@ -44,7 +52,7 @@ class RunRecord:
     evaluations: list[dict[str, Any]]
     """Entries of metrics.json; none where nothing was scored."""
     overrides: tuple[str, ...] | None
-    """What the user wrote after ``dpft train``; None where dpft was used as a library."""
+    """What the user wrote after ``dpft train``; None where that is not recorded."""
 
     def after(self) -> list[dict[str, Any]]:
         """Returns the scores of the trained model, an entry for each task and split."""
@@ -74,7 +82,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def read_overrides(folder: Path) -> tuple[str, ...] | None:
-    """Returns what the user wrote after ``dpft train``; None where dpft was used as a library."""
+    """Returns what the user wrote after ``dpft train``; None where that is not recorded."""
     path = folder / OVERRIDES
     if not path.exists():
         return None

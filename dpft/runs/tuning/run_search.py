@@ -30,7 +30,7 @@ from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
 from dpft.runs.ending import say_ending
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
-from dpft.runs.resuming import hint_of_resume
+from dpft.runs.resuming import hint_of_resume, kept_here
 from dpft.runs.tuning.publish import publish
 from dpft.runs.tuning.search import Search, draw_search, read_search, same_records, write_search
 from dpft.runs.tuning.trial_scores import (
@@ -58,7 +58,8 @@ def resumed_search(folder: str) -> TuneCommand:
             f"resume must be the folder of a dpft tune, got {folder!r}, which has no"
             f" {TUNE_CONFIGURATION}; give the folder that the search named."
         )
-    return replace(load_saved(path, TuneCommand, polymorphic=POLYMORPHIC), resume=folder)
+    saved = load_saved(path, TuneCommand, polymorphic=POLYMORPHIC)
+    return replace(saved, resume=folder, model=kept_here(saved.model, Path(folder)))
 
 
 def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
@@ -145,6 +146,8 @@ def finish(
             path = trial_folder(folder, number)
             trial_score = read_trial_score(path)
             if trial_score is None:
+                # Whatever the noise was calibrated to is what each trial trains on.
+                same_records(command, search)
                 code = run_trial(command, search, trial, path, write_request)
                 trial_score = TrialScore(score=None) if code else score_of(path, spec)
                 write_trial_score(path, trial_score)

@@ -12,7 +12,7 @@ from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.errors import InputError, StateError
-from dpft.run_folder import CHECKPOINTS, CONFIGURATION, TRIAL_LOG
+from dpft.run_folder import CHECKPOINTS, CONFIGURATION, TRIAL_LOG, is_base_model
 from dpft.runs.crashes import FULL_OR_FORBIDDEN
 from dpft.runs.exit_codes import exit_code_of_job
 from dpft.runs.folder import WriteRequest
@@ -79,6 +79,8 @@ def train_trial(
     """Trains one trial as ``dpft train`` does, with the noise that the search gave its setting."""
     if goes_on:
         saved = load_saved(path / CONFIGURATION, TrainConfig, polymorphic=POLYMORPHIC)
+        if is_base_model(saved.model.path or ""):  # The search's folder may have been moved.
+            saved = replace(saved, model=replace(saved.model, path=command.model.path))
         go_on(saved, path, with_curve=False)
         return
     config = with_setting(command.settings(), trial.setting)

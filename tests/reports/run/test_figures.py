@@ -4,6 +4,7 @@ import pytest
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.reports.run.figures import Figure, figures, meaning
+from dpft.reports.run.run_record import COMPUTABLE
 from dpft.reports.run.scores import PRIVATE_SPLIT, mark, score_tables
 from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
 
@@ -19,6 +20,13 @@ def test_epsilon_and_delta_are_rounded_up_and_the_unit_is_named() -> None:
     assert (epsilon.label, epsilon.value) == ("ε", "8.00") and "by prv" in epsilon.note
     assert (delta.label, delta.value) == ("δ", "0.00137")
     assert (unit.value, unit.note) == ("customer_id", "one of 365, added or removed")
+
+
+def test_nothing_is_promised_where_the_noise_can_be_computed() -> None:
+    record = {**private(), "warnings": [COMPUTABLE]}
+    (figure,) = figures(CONFIG, record, [])
+    assert (figure.label, figure.value, figure.weak) == ("privacy", "none", True)
+    assert meaning(record) is None and meaning(private()) is not None
 
 
 def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
