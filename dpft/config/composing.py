@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.config.faults import NOT_COMPOSED, Load, all_faults
 from dpft.config.hydra_setup import hydra_of_our_own, register_resolver
-from dpft.config.keys import WITNESS, known_keys
+from dpft.config.keys import WITNESS, key_of, known_keys
 from dpft.config.words import Words
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
@@ -44,7 +44,7 @@ class Composed:
         for name in ("cwd", "output_dir", "config_sources"):
             # absolute paths: they name the user and the machine
             public.hydra.runtime.pop(name, None)
-        words = [word for word in self.words.job if not _names_witness(word)]
+        words = [word for word in self.words.job if key_of(word) != WITNESS]
         if len(words) < len(self.words.job):
             public.hydra.overrides.task = words
             public.hydra.job.override_dirname = ",".join(words)
@@ -85,7 +85,3 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
         hydra=own,
         words=Words(job=tuple(own.overrides.task), typed=tuple(overrides)),
     )
-
-
-def _names_witness(word: str) -> bool:
-    return word.lstrip("+~").partition("=")[0] == WITNESS

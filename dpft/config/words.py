@@ -7,6 +7,8 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from dpft.config.keys import key_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
@@ -29,7 +31,7 @@ class Words:
 
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Returns the keys that the overrides set, and the values as they were written."""
-    return dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+    return {key_of(override): override.partition("=")[2] for override in overrides}
 
 
 def given_text(overrides: Sequence[str], key: str) -> str | None:

@@ -118,7 +118,7 @@ def _whole(task: TextTask) -> TextTask:
         raise InputError(
             f"num needs a task whose whole record was trained on, got task={task.name}, which"
             f" was trained to go on from {', '.join(task.prompt_columns)}; give prompts=FILE with"
-            f" such rows{learned * custom}."
+            f" such rows{learned if custom else ''}."
         )
     return whole
 

@@ -5,6 +5,7 @@ number is configured.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,8 +57,10 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     architecture = read_architecture(config.model)
     config = with_max_length(config, architecture)
     head = training_head(config, architecture)
-    config = with_batch_size(config, lambda: load_training_data(config).num_units)
-    plan = plan_run(config, lambda: load_training_data(config).num_units)
+    # Read once, and only where no public number is configured.
+    count = functools.cache(lambda: load_training_data(config).num_units)
+    config = with_batch_size(config, count)
+    plan = plan_run(config, count)
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, architecture, head)
     if config.plan.measure:

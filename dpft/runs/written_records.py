@@ -72,7 +72,8 @@ def write_records(
     places = list(range(len(prompts)))
     with batch_progress() as show:
         # Where nothing is drawn, another attempt writes the same text.
-        for attempt in range(1 + config.retries * config.decode.draws):
+        retries = config.retries if config.decode.draws else 0
+        for attempt in range(1 + retries):
             draws = Draws(places=places, attempt=attempt)
             asked = [prompts[place][1] for place in places]
             found = _texts(outputs, asked, config.decode, draws, show)

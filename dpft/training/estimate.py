@@ -159,7 +159,7 @@ def operations_per_token(shapes: ModelShapes, *, private: bool) -> int:
 def _memory(shapes: ModelShapes, tokens: int, *, private: bool) -> int:
     """Returns the bytes of weights, of what training keeps of them, and of a micro-batch."""
     # gradient and Adam's two moments; where clipped, a sum and what its additions lose
-    states = (3 + 2 * private) * shapes.trainable
+    states = (5 if private else 3) * shapes.trainable
     # the loss keeps logits, their logarithm and their gradient
     batch = tokens * (shapes.outputs + 2 * shapes.logits)
     return NUMBER_BYTES * (shapes.total + states + batch)
