@@ -16,12 +16,12 @@ from dpft.evaluation.labels import label_input, read_labels
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scored import (
-    Progress,
+    OnProgress,
     Scored,
     groups_to_score,
+    labels_to_score,
     model_labels,
     model_texts,
-    records_to_score,
     scored_labels,
     scored_texts,
 )
@@ -80,7 +80,7 @@ def evaluate_model(
     split: str | None = None,
     stage: str = "after",
     extra_positions: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Evaluation:
     """Returns the model's scores on the split, and its predictions.
 
@@ -111,7 +111,7 @@ def evaluate_model(
         extra_positions=extra_positions,
     )
     if isinstance(task, LabelTask):
-        records = records_to_score(task, examples, config, name)
+        records = labels_to_score(task, examples, config, name)
         scored = model_labels(task, records, outputs, on_progress)
     else:
         groups = groups_to_score(task, examples, config, name)
@@ -130,7 +130,7 @@ def evaluate_parts(
     metrics: MetricsConfig | None = None,
     stage: str = "after",
     extra_positions: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[Evaluation]:
     """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``."""
     return [
@@ -194,7 +194,7 @@ def score_predictions(
     """
     name = split or config.split
     if isinstance(task, LabelTask):
-        records = records_to_score(task, examples, config, name)
+        records = labels_to_score(task, examples, config, name)
         _check_count(predictions, len(records), name)
         scored = scored_labels(task, records, read_labels(task, predictions))
     else:

@@ -22,7 +22,7 @@ from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 
@@ -52,7 +52,7 @@ def groups_to_score(
     return group_examples(examples, limit=config.limit)
 
 
-def records_to_score(
+def labels_to_score(
     task: LabelTask, examples: Sequence[Record], config: EvalConfig, split: str
 ) -> Sequence[LabelledExample]:
     """Returns the records of a split that are scored, ``config.limit`` at most.
@@ -93,19 +93,19 @@ def model_texts(
     groups: Sequence[Group],
     outputs: "ModelOutputs",
     decode: DecodeConfig,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Scored:
     """Returns the model's text for each input, and its likelihoods, as far as metrics read them."""
     kinds = {spec.inputs for spec in metric_specs(task.metrics)}
     columns: dict[str, Columns] = {}
     predictions: tuple[Prediction, ...] = ()
     if TEXTS in kinds:
-        count = _counter("predictions", len(groups), on_progress)
+        count = counter("predictions", len(groups), on_progress)
         predictions = _predictions(groups, outputs.texts(groups, decode, count))
         columns[TEXTS] = _text_columns(predictions)
     if LIKELIHOODS in kinds:
         examples = [example for group in groups for example in group.examples]
-        count = _counter("likelihoods", len(examples), on_progress)
+        count = counter("likelihoods", len(examples), on_progress)
         columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
     return Scored(count=len(groups), predictions=predictions, columns=columns)
 
@@ -114,10 +114,10 @@ def model_labels(
     task: LabelTask,
     records: Sequence[LabelledExample],
     outputs: "ModelOutputs",
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Scored:
     """Returns the label that the model gives each record."""
-    count = _counter("predictions", len(records), on_progress)
+    count = counter("predictions", len(records), on_progress)
     answers = outputs.answers(records, count)
     return scored_labels(task, records, [task.predicted(answer) for answer in answers])
 
@@ -144,7 +144,7 @@ def _text_columns(predictions: Sequence[Prediction]) -> Columns:
     }
 
 
-def _counter(task: str, total: int, on_progress: Progress | None) -> Callable[[int], None]:
+def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[int], None]:
     """Returns a function that adds up batch sizes and reports the sum."""
     done = 0
 

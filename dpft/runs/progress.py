@@ -5,7 +5,7 @@ of one, bar and lines know tenths alone, and the lines are the same for any numb
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -18,10 +18,9 @@ from rich.progress import (
     TextColumn,
 )
 
+from dpft.evaluation.scored import OnProgress
 from dpft.training.progress import draws_bars
 
-OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 PARTS = 10
 """Parts of a work that are shown, where its size is not."""
 logger = logging.getLogger(__name__)

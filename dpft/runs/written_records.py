@@ -11,8 +11,9 @@ from typing import Any
 from dpft.config.schema import GenerateConfig
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.scored import OnProgress, counter
 from dpft.generation.decoding import DecodeConfig, Draws
-from dpft.runs.progress import OnProgress, batch_progress
+from dpft.runs.progress import batch_progress
 from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
@@ -96,11 +97,4 @@ def _texts(
 ) -> list[str]:
     groups = [Group(input=prompt.group, examples=(prompt,)) for prompt in prompts]
     what = f"attempt {draws.attempt + 1}" if draws.attempt else "records"
-    done = 0
-
-    def count(batch_size: int) -> None:
-        nonlocal done
-        done += batch_size
-        show(what, done, len(groups))
-
-    return outputs.texts(groups, decode, count, draws)
+    return outputs.texts(groups, decode, counter(what, len(groups), show), draws)
