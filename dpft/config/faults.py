@@ -5,7 +5,7 @@ without that word, until what is left can be composed, and then checked as a job
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra import compose
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -21,7 +21,7 @@ from dpft.errors import Faults, InputError
 
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
 """What the composition of a configuration may raise."""
-Load = Callable[[DictConfig, Words], object]
+Load = Callable[[DictConfig, Words], Any]
 """From what the words of a command compose to, and these words, to its dataclasses."""
 
 

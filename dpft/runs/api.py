@@ -7,7 +7,7 @@ sentence as ``InputError``, ``RunError`` or ``StateError``.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dpft.runs.called_words import (
     PLAN_COMMAND,
     TRAIN_COMMAND,
     TUNE_COMMAND,
+    Command,
     Folder,
     as_text,
     as_word,
@@ -45,8 +46,6 @@ from dpft.runs.configuring import (
     evaluate_overrides,
     generate_configuration,
     plan_configuration,
-    train_configuration,
-    tune_configuration,
 )
 from dpft.runs.evaluation import score_and_write
 from dpft.runs.generation import generate as write_records
@@ -66,6 +65,15 @@ class Generated:
     path: Path
     statement: Path
     """File that says what they cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """What a caller gives that a command line cannot hold; each None where it is not given."""
+
+    rows: Rows | Splits | None
+    model: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase | None
 
 
 def train(
@@ -96,17 +104,8 @@ def train(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
-    given = checked_words(overrides, rows)
-    resumed = given_text(given, "resume")
-    place = TRAIN_COMMAND.place(given, folder, resumed)
-    words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
-    composed = TRAIN_COMMAND.compose(checked_overrides(words), place)
-    quiet_transformers()
-    command = train_configuration(composed.values, composed.words)
-    announce(command)
-    with rows_in_memory(rows), kept_model(model, tokenizer, place):
-        runs.run(command, place, write_request=composed.write_record)
-    return open_run(place)
+    objects = Objects(rows=rows, model=model, tokenizer=tokenizer)
+    return _carried_out(TRAIN_COMMAND, runs.run, overrides, objects, folder)
 
 
 def tune(
@@ -131,17 +130,8 @@ def tune(
         RunError: No trial has a score.
         StateError: What a search that goes on left is damaged.
     """
-    given = checked_words(overrides, rows)
-    resumed = given_text(given, "resume")
-    place = TUNE_COMMAND.place(given, folder, resumed)
-    words = [*model_words(model, tokenizer, given, place), *given, *memory_words(rows, resumed)]
-    composed = TUNE_COMMAND.compose(checked_overrides(words), place)
-    quiet_transformers()
-    command = tune_configuration(composed.values, composed.words)
-    announce(command)
-    with rows_in_memory(rows), kept_model(model, tokenizer, place):
-        run_search.run(command, place, write_request=composed.write_record)
-    return open_run(place)
+    objects = Objects(rows=rows, model=model, tokenizer=tokenizer)
+    return _carried_out(TUNE_COMMAND, run_search.run, overrides, objects, folder)
 
 
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
@@ -253,3 +243,33 @@ def account(**settings: Any) -> Figures:
     """
     given = {key: as_text(value) for key, value in settings.items()}
     return Figures(answer(from_values(given, AccountConfig)).record)
+
+
+def _carried_out(
+    command: Command,
+    run: Callable[..., None],
+    overrides: Sequence[str],
+    objects: Objects,
+    folder: Folder | None,
+) -> Run:
+    """Returns the run that a command makes of words and of what a command line cannot hold.
+
+    Args:
+        command: train or tune.
+        run: Does its work.
+        overrides: The caller's words.
+        objects: Rows, model and tokenizer.
+        folder: Of the run; None: a new one, or the one that the words go on with.
+    """
+    given = checked_words(overrides, objects.rows)
+    resumed = given_text(given, "resume")
+    place = command.place(given, folder, resumed)
+    chosen = model_words(objects.model, objects.tokenizer, given, place)
+    words = [*chosen, *given, *memory_words(objects.rows, resumed)]
+    composed = command.compose(checked_overrides(words), place)
+    quiet_transformers()
+    configuration = command.load(composed.values, composed.words)
+    announce(configuration)
+    with rows_in_memory(objects.rows), kept_model(objects.model, objects.tokenizer, place):
+        run(configuration, place, write_request=composed.write_record)
+    return open_run(place)
