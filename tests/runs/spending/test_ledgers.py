@@ -95,7 +95,7 @@ def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
         (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
         (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
         *slow(
-            (["runs=[a,missing]"], "'missing', which has no config.yaml and no run in it"),
+            (["runs=[a,missing]"], "'missing', which does not exist"),
             (["runs=[]"], "runs must name a folder at least"),
             (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
             (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
