@@ -104,8 +104,8 @@ def test_what_does_not_fit_is_zero_and_another_failure_is_raised():
 def test_a_run_writes_its_table(tmp_path):
     output = tmp_path / "capacity.md"
     capacity.main(
-        ["--memory-gb", "0.15", "--shape", "small_gpt2", "--engines", "book_keeping",
-         "--updates", "1", "--max-examples", "8", "--threads", "1", "--output", str(output)]
+        ["--memory-gb", "0.3", "--shape", "small_gpt2", "--engines", "book_keeping",
+         "--updates", "1", "--max-examples", "4", "--threads", "1", "--output", str(output)]
     )  # fmt: skip
     rows = {line.split(" | ")[0]: line for line in output.read_text().splitlines()}
     assert int(rows["| ordinary"].split(" | ")[1]) > 0

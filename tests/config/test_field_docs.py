@@ -62,7 +62,7 @@ def classes() -> Iterator[type]:
         waiting += [inner for inner in nested if inner is not None]
 
 
-@pytest.mark.parametrize("cls", classes(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__name__)
 def test_every_key_says_what_it_is_for(cls: type) -> None:
     hints = get_type_hints(cls)
     silent = [
