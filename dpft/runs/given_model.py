@@ -68,12 +68,15 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
     places = (folder / PRIVATE, folder, *folder.parents)
     missing = [place for place in places if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    ours = False
     try:
         with hold_run(folder):
+            ours = True  # Another process that holds the folder may have put its own there.
             _write(model, tokenizer, private_path(folder, BASE_MODEL))
         yield
     finally:
-        if not ((folder / CONFIGURATION).exists() or (folder / TUNING).exists()):
+        begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
+        if ours and not begun:
             shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
             _remove_empty(missing)
 

@@ -27,6 +27,7 @@ from dpft.data.memory import held_splits
 from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.run_folder import hold_run
 from dpft.runs.called_words import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
 from dpft.runs.folder import WriteRequest
@@ -391,6 +392,15 @@ def test_a_refused_run_leaves_no_copy_of_the_model_object() -> None:
             words = [*NOTES_RUN, 'task.text="{other}"']
             dpft.train(words, rows=NOTES, folder=folder, **pair())
     assert list(Path("mine").rglob("*")) == [] and not Path("fresh").exists()
+
+
+def test_what_another_process_keeps_in_a_folder_stays(tmp_path: Path) -> None:
+    theirs = tmp_path / "private/base_model/model.safetensors"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    with hold_run(tmp_path), pytest.raises(dpft.InputError, match="in use by another dpft process"):
+        dpft.train(NOTES_RUN, rows=NOTES, folder=tmp_path, **pair())
+    assert theirs.exists()
 
 
 def test_a_model_object_may_have_no_name(notes: Run) -> None:
