@@ -3,7 +3,8 @@
 A norm is taken again in float64 where terms cancel so far that rounding shows, where products
 underflow so that a part of the square is lost, and where squares overflow though the gradient
 does not. Where terms cancel so far that even the sum of float32 products would be mostly rounding,
-the gradient itself is formed in float64: of it the norm is taken, and it is what is added.
+the gradient itself is formed in float64: of it the norm is taken, and it is what is added. So is
+one of inputs or output gradients too large for float32 products.
 
 Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, docs/design.md, the
 clipper.
@@ -56,7 +57,7 @@ LONGEST = 3e26
 """Most that the lengths of an example's inputs, or of its output gradients, may sum to in float32.
 
 What is longer is paired with factors so small that their products lose digits, or, with large
-ones, leave the range: such an example counts as not finite."""
+ones, leave the range: such an example's gradient is formed by itself, in float64."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class CarefulSquares:
 
     Attributes:
         values: Shape (b,), in float64 where one was taken again: float32 does not hold all of
-            them. Infinite or NaN where the gradient is not finite, or too large to be scaled.
-        formed: Which examples' terms cancel so far that ``formed_gradient`` is what the norm was
-            taken of and what must be added, shape (b,); None for none.
+            them. Infinite or NaN where the gradient is not finite.
+        formed: Which examples' terms cancel so far, or are so large, that ``formed_gradient`` is
+            what the norm was taken of and what must be added, shape (b,); None for none.
     """
 
     values: Tensor
@@ -119,12 +120,11 @@ def _taken_again(
         return exact, torch.zeros_like(examples, dtype=torch.bool)
     if dtype == torch.float64:
         # No better dtype to subtract in: the gradients themselves, one at a time.
-        every = torch.ones_like(examples, dtype=torch.bool)
-        return _norms_of_formed(uses, examples, every, exact), every
-    floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
-    formed = (exact < floor) & exact.isfinite()
-    exact = _norms_of_formed(uses, examples, formed, exact)
-    return torch.where(_longest(chosen) <= LONGEST, exact, torch.inf), formed
+        formed = exact.isfinite()
+    else:
+        floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
+        formed = exact.isfinite() & ((exact < floor) | (_longest(chosen) > LONGEST))
+    return _norms_of_formed(uses, examples, formed, exact), formed
 
 
 def _norms_of_formed(

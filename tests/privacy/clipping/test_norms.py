@@ -80,6 +80,8 @@ def test_a_norm_whose_squares_underflow_is_taken_again_in_float64():
     assert square.item() == pytest.approx(12 * 4e-26, rel=1e-5)
 
 
-def test_what_is_too_long_to_be_scaled_counts_as_not_finite():
-    use = OuterUse(torch.full((1, 1, 1), 2 * LONGEST), torch.full((1, 1, 1), 1e-20))
-    assert squared_norms([use]).values.isinf().all()
+def test_what_is_too_long_for_float32_products_is_formed_and_what_is_infinite_is_not():
+    left = torch.tensor([2 * LONGEST, float("inf")]).view(2, 1, 1)
+    found = squared_norms([OuterUse(left, torch.full((2, 1, 1), 1e-20))])
+    assert found.formed.tolist() == [True, False]
+    assert found.values.tolist() == pytest.approx([(2 * LONGEST * 1e-20) ** 2, float("inf")])

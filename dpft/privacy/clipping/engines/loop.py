@@ -58,7 +58,7 @@ class LoopEngine(Engine):
         if decision.everyone_is_finite:
             for name, gradient in used.items():
                 parameter = parameters[name]
-                factor = decision.factors[self.groups[name]].to(parameter.dtype)
+                factor = decision.factors[self.groups[name], 0].to(parameter.dtype)
                 parameter.grad = self.sums.add(name, parameter.grad, gradient * factor)
         return decision
 
