@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.blocks import sent
 from dpft.privacy.clipping.costs import HALF_BANDS, HALF_STEPS
 
 
@@ -132,7 +133,7 @@ def _lost_terms(left: Tensor, right: Tensor, pairs: Sequence[GramPair]) -> Tenso
     if sizes.count(sizes[0]) == len(sizes):
         of_left, of_right = sizes[0][0]
         return next(traces).mul_(of_left).add_(next(traces), alpha=of_right)
-    weights = torch.tensor(sizes, dtype=left.dtype, device=left.device).unbind(2)
+    weights = sent(sizes, left.dtype, left.device).unbind(2)
     return torch.addcmul(next(traces).mul_(weights[0]), next(traces), weights[1])
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.blocks import moved
+
 
 @dataclass(frozen=True)
 class Units:
@@ -25,10 +27,12 @@ class Units:
     @classmethod
     def of(cls, units: Tensor) -> "Units":
         """Returns the grouping of ``units``, shape (b,), in the order of ``torch.unique``."""
-        labels, index = torch.unique(units, return_inverse=True)
+        # On the host, so that a device is looked at once.
+        labels, index = torch.unique(units.cpu(), return_inverse=True)
         same_before = torch.tril(index[:, None] == index[None, :], diagonal=-1)
         position = same_before.sum(1)
         longest = int(position.max()) + 1
+        index, position = (moved(each, units.device) for each in (index, position))
         return cls(index=index, position=position, count=len(labels), longest=longest)
 
     def concatenate(self, rows: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.blocks import sent
 from dpft.privacy.clipping.costs import ProductShape, ghost_is_cheaper
 from dpft.privacy.clipping.squares import (
     Squares,
@@ -115,7 +116,7 @@ class WideUse(OuterUse):
         """Yields the matrices whose product is the weighted sum, some rows of it at a time."""
         steps, dtype = self.left.shape[1], self.dtype
         counted = [i * steps + t for i, span in enumerate(self.spans) for t in range(*span)]
-        places = torch.tensor(counted, dtype=torch.long, device=self.left.device)
+        places = sent(counted, torch.long, self.left.device)
         left = self.left.flatten(0, 1)
         right = self.right.flatten(0, 1).index_select(0, places).to(dtype)
         weights = factors.to(dtype).index_select(0, places // steps)
@@ -187,7 +188,7 @@ def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:
     ]
     if not outside:
         return None
-    places = torch.tensor(outside, device=left.device)
+    places = sent(outside, torch.long, left.device)
     rows, width = left.flatten(0, 1), max(BLOCK_ROWS, COPIED_AT_A_TIME // len(outside))
     blocks = (block.index_select(0, places) for block in rows.split(width, 1))
     return torch.stack([(block != 0).any() for block in blocks]).any()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.blocks import numbers_at_a_time
+from dpft.privacy.clipping.blocks import numbers_at_a_time, sent
 from dpft.privacy.clipping.costs import ghost_is_cheaper
 from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.norms import distance_from_doubt, squares_at_a_glance
@@ -57,7 +57,7 @@ class CollectedNorms:
         """Returns the squared norms of each group, shape (count, b)."""
         if count == 1:
             return self.values.sum(0, keepdim=True)
-        index = torch.tensor(self.groups, dtype=torch.long, device=self.values.device)
+        index = sent(self.groups, torch.long, self.values.device)
         return self.values.new_zeros(count, self.values.shape[1]).index_add_(0, index, self.values)
 
     def with_squares(self, rows: Sequence[int], squares: Mapping[str, Tensor]) -> "CollectedNorms":
@@ -157,7 +157,7 @@ class NormCollector:
         whole = (torch.cat(values), torch.cat(distances))
         if len(rows) == 1:
             return whole
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
+        index = sent(rows, torch.long, self._device)
         zeros = torch.zeros(len(self._rows), self._count, dtype=torch.float64, device=self._device)
         values_of_rows, distances_of_rows = (zeros.index_add(0, index, each) for each in whole)
         return values_of_rows, distances_of_rows
