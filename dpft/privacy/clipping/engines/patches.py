@@ -15,6 +15,7 @@ from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.broadcasts import Broadcasts, RepeatedOnce
 from dpft.privacy.clipping.separation.flow import Flow, learn_flow
 from dpft.privacy.clipping.separation.mapping import MappedForward
 from dpft.privacy.clipping.separation.output_mixing import mixed_output
@@ -41,6 +42,7 @@ class Patches:
         self._names = names
         self.plans = RegionPlans(self._model, names)
         self._regions = self.plans.by_kind()
+        self._broadcasts = Broadcasts()
         self._patched: list[nn.Module] = []
         self._root: Callable[..., Any] = self._own_forward
 
@@ -66,7 +68,9 @@ class Patches:
     def _install_plan(self) -> None:
         swapped = {p for region in self._regions for p in _layers_swapped(region)}
         forwards = {
-            module: recording_forward(module, self._recorder)
+            module: recording_forward(
+                module, self._recorder, broadcast=module in self._broadcasts.layers
+            )
             for module in self._model.modules()
             if module not in swapped and find_rule(module) and _has_trainable(module)
         }
@@ -76,6 +80,9 @@ class Patches:
             forwards[region.module] = with_signature(mapped, region.module.forward)
             for dropout in region.shared_dropouts:
                 forwards[dropout] = with_one_mask(dropout, self._recorder)
+        for module in self._broadcasts.repeaters:
+            own = forwards.get(module) or partial(type(module).forward, module)
+            forwards[module] = with_signature(RepeatedOnce(own, self._recorder), module.forward)
         for module, forward in forwards.items():
             self._put(module, forward)
 
@@ -111,8 +118,9 @@ class Patches:
             return
         signature = signature_of(self._model, (args, kwargs))
         plan = self.plans.plan_for(signature, lambda: self._learn(args, kwargs))
+        self._recorder.examples = batch_size_of((args, kwargs))
         if plan.regions is not self._regions:
-            self._regions = plan.regions
+            self._regions, self._broadcasts = plan.regions, plan.broadcasts
             self.remove()
             self.install()
 

@@ -62,12 +62,19 @@ def intercepted_function(module: nn.Module) -> Callable[..., Any] | None:
     return F.embedding if find_rule(module) is embedding_subclass_forward else None
 
 
-def recording_forward(layer: nn.Module, recorder: Recorder) -> Callable[..., Any]:
-    """Returns the recording forward of a layer that has a rule, inside regions and outside."""
+def recording_forward(
+    layer: nn.Module, recorder: Recorder, *, broadcast: bool = False
+) -> Callable[..., Any]:
+    """Returns the recording forward of a layer that has a rule, inside regions and outside.
+
+    Args:
+        layer: The layer.
+        recorder: What it reports to.
+        broadcast: Whether its input, one row for all examples, is expanded to a row for each.
+    """
     rule = find_rule(layer)
     if rule is None:
         raise ValueError(f"there is no rule for {type(layer).__name__}")
-    forward = rule(layer, recorder)
-    if intercepted_function(layer) is not None:
-        return forward
-    return on_the_whole_batch(layer, forward, recorder)
+    if isinstance(layer, nn.Embedding) and rule is embedding_subclass_forward:
+        return embedding_subclass_forward(layer, recorder, broadcast=broadcast)
+    return on_the_whole_batch(layer, rule(layer, recorder), recorder, broadcast=broadcast)

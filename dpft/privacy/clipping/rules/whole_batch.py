@@ -19,11 +19,19 @@ from dpft.privacy.clipping.recorder import Recorder
 LayerForward = Callable[[Tensor], Tensor]
 
 
-def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Recorder) -> LayerForward:
+def on_the_whole_batch(
+    layer: nn.Module, forward: LayerForward, recorder: Recorder, *, broadcast: bool = False
+) -> LayerForward:
     """Returns a layer's recording forward, which meets the whole batch inside a region as outside.
 
     Where a region loops over its examples, its weights are recorded by other means, and the layer
     runs its own forward.
+
+    Args:
+        layer: The layer.
+        forward: Its recording forward.
+        recorder: What it reports to.
+        broadcast: Whether its input, one row for all examples, is expanded to a row for each.
     """
 
     def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
@@ -31,13 +39,24 @@ def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Record
         outputs: Tensor
         if recorder.looping:
             outputs = type(layer).forward(layer, inputs)
-        elif recorder.token is None:
-            outputs = forward(inputs)
-        else:
+        elif recorder.token is not None:
             outputs = _WholeBatchLayer.apply(forward, recorder.token, inputs)
+        elif broadcast and torch.is_grad_enabled():
+            outputs = forward(_row_for_each(inputs, recorder.examples))
+        else:
+            outputs = forward(inputs)
         return outputs
 
     return run
+
+
+def _row_for_each(inputs: Tensor, examples: int) -> Tensor:
+    """Returns (examples, …) from (1, …), or from the ids of one sequence, shape (t,).
+
+    What comes from a layer that was broadcast itself has its rows already.
+    """
+    rows = inputs.unsqueeze(0) if inputs.dim() == 1 else inputs
+    return rows.expand(examples, *rows.shape[1:]) if len(rows) == 1 else rows
 
 
 class _MappedOnly(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.arguments import named_tensors, take_rows
+from dpft.privacy.clipping.separation.arguments import batch_size_of, named_tensors, take_rows
 from dpft.privacy.clipping.separation.kept_state import state_kept
 
 ROWS = (2, 3)
@@ -81,12 +81,14 @@ class WeightUse:
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
         status: Status of the operation's first tensor argument other than the weight.
+        rank: How many dimensions that argument has.
     """
 
     weight: Tensor
     users: tuple[nn.Module, ...]
     function: Any
     status: Status
+    rank: int
 
     @property
     def user(self) -> nn.Module:
@@ -101,10 +103,12 @@ class Flow:
     Attributes:
         modules: The flow through every module that was called.
         uses: Operations on the watched weights.
+        repeaters: Modules whose forward repeats a tensor as often as there are examples.
     """
 
     modules: Mapping[nn.Module, ModuleFlow]
     uses: Sequence[WeightUse]
+    repeaters: Collection[nn.Module] = ()
 
 
 def learn_flow(
@@ -126,10 +130,16 @@ def learn_flow(
     modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
     same = len(few.uses) == len(more.uses)
     uses = [
-        WeightUse(weight, users, function, _status(shape, more.uses[i][3]) if same else Status.ODD)
+        WeightUse(
+            weight,
+            users,
+            function,
+            _status(shape, more.uses[i][3]) if same else Status.ODD,
+            rank=len(shape),
+        )
         for i, (weight, users, function, shape) in enumerate(few.uses)
     ]
-    return Flow(modules, uses)
+    return Flow(modules, uses, few.repeaters & more.repeaters)
 
 
 @dataclass
@@ -140,17 +150,22 @@ class _Observation:
         default_factory=lambda: defaultdict(list)
     )
     uses: list[tuple[Tensor, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
+    repeaters: set[nn.Module] = field(default_factory=set)
 
 
 class _Watch(TorchFunctionMode):
-    """Reports every torch function that makes tensors of a watched weight."""
+    """Reports every torch function that makes tensors of a watched weight, and repeated rows."""
 
     def __init__(
-        self, weights: Collection[Tensor], report: Callable[[Tensor, Any, Shape], None]
+        self,
+        weights: Collection[Tensor],
+        report: Callable[[Tensor, Any, Shape], None],
+        report_repeat: Callable[[int], None],
     ) -> None:
         super().__init__()
         self._weights = {id(weight): weight for weight in weights}
         self._report = report
+        self._report_repeat = report_repeat
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -162,6 +177,8 @@ class _Watch(TorchFunctionMode):
             others = [tuple(x.shape) for x in tensors if id(x) not in used]
             for weight in used.values():
                 self._report(weight, func, others[0] if others else ())
+        if func is Tensor.repeat and args[0].dim() and len(args[0]) == 1:
+            self._report_repeat(len(result))
         return result
 
 
@@ -182,6 +199,10 @@ def _observe(
     def report(weight: Tensor, function: Any, shape: Shape) -> None:
         seen.uses.append((weight, tuple(reversed(running)), function, shape))
 
+    def report_repeat(rows: int) -> None:
+        if rows == batch_size_of(arguments):
+            seen.repeaters.add(running[-1])
+
     with ExitStack() as stack:
         stack.enter_context(state_kept(root))
         stack.enter_context(torch.enable_grad())
@@ -194,7 +215,7 @@ def _observe(
                 for handle in handles:
                     stack.callback(handle.remove)
         args, kwargs = arguments
-        with _Watch(weights, report):
+        with _Watch(weights, report, report_repeat):
             outputs = forward(*args, **kwargs)
         after(root, args, kwargs, outputs)
     return seen

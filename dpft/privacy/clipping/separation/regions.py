@@ -26,8 +26,8 @@ class Region:
         expanded: The parameters of its subtree that no rule records, by their names in it.
         inputs: Status of each tensor argument; empty where nothing was learned.
         shared_dropouts: Its dropout layers that draw one mask for the whole batch.
-        widened: Whether a region of the plan may have given the batch to what had one row to be
-            broadcast, so that such an input may have got it.
+        widened: Whether another region or layer of the plan may have given the batch to what had
+            one row to be broadcast, so that such an input may have got it.
         loops: Whether its examples run one after another, whatever it is.
     """
 
@@ -63,12 +63,15 @@ class RegionPlanner:
         chosen = {owner for parameter in raw for owner in self._owners[parameter]}
         return self._regions(chosen, raw, {})
 
-    def by_flow(self, flow: Flow, *, widening: bool) -> list[Region]:
+    def by_flow(
+        self, flow: Flow, *, widening: bool, broadcast: Collection[nn.Module] = ()
+    ) -> list[Region]:
         """Returns the regions that the observed flow asks for.
 
         Args:
             flow: What was learned of the model.
             widening: As ``ModuleFlow.can_run_example_by_example``.
+            broadcast: Layers whose input is expanded to the batch, and which need no region.
 
         Raises:
             InputError: No enclosing module carries the batch in and out.
@@ -76,11 +79,14 @@ class RegionPlanner:
         chosen: set[nn.Module] = set()
         raw: set[Tensor] = set()
         for use in flow.uses:
-            if not _is_recorded(use):
+            if use.user in broadcast:
+                continue
+            if not is_recorded(use):
                 raw.add(use.weight)
-            if not (_is_recorded(use) and _carries_the_batch(use, flow)):
+            if not (is_recorded(use) and _carries_the_batch(use, flow)):
                 chosen.add(self._enclosing(use, flow.modules, widening=widening))
-        return self._regions(chosen, raw, flow.modules)
+        regions = self._regions(chosen, raw, flow.modules)
+        return [replace(r, widened=r.widened or bool(broadcast)) for r in regions]
 
     def whole(self, flow: Flow | None, *, loops: bool = False) -> list[Region]:
         """Returns the model itself as a region: exact wherever each example runs alone.
@@ -92,7 +98,7 @@ class RegionPlanner:
         if flow is None:
             raw = {p for p, owners in self._owners.items() if not any(map(find_rule, owners))}
         else:
-            raw = {use.weight for use in flow.uses if not _is_recorded(use)}
+            raw = {use.weight for use in flow.uses if not is_recorded(use)}
         flows = {} if flow is None else flow.modules
         return [replace(r, loops=loops) for r in self._regions({self._model}, raw, flows)]
 
@@ -138,7 +144,7 @@ class RegionPlanner:
         ]
 
 
-def _is_recorded(use: WeightUse) -> bool:
+def is_recorded(use: WeightUse) -> bool:
     """Whether the use is a rule's: by the layer that owns the weight, in a way the rule knows."""
     if find_rule(use.user) is None or not any(use.weight is p for p in use.user.parameters(False)):
         return False

@@ -301,6 +301,10 @@ UNLISTED = {
         (),
         ("eager",),
     ),
+    "gpt-bigcode": Case(
+        "GPTBigCodeConfig", CAUSAL, batches.causal_without_positions, GPT, ("resid_pdrop",)
+    ),
+    "blenderbot": Case("BlenderbotConfig", SEQ2SEQ, batches.seq2seq, BART, ("dropout",)),
     "electra": Case(
         "ElectraConfig", CLASS, batches.classification, TEXT | LABELS | {"embedding_size": 8}
     ),
