@@ -37,7 +37,7 @@ def embedding_subclass_forward(
         sparse: bool = False,
     ) -> Tensor:
         check_plain(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
-        rule = look_up(weight, padding_idx, recorder)
+        rule = look_up(layer, padding_idx, recorder)
         return on_the_whole_batch(layer, rule, recorder, broadcast=broadcast)(ids)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

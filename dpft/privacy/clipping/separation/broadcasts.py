@@ -18,6 +18,7 @@ from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import intercepted_function
 from dpft.privacy.clipping.separation.flow import Flow, Status, WeightUse
 from dpft.privacy.clipping.separation.regions import is_recorded
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,25 @@ class Broadcasts:
     repeaters: Collection[nn.Module] = ()
 
 
-def broadcasts_of(flow: Flow) -> Broadcasts:
+def broadcasts_of(flow: Flow, trainable: TrainableParameters) -> Broadcasts:
     """Returns the layers that meet one row for all examples whenever their weights are used."""
-    raw = {use.weight for use in flow.uses if not is_recorded(use)}
-    others = {use.user for use in flow.uses if not _meets_one_row(use, flow)}
-    layers = {
-        use.user
-        for use in flow.uses
-        if use.user not in others and not any(p in raw for p in use.user.parameters())
-    }
+    recorded, raw = [], set()
+    for use in flow.uses:
+        if is_recorded(use, trainable):
+            recorded.append(use)
+        else:
+            raw.add(use.name)
+    layers = {use.user for use in recorded if _meets_one_row(use, flow)}
+    layers -= {use.user for use in recorded if not _meets_one_row(use, flow)}
+    layers = {layer for layer in layers if not raw & set(trainable.own(layer).values())}
     return Broadcasts(layers, flow.repeaters) if layers else Broadcasts()
 
 
 def _meets_one_row(use: WeightUse, flow: Flow) -> bool:
-    """Whether a layer with a rule is at work on an input that is expanded by a leading dimension.
+    """Whether a layer is at work on an input that is expanded by a leading dimension.
 
     That is a leading dimension of one, or of an embedding the ids of one sequence, shape (t,).
     """
-    if not is_recorded(use):
-        return False
     if isinstance(use.user, nn.Embedding) and use.status is Status.SHARED:
         return use.rank == 1
     if intercepted_function(use.user) is not None:

@@ -77,14 +77,14 @@ class WeightUse:
     """One operation that a model does on one of its weights.
 
     Attributes:
-        weight: The weight.
+        name: The weight's name.
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
         status: Status of the operation's first tensor argument other than the weight.
         rank: How many dimensions that argument has.
     """
 
-    weight: Tensor
+    name: str
     users: tuple[nn.Module, ...]
     function: Any
     status: Status
@@ -115,7 +115,7 @@ def learn_flow(
     root: nn.Module,
     forward: Callable[..., Any],
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
-    weights: Collection[Tensor],
+    weights: Mapping[str, Tensor],
 ) -> Flow:
     """Returns how the batch flows through a call of ``root``.
 
@@ -124,20 +124,20 @@ def learn_flow(
         forward: The model's own forward.
         arguments: Positional and keyword arguments of a call; the first tensor among them
             carries the batch in front.
-        weights: Whose uses to report.
+        weights: Whose uses to report, by name.
     """
     few, more = (_observe(root, forward, take_rows(arguments, rows), weights) for rows in ROWS)
     modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
     same = len(few.uses) == len(more.uses)
     uses = [
         WeightUse(
-            weight,
+            name,
             users,
             function,
             _status(shape, more.uses[i][3]) if same else Status.ODD,
             rank=len(shape),
         )
-        for i, (weight, users, function, shape) in enumerate(few.uses)
+        for i, (name, users, function, shape) in enumerate(few.uses)
     ]
     return Flow(modules, uses, few.repeaters & more.repeaters)
 
@@ -149,7 +149,7 @@ class _Observation:
     calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    uses: list[tuple[Tensor, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
+    uses: list[tuple[str, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
     repeaters: set[nn.Module] = field(default_factory=set)
 
 
@@ -158,12 +158,12 @@ class _Watch(TorchFunctionMode):
 
     def __init__(
         self,
-        weights: Collection[Tensor],
-        report: Callable[[Tensor, Any, Shape], None],
+        weights: Mapping[str, Tensor],
+        report: Callable[[str, Any, Shape], None],
         report_repeat: Callable[[int], None],
     ) -> None:
         super().__init__()
-        self._weights = {id(weight): weight for weight in weights}
+        self._names = {id(weight): name for name, weight in weights.items()}
         self._report = report
         self._report_repeat = report_repeat
 
@@ -173,17 +173,17 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            used = {id(x): x for x in tensors if id(x) in self._weights}
+            used = dict.fromkeys(id(x) for x in tensors if id(x) in self._names)
             others = [tuple(x.shape) for x in tensors if id(x) not in used]
-            for weight in used.values():
-                self._report(weight, func, others[0] if others else ())
+            for weight in used:
+                self._report(self._names[weight], func, others[0] if others else ())
         if func is Tensor.repeat and args[0].dim() and len(args[0]) == 1:
             self._report_repeat(len(result))
         return result
 
 
 def _observe(
-    root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Collection[Tensor]
+    root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Mapping[str, Tensor]
 ) -> _Observation:
     """Runs the model once, watching modules and weights."""
     seen = _Observation()
@@ -196,8 +196,8 @@ def _observe(
         running.pop()
         seen.calls[module].append((_shapes((args, kwargs)), _shapes(outputs)))
 
-    def report(weight: Tensor, function: Any, shape: Shape) -> None:
-        seen.uses.append((weight, tuple(reversed(running)), function, shape))
+    def report(name: str, function: Any, shape: Shape) -> None:
+        seen.uses.append((name, tuple(reversed(running)), function, shape))
 
     def report_repeat(rows: int) -> None:
         if rows == batch_size_of(arguments):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.separation.broadcasts import Broadcasts, broadcasts_of
@@ -19,6 +19,7 @@ from dpft.privacy.clipping.separation.flow import Flow
 from dpft.privacy.clipping.separation.proof import Verdict
 from dpft.privacy.clipping.separation.regions import Region, RegionPlanner
 from dpft.privacy.clipping.separation.signature import Signature
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 class Level(IntEnum):
@@ -77,14 +78,15 @@ class _Proof:
 class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
-    def __init__(self, model: nn.Module, names: dict[Tensor, str]) -> None:
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
         """Prepares for a model of which no call was seen yet.
 
         Args:
             model: The model.
-            names: The trainable parameters and what to call them in messages.
+            trainable: The parameters whose uses are to be told apart.
         """
-        self._planner = RegionPlanner(model, names)
+        self._planner = RegionPlanner(model, trainable)
+        self._trainable = trainable
         self._plans: dict[Hashable, RegionPlan] = {}
         self._proofs: dict[Hashable, _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None
@@ -182,7 +184,7 @@ class RegionPlans:
         if flow is None:
             return RegionPlan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
         plan = RegionPlan(flow, ambiguous, Level.SMALL, [])
-        broadcasts = broadcasts_of(flow)
+        broadcasts = broadcasts_of(flow, self._trainable)
         if broadcasts.layers:
             with suppress(InputError):
                 layers = broadcasts.layers
