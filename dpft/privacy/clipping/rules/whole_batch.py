@@ -42,7 +42,7 @@ def on_the_whole_batch(
         elif recorder.token is not None:
             outputs = _WholeBatchLayer.apply(forward, recorder.token, inputs)
         elif broadcast and torch.is_grad_enabled():
-            outputs = forward(_row_for_each(inputs, recorder.examples))
+            outputs = forward(row_for_each(inputs, recorder.examples))
         else:
             outputs = forward(inputs)
         return outputs
@@ -50,7 +50,7 @@ def on_the_whole_batch(
     return run
 
 
-def _row_for_each(inputs: Tensor, examples: int) -> Tensor:
+def row_for_each(inputs: Tensor, examples: int) -> Tensor:
     """Returns (examples, …) from (1, …), or from the ids of one sequence, shape (t,).
 
     What comes from a layer that was broadcast itself has its rows already.
@@ -59,19 +59,20 @@ def _row_for_each(inputs: Tensor, examples: int) -> Tensor:
     return rows.expand(examples, *rows.shape[1:]) if len(rows) == 1 else rows
 
 
-class _MappedOnly(torch.autograd.Function):
+class MappedOnly(torch.autograd.Function):
     """A Function that exists in a mapped region alone, where its ``vmap`` is what is called."""
 
     @staticmethod
-    def forward(layer: Callable[[Tensor], Tensor], token: Tensor, inputs: Tensor) -> Tensor:
+    def forward(*arguments: Any) -> Any:
+        """Is never called."""
         raise AssertionError("only the mapped form of this Function is ever called")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        """Keeps nothing."""
 
 
-class _WholeBatchLayer(_MappedOnly):
+class _WholeBatchLayer(MappedOnly):
     """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
 
     @staticmethod
@@ -82,7 +83,7 @@ class _WholeBatchLayer(_MappedOnly):
         token: Tensor,
         inputs: Tensor,
     ) -> tuple[Tensor, int]:
-        return layer(_rows(inputs, in_dims[2], info.batch_size)), 0
+        return layer(rows_of(inputs, in_dims[2], info.batch_size)), 0
 
 
 def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
@@ -101,7 +102,7 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
     return run
 
 
-class _OneMask(_MappedOnly):
+class _OneMask(MappedOnly):
     """Dropout of every example's inputs by the same mask."""
 
     @staticmethod
@@ -112,7 +113,7 @@ class _OneMask(_MappedOnly):
         token: Tensor,
         inputs: Tensor,
     ) -> tuple[Tensor, int]:
-        rows = _rows(inputs, in_dims[2], info.batch_size)
+        rows = rows_of(inputs, in_dims[2], info.batch_size)
         return rows * dropout(torch.ones_like(rows[0])), 0
 
 
@@ -140,16 +141,8 @@ class WholeBatchAttention(TorchFunctionMode):
         return _Attention.apply(self._token, partial(func, **options), *tensors)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(MappedOnly):
     """Scaled dot-product attention of (n, h, t, d) for each example."""
-
-    @staticmethod
-    def forward(token: Tensor, attend: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        raise AssertionError("only the mapped form of this Function is ever called")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
 
     @staticmethod
     def vmap(
@@ -161,12 +154,12 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         *qkv, mask = tensors
         query, key, value = (
-            _rows(tensor, dim, info.batch_size).flatten(0, 1)
+            rows_of(tensor, dim, info.batch_size).flatten(0, 1)
             for tensor, dim in zip(qkv, in_dims[2:5], strict=True)
             if tensor is not None
         )
         if mask is not None and (in_dims[5] is not None or mask.dim() == 4 and len(mask) > 1):
-            rows = _rows(mask, in_dims[5], info.batch_size)
+            rows = rows_of(mask, in_dims[5], info.batch_size)
             while rows.dim() < 5:
                 rows = rows.unsqueeze(1)
             repeats = len(query) // info.batch_size
@@ -175,6 +168,6 @@ class _Attention(torch.autograd.Function):
         return outputs.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _rows(inputs: Tensor, dim: int | None, count: int) -> Tensor:
+def rows_of(inputs: Tensor, dim: int | None, count: int) -> Tensor:
     """Returns (count, …); an input that all examples share is theirs one by one."""
     return inputs.expand(count, *inputs.shape) if dim is None else inputs.movedim(dim, 0)
