@@ -27,6 +27,7 @@ from dpft.privacy.clipping.separation.arguments import fresh
 from dpft.privacy.clipping.separation.flow import Status
 from dpft.privacy.clipping.separation.kept_state import random_state_kept_on_failure
 from dpft.privacy.clipping.separation.regions import Region
+from dpft.privacy.clipping.separation.slow_paths import NOT_ITS_OWN, reason_of, say_once
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -61,7 +62,6 @@ class MappedForward:
         self._recorder = recorder
         own = partial(type(region.module).forward, region.module)
         self._body = _Body(region.module, forward or own)
-        self._loops = region.loops
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module; as it is where no gradient is asked for or a region is around it."""
@@ -71,19 +71,30 @@ class MappedForward:
             return self._run(_Arguments((args, kwargs), self._region))
 
     def _run(self, arguments: "_Arguments") -> Any:
-        kind = type(self._region.module).__name__
-        if not self._loops:
+        region = self._region
+        if not region.loops and not region.failures:
             try:
                 with random_state_kept_on_failure(arguments.device):
                     outputs = self._mapped(arguments)
-                log_once(f"{kind} has no rule: it is mapped over its examples")
-                return outputs
             except (RuntimeError, NotImplementedError) as error:
-                self._loops = True
+                region.failures.append(reason_of(error))
                 # Not its message, which may tell the records' lengths.
-                log_once(f"{kind} cannot be mapped over its examples ({type(error).__name__})")
-        log_once(f"{kind} runs one example after another: slow", logging.WARNING)
+                self._say(f"cannot be mapped over its examples ({type(error).__name__})")
+            else:
+                self._say(f"is mapped over its examples, since {region.cause.why}")
+                return outputs
+        reason = region.failures[0] if region.failures else NOT_ITS_OWN
+        self._say(
+            f"runs one example after another, which is slow, since {region.cause.why}, and "
+            f"{reason}; {region.cause.remedy}",
+            logging.WARNING,
+        )
         return self._looped(arguments)
+
+    def _say(self, predicate: str, level: int = logging.INFO) -> None:
+        module, what = self._region.module, predicate.partition(",")[0]
+        kind = (type(module), what, frozenset(self._region.inputs))
+        say_once(self._region.model or module, kind, f"{type(module).__name__} {predicate}", level)
 
     def _mapped(self, arguments: "_Arguments") -> Any:
         weights = self._expand(self._region.expanded, arguments.count)

@@ -14,6 +14,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.privacy.clipping.rules import find_rule, intercepted_function
 from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Status, WeightUse
+from dpft.privacy.clipping.separation.slow_paths import UNKNOWN, Cause, cause_of
 from dpft.privacy.clipping.trainable import TrainableParameters
 
 
@@ -30,6 +31,9 @@ class Region:
         widened: Whether another region or layer of the plan may have given the batch to what had
             one row to be broadcast, so that such an input may have got it.
         loops: Whether its examples run one after another, whatever it is.
+        cause: Why it must run example by example.
+        model: What it is a part of; None where it stands alone.
+        failures: Why it cannot be mapped over its examples, once that was tried.
     """
 
     module: nn.Module
@@ -38,6 +42,9 @@ class Region:
     shared_dropouts: Sequence[nn.Module] = ()
     widened: bool = False
     loops: bool = False
+    cause: Cause = UNKNOWN
+    model: nn.Module | None = None
+    failures: list[str] = field(default_factory=list, compare=False)
 
 
 class RegionPlanner:
@@ -72,7 +79,7 @@ class RegionPlanner:
         Raises:
             InputError: No enclosing module carries the batch in and out.
         """
-        chosen: set[nn.Module] = set()
+        chosen: dict[nn.Module, Cause] = {}
         raw: set[str] = set()
         for use in flow.uses:
             if use.user in broadcast:
@@ -81,9 +88,13 @@ class RegionPlanner:
             if not recorded:
                 raw.add(use.name)
             if not (recorded and _carries_the_batch(use, flow)):
-                chosen.add(self._enclosing(use, flow.modules, widening=widening))
+                module = self._enclosing(use, flow.modules, widening=widening)
+                chosen.setdefault(module, cause_of(use, recorded=recorded))
         regions = self._regions(chosen, raw, flow.modules)
-        return [replace(r, widened=r.widened or bool(broadcast)) for r in regions]
+        return [
+            replace(r, widened=r.widened or bool(broadcast), cause=chosen[r.module])
+            for r in regions
+        ]
 
     def whole(self, flow: Flow | None, *, loops: bool = False) -> list[Region]:
         """Returns the model itself as a region: exact wherever each example runs alone.
@@ -136,6 +147,7 @@ class RegionPlanner:
                 inputs=flows[module].inputs if module in flows else {},
                 shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
                 widened=widened,
+                model=self._model,
             )
             for module in outermost
         ]
