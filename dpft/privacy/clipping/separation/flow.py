@@ -35,6 +35,7 @@ class Status(Enum):
     BATCH = "its leading dimension is the batch"
     ONE = "it has a leading dimension of one, to be broadcast over the batch"
     SHARED = "it does not depend on the batch size"
+    SECOND = "its second dimension is the batch"
     ODD = "it depends on the batch size in another way"
 
 
@@ -63,9 +64,10 @@ class ModuleFlow:
                 well where its users broadcast it.
         """
         entering, leaving = set(self.inputs.values()), set(self.outputs.values())
-        fine = {Status.BATCH, Status.ONE} if widening else {Status.BATCH}
+        carrying = {Status.BATCH, Status.SECOND}
+        fine = carrying | {Status.ONE} if widening else carrying
         return (
-            Status.BATCH in entering
+            bool(entering & carrying)
             and Status.ODD not in entering
             and bool(leaving)
             and leaving <= fine
@@ -251,4 +253,6 @@ def _status(few: Shape, more: Shape | None) -> Status:
         return Status.ONE if few and few[0] == 1 else Status.SHARED
     if more and few[:1] == ROWS[:1] and more == (ROWS[1], *few[1:]):
         return Status.BATCH
+    if more and few[1:2] == ROWS[:1] and more == (few[0], ROWS[1], *few[2:]):
+        return Status.SECOND
     return Status.ODD

@@ -27,6 +27,7 @@ class Region:
         expanded: The names of the parameters of its subtree that no rule records, by their
             paths in it.
         inputs: Status of each tensor argument; empty where nothing was learned.
+        outputs: Status of each tensor that it returns; empty where nothing was learned.
         shared_dropouts: Its dropout layers that draw one mask for the whole batch.
         widened: Whether another region or layer of the plan may have given the batch to what had
             one row to be broadcast, so that such an input may have got it.
@@ -39,6 +40,7 @@ class Region:
     module: nn.Module
     expanded: Mapping[str, str]
     inputs: Mapping[str, Status] = field(default_factory=dict)
+    outputs: Mapping[str, Status] = field(default_factory=dict)
     shared_dropouts: Sequence[nn.Module] = ()
     widened: bool = False
     loops: bool = False
@@ -145,6 +147,7 @@ class RegionPlanner:
                 module=module,
                 expanded=self._expanded(module, raw),
                 inputs=flows[module].inputs if module in flows else {},
+                outputs=flows[module].outputs if module in flows else {},
                 shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
                 widened=widened,
                 model=self._model,
