@@ -5,6 +5,9 @@ all steps at once, as by a dense layer; the steps run in ``recurrences``, which 
 of the gates at all of them. Inputs carry the batch in front, second, or packed in texts of several
 lengths; inside, the steps are in front.
 
+Without a rule are subclasses with a forward of their own and parametrized weights (weight norm),
+and packed texts inside a region: these run one example after another, the layer or the region.
+
 Shapes: t steps, b examples, d width of the input, h width, p width of what is given out.
 """
 
@@ -21,7 +24,7 @@ from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import sum_dtype
 from dpft.privacy.clipping.rules.linear import dense
 from dpft.privacy.clipping.rules.recurrences import Backward, Forward, Weights, recurrence_of
-from dpft.privacy.clipping.rules.whole_batch import MappedOnly, row_for_each, rows_of
+from dpft.privacy.clipping.rules.whole_batch import on_all_examples, row_for_each
 from dpft.privacy.clipping.uses import GradientUse, OuterUse
 
 States = tuple[Tensor, ...]
@@ -233,28 +236,11 @@ def _mapped(
     if not isinstance(inputs, Tensor) or inputs.dim() != 3:
         raise NotImplementedError("a recurrent layer is mapped on inputs of three dimensions alone")
     place = 0 if layer.batch_first else 1
-    outputs, *last = _WholeBatchRecurrence.apply(token, run, place, inputs, *(states or ()))
+
+    def on_the_batch(rows: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        outputs, last = run(rows, given or None)
+        return outputs, *last
+
+    tensors = (inputs, *(states or ()))
+    outputs, *last = on_all_examples(on_the_batch, token, tensors, places=(place, 1, 1))
     return outputs, tuple(last)
-
-
-class _WholeBatchRecurrence(MappedOnly):
-    """A recurrent layer inside a mapped region: called on all examples' inputs at once."""
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        token: Tensor,
-        run: Run,
-        place: int,
-        *tensors: Tensor,
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        count, places = info.batch_size, (place, *[1] * (len(tensors) - 1))
-        inputs, *states = (
-            rows_of(tensor, dim, count).movedim(0, at).flatten(at, at + 1)
-            for tensor, dim, at in zip(tensors, in_dims[3:], places, strict=True)
-        )
-        outputs, last = run(inputs, tuple(states) or None)
-        given = [(outputs, place), *((state, 1) for state in last)]
-        rows = tuple(each.unflatten(at, (count, -1)).movedim(at, 0) for each, at in given)
-        return rows, (0,) * len(rows)

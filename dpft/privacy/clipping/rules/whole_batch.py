@@ -86,6 +86,46 @@ class _WholeBatchLayer(MappedOnly):
         return layer(rows_of(inputs, in_dims[2], info.batch_size)), 0
 
 
+def on_all_examples(
+    run: Callable[..., Sequence[Tensor]],
+    token: Tensor,
+    tensors: Sequence[Tensor],
+    *,
+    places: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Returns what a function of several tensors gives, called once for all mapped examples.
+
+    Args:
+        run: Takes and gives tensors of the whole batch.
+        token: A tensor that the map maps.
+        tensors: One example's, as a batch of one.
+        places: Which of their dimensions carries the batch, of those taken and of those given; more
+            than there are do no harm.
+    """
+    given: tuple[Tensor, ...] = _WholeBatchTensors.apply(run, token, places, *tensors)
+    return given
+
+
+class _WholeBatchTensors(MappedOnly):
+    """A function of several tensors inside a mapped region: called once for all examples."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        run: Callable[..., Sequence[Tensor]],
+        token: Tensor,
+        places: Sequence[int],
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        taken = zip(tensors, in_dims[3:], places, strict=False)
+        rows = [rows_of(x, dim, info.batch_size).movedim(0, at) for x, dim, at in taken]
+        given = run(*(x.flatten(at, at + 1) for x, at in zip(rows, places, strict=False)))
+        apart = zip(given, places, strict=False)
+        outputs = tuple(x.unflatten(at, (info.batch_size, -1)).movedim(at, 0) for x, at in apart)
+        return outputs, (0,) * len(outputs)
+
+
 def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
     """Returns a dropout layer's forward that in a region draws one mask for all examples.
 

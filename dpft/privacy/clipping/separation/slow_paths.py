@@ -19,8 +19,8 @@ REASONS = {
     "data-dependent control flow": "it reads a value from a tensor",
     ".item()": "it reads a value from a tensor",
     "dynamic shape": "the shape of one of its tensors depends on values",
+    "accessing `data`": "it changes a weight as it runs",
     "inplace": "it writes in place into a tensor without the batch",
-    "in-place": "it writes in place into a tensor without the batch",
     "Batching rule not implemented": "one of its operations has no form over examples",
 }
 """What is said, by what torch says."""
