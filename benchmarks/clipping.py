@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         text += table_line(row, result) + "\n"
         print(table_line(row, result), flush=True)
-        options.output.write_text(text, encoding="utf-8")
+        tables.write(options.output, text)
 
 
 if __name__ == "__main__":

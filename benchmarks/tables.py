@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +47,24 @@ def heading(
         f"| {' | '.join(columns)} |\n"
         f"{'|---' * len(columns)}|\n"
     )
+
+
+def write(page: Path, table: str) -> None:
+    """Writes a table into a page, in the place of an older one of its title or after the others.
+
+    Args:
+        page: A Markdown file; made where there is none.
+        table: With its heading, ``# title``.
+    """
+    title = table.partition("\n")[0]
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    parts = [part.strip() for part in re.split(r"^(?=# )", text, flags=re.MULTILINE)]
+    titles = [part.partition("\n")[0] for part in parts]
+    if title in titles:
+        parts[titles.index(title)] = table.strip()
+    else:
+        parts.append(table.strip())
+    page.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

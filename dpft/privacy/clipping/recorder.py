@@ -35,6 +35,9 @@ class Recorder:
         A layer needs it to be mapped itself, whatever its other inputs are."""
         self.looping = False
         """Whether a region is running that takes one example after another."""
+        self.examples = 0
+        """How many examples the model was last called with, for layers that meet one row for all.
+        """
 
     def start(self, batch_size: int) -> None:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""

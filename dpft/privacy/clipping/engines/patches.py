@@ -13,6 +13,7 @@ from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.broadcasts import Broadcasts, RepeatedOnce
 from dpft.privacy.clipping.separation.flow import Flow, learn_flow
 from dpft.privacy.clipping.separation.mapping import MappedForward
 from dpft.privacy.clipping.separation.region_plans import RegionPlans
@@ -42,6 +43,7 @@ class Patches:
         self.calls = RootCalls(self.model)
         """What is made of the calls of the model itself."""
         self._regions = self.plans.by_kind()
+        self._broadcasts = Broadcasts()
         self._patched: list[nn.Module] = []
         self._on = False
         self._root: Callable[..., Any] = self._own_forward
@@ -82,7 +84,9 @@ class Patches:
         self._on = True
         swapped = {p for region in self._regions for p in _layers_swapped(region)}
         forwards = {
-            module: recording_forward(module, self._recorder)
+            module: recording_forward(
+                module, self._recorder, broadcast=module in self._broadcasts.layers
+            )
             for module in self.model.modules()
             if module not in swapped and find_rule(module) and _has_trainable(module)
         }
@@ -92,6 +96,9 @@ class Patches:
             forwards[region.module] = with_signature(mapped, region.module.forward)
             for dropout in region.shared_dropouts:
                 forwards[dropout] = with_one_mask(dropout, self._recorder)
+        for module in self._broadcasts.repeaters:
+            own = forwards.get(module) or partial(type(module).forward, module)
+            forwards[module] = with_signature(RepeatedOnce(own, self._recorder), module.forward)
         for module, forward in forwards.items():
             self._put(module, forward)
 
@@ -120,7 +127,12 @@ class Patches:
         def now(*args: Any, **kwargs: Any) -> Any:
             return self._root(*args, **kwargs)
 
-        return self.calls.watched(now, passes=lambda: self._recorder.in_region)
+        passes = lambda: self._recorder.in_region  # noqa: E731
+        return self.calls.watched(now, passes=passes, entering=self._enter)
+
+    def _enter(self, arguments: Arguments) -> None:
+        """Notes how many rows the model is about to run on."""
+        self._recorder.examples = batch_size_of(arguments)
 
     def use_plan_for(self, arguments: Arguments) -> Signature | None:
         """Puts on the regions for a kind of call; returns the kind, None for an empty batch."""
@@ -128,8 +140,9 @@ class Patches:
             return None
         signature = signature_of(self.model, arguments)
         plan = self.plans.plan_for(signature, lambda: self._learn(arguments))
+        self._enter(arguments)
         if plan.regions is not self._regions:
-            self._regions = plan.regions
+            self._regions, self._broadcasts = plan.regions, plan.broadcasts
             if self._on:
                 self.take_off()
                 self.put_on()

@@ -19,6 +19,7 @@ from dpft.privacy.clipping.rules.group_norm import group_norm_forward
 from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
 from dpft.privacy.clipping.rules.layer_norm import layer_norm_forward
 from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward
+from dpft.privacy.clipping.rules.recurrent import recurrent_forward
 from dpft.privacy.clipping.rules.rms_norm import rms_norm_forward
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 
@@ -35,6 +36,9 @@ LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
         nn.GroupNorm: group_norm_forward,
         nn.Conv1d: convolution_forward,
         nn.Conv2d: convolution_forward,
+        nn.LSTM: recurrent_forward,
+        nn.GRU: recurrent_forward,
+        nn.RNN: recurrent_forward,
     }
 )
 
@@ -47,7 +51,7 @@ def find_rule(module: nn.Module) -> Rule | None:
     look-up is intercepted. A layer with trainable weights that its kind does not have has none.
     """
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    if not own <= {"weight", "bias"} or is_parametrized(module):
+    if not own <= _names_of_kind(module) or is_parametrized(module):
         return None
     if isinstance(module, nn.Conv1d | nn.Conv2d) and not is_plain(module):
         return None
@@ -57,17 +61,30 @@ def find_rule(module: nn.Module) -> Rule | None:
     return embedding_subclass_forward if isinstance(module, nn.Embedding) else None
 
 
+def _names_of_kind(module: nn.Module) -> set[str]:
+    return set(module._flat_weights_names) if isinstance(module, nn.RNNBase) else {"weight", "bias"}
+
+
 def intercepted_function(module: nn.Module) -> Callable[..., Any] | None:
     """Returns the function that a layer's rule takes over, or None if it is the whole forward."""
     return F.embedding if find_rule(module) is embedding_subclass_forward else None
 
 
-def recording_forward(layer: nn.Module, recorder: Recorder) -> Callable[..., Any]:
-    """Returns the recording forward of a layer that has a rule, inside regions and outside."""
+def recording_forward(
+    layer: nn.Module, recorder: Recorder, *, broadcast: bool = False
+) -> Callable[..., Any]:
+    """Returns the recording forward of a layer that has a rule, inside regions and outside.
+
+    Args:
+        layer: The layer.
+        recorder: What it reports to.
+        broadcast: Whether its input, one row for all examples, is expanded to a row for each.
+    """
     rule = find_rule(layer)
     if rule is None:
         raise ValueError(f"there is no rule for {type(layer).__name__}")
-    forward = rule(layer, recorder)
-    if intercepted_function(layer) is not None:
-        return forward
-    return on_the_whole_batch(layer, forward, recorder)
+    if isinstance(layer, nn.RNNBase):
+        return recurrent_forward(layer, recorder, broadcast=broadcast)
+    if isinstance(layer, nn.Embedding) and rule is embedding_subclass_forward:
+        return embedding_subclass_forward(layer, recorder, broadcast=broadcast)
+    return on_the_whole_batch(layer, rule(layer, recorder), recorder, broadcast=broadcast)

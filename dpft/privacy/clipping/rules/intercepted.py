@@ -16,8 +16,16 @@ from dpft.privacy.clipping.rules.embedding import check_plain, look_up
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 
 
-def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[..., Any]:
-    """Returns the subclass's forward with its ``F.embedding`` recorded."""
+def embedding_subclass_forward(
+    layer: nn.Embedding, recorder: Recorder, *, broadcast: bool = False
+) -> Callable[..., Any]:
+    """Returns the subclass's forward with its ``F.embedding`` recorded.
+
+    Args:
+        layer: The layer.
+        recorder: What it reports to.
+        broadcast: Whether ids of one row for all examples are expanded to a row for each.
+    """
 
     def embed(
         ids: Tensor,
@@ -29,7 +37,8 @@ def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Calla
         sparse: bool = False,
     ) -> Tensor:
         check_plain(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
-        return on_the_whole_batch(layer, look_up(layer, padding_idx, recorder), recorder)(ids)
+        rule = look_up(layer, padding_idx, recorder)
+        return on_the_whole_batch(layer, rule, recorder, broadcast=broadcast)(ids)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = type(layer).forward

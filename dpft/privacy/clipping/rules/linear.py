@@ -23,8 +23,7 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
         _record_bias(layer, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, False, record)
-        return outputs
+        return dense(inputs, layer.weight, layer.bias, record)
 
     return forward
 
@@ -39,10 +38,33 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
         _record_bias(layer, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
-        outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, True, record)
-        return outputs
+        return dense(inputs, layer.weight, layer.bias, record, transposed=True)
 
     return forward
+
+
+def dense(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    record: Callable[[Tensor | None, Tensor], None],
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """Returns ``x W^T + bias``, or ``x W + bias`` where W is transposed.
+
+    The backward pass forms no gradient of weight and bias, but hands out what they follow from.
+
+    Args:
+        inputs: Shape (…, d).
+        weight: Of any dtype.
+        bias: The same.
+        record: Called in the backward pass with the inputs, None for a frozen weight, and with the
+            gradient of the outputs.
+        transposed: Whether the weight is of shape (inputs, outputs).
+    """
+    outputs: Tensor = _Dense.apply(for_product(inputs), weight, bias, transposed, record)
+    return outputs
 
 
 def as_sequence(rows: Tensor) -> Tensor:

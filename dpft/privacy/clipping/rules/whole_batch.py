@@ -19,11 +19,19 @@ from dpft.privacy.clipping.recorder import Recorder
 LayerForward = Callable[[Tensor], Tensor]
 
 
-def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Recorder) -> LayerForward:
+def on_the_whole_batch(
+    layer: nn.Module, forward: LayerForward, recorder: Recorder, *, broadcast: bool = False
+) -> LayerForward:
     """Returns a layer's recording forward, which meets the whole batch inside a region as outside.
 
     Where a region loops over its examples, its weights are recorded by other means, and the layer
     runs its own forward.
+
+    Args:
+        layer: The layer.
+        forward: Its recording forward.
+        recorder: What it reports to.
+        broadcast: Whether its input, one row for all examples, is expanded to a row for each.
     """
 
     def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
@@ -31,28 +39,40 @@ def on_the_whole_batch(layer: nn.Module, forward: LayerForward, recorder: Record
         outputs: Tensor
         if recorder.looping:
             outputs = type(layer).forward(layer, inputs)
-        elif recorder.token is None:
-            outputs = forward(inputs)
-        else:
+        elif recorder.token is not None:
             outputs = _WholeBatchLayer.apply(forward, recorder.token, inputs)
+        elif broadcast and torch.is_grad_enabled():
+            outputs = forward(row_for_each(inputs, recorder.examples))
+        else:
+            outputs = forward(inputs)
         return outputs
 
     return run
 
 
-class _MappedOnly(torch.autograd.Function):
+def row_for_each(inputs: Tensor, examples: int) -> Tensor:
+    """Returns (examples, …) from (1, …), or from the ids of one sequence, shape (t,).
+
+    What comes from a layer that was broadcast itself has its rows already.
+    """
+    rows = inputs.unsqueeze(0) if inputs.dim() == 1 else inputs
+    return rows.expand(examples, *rows.shape[1:]) if len(rows) == 1 else rows
+
+
+class MappedOnly(torch.autograd.Function):
     """A Function that exists in a mapped region alone, where its ``vmap`` is what is called."""
 
     @staticmethod
-    def forward(layer: Callable[[Tensor], Tensor], token: Tensor, inputs: Tensor) -> Tensor:
+    def forward(*arguments: Any) -> Any:
+        """Is never called."""
         raise AssertionError("only the mapped form of this Function is ever called")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        """Keeps nothing."""
 
 
-class _WholeBatchLayer(_MappedOnly):
+class _WholeBatchLayer(MappedOnly):
     """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
 
     @staticmethod
@@ -63,7 +83,47 @@ class _WholeBatchLayer(_MappedOnly):
         token: Tensor,
         inputs: Tensor,
     ) -> tuple[Tensor, int]:
-        return layer(_rows(inputs, in_dims[2], info.batch_size)), 0
+        return layer(rows_of(inputs, in_dims[2], info.batch_size)), 0
+
+
+def on_all_examples(
+    run: Callable[..., Sequence[Tensor]],
+    token: Tensor,
+    tensors: Sequence[Tensor],
+    *,
+    places: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Returns what a function of several tensors gives, called once for all mapped examples.
+
+    Args:
+        run: Takes and gives tensors of the whole batch.
+        token: A tensor that the map maps.
+        tensors: One example's, as a batch of one.
+        places: Which of their dimensions carries the batch, of those taken and of those given; more
+            than there are do no harm.
+    """
+    given: tuple[Tensor, ...] = _WholeBatchTensors.apply(run, token, places, *tensors)
+    return given
+
+
+class _WholeBatchTensors(MappedOnly):
+    """A function of several tensors inside a mapped region: called once for all examples."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        run: Callable[..., Sequence[Tensor]],
+        token: Tensor,
+        places: Sequence[int],
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        taken = zip(tensors, in_dims[3:], places, strict=False)
+        rows = [rows_of(x, dim, info.batch_size).movedim(0, at) for x, dim, at in taken]
+        given = run(*(x.flatten(at, at + 1) for x, at in zip(rows, places, strict=False)))
+        apart = zip(given, places, strict=False)
+        outputs = tuple(x.unflatten(at, (info.batch_size, -1)).movedim(at, 0) for x, at in apart)
+        return outputs, (0,) * len(outputs)
 
 
 def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
@@ -82,7 +142,7 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
     return run
 
 
-class _OneMask(_MappedOnly):
+class _OneMask(MappedOnly):
     """Dropout of every example's inputs by the same mask."""
 
     @staticmethod
@@ -93,7 +153,7 @@ class _OneMask(_MappedOnly):
         token: Tensor,
         inputs: Tensor,
     ) -> tuple[Tensor, int]:
-        rows = _rows(inputs, in_dims[2], info.batch_size)
+        rows = rows_of(inputs, in_dims[2], info.batch_size)
         return rows * dropout(torch.ones_like(rows[0])), 0
 
 
@@ -121,16 +181,8 @@ class WholeBatchAttention(TorchFunctionMode):
         return _Attention.apply(self._token, partial(func, **options), *tensors)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(MappedOnly):
     """Scaled dot-product attention of (n, h, t, d) for each example."""
-
-    @staticmethod
-    def forward(token: Tensor, attend: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        raise AssertionError("only the mapped form of this Function is ever called")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
 
     @staticmethod
     def vmap(
@@ -142,12 +194,12 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         *qkv, mask = tensors
         query, key, value = (
-            _rows(tensor, dim, info.batch_size).flatten(0, 1)
+            rows_of(tensor, dim, info.batch_size).flatten(0, 1)
             for tensor, dim in zip(qkv, in_dims[2:5], strict=True)
             if tensor is not None
         )
         if mask is not None and (in_dims[5] is not None or mask.dim() == 4 and len(mask) > 1):
-            rows = _rows(mask, in_dims[5], info.batch_size)
+            rows = rows_of(mask, in_dims[5], info.batch_size)
             while rows.dim() < 5:
                 rows = rows.unsqueeze(1)
             repeats = len(query) // info.batch_size
@@ -156,6 +208,6 @@ class _Attention(torch.autograd.Function):
         return outputs.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _rows(inputs: Tensor, dim: int | None, count: int) -> Tensor:
+def rows_of(inputs: Tensor, dim: int | None, count: int) -> Tensor:
     """Returns (count, …); an input that all examples share is theirs one by one."""
     return inputs.expand(count, *inputs.shape) if dim is None else inputs.movedim(dim, 0)

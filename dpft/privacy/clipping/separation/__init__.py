@@ -7,12 +7,15 @@ way. It is found when a kind of call of the model (``signature``) is met for the
 
 1. ``flow`` runs the model on two and on three rows, and so learns which tensors carry the batch
    and which module puts which weight to use.
-2. ``regions`` chooses the smallest modules around such uses that turn one example's inputs into
-   one example's outputs. ``region_plans`` keeps the choice for the next call of the kind.
-3. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
+2. ``broadcasts`` finds the layers with a rule that meet one row for all examples: they are given a
+   row for each.
+3. ``regions`` chooses the smallest modules around the other uses that turn one example's inputs
+   into one example's outputs. ``region_plans`` keeps the choice for the next call of the kind.
+4. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
    the gradients of the expanded weights are the examples' own.
-4. ``proof`` holds all that is recorded against the bare model, on the batch at hand. A plan that
-   it disproves is widened to larger modules, at last to the whole model, and then refused.
+5. ``proof`` holds all that is recorded against the bare model, on the batch at hand. A plan that
+   it disproves is widened: to modules in the place of broadcasts, to larger modules, at last to
+   the whole model, and then refused.
 
 Worked example: a scale that is no layer's weight, shared by all examples.
 

@@ -8,7 +8,7 @@ module put each to use, and with what input.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.arguments import named_tensors, take_rows
+from dpft.privacy.clipping.separation.arguments import batch_size_of, named_tensors, take_rows
 from dpft.privacy.clipping.separation.kept_state import state_kept
 
 ROWS = (2, 3)
@@ -35,6 +35,7 @@ class Status(Enum):
     BATCH = "its leading dimension is the batch"
     ONE = "it has a leading dimension of one, to be broadcast over the batch"
     SHARED = "it does not depend on the batch size"
+    SECOND = "its second dimension is the batch"
     ODD = "it depends on the batch size in another way"
 
 
@@ -63,9 +64,10 @@ class ModuleFlow:
                 well where its users broadcast it.
         """
         entering, leaving = set(self.inputs.values()), set(self.outputs.values())
-        fine = {Status.BATCH, Status.ONE} if widening else {Status.BATCH}
+        carrying = {Status.BATCH, Status.SECOND}
+        fine = carrying | {Status.ONE} if widening else carrying
         return (
-            Status.BATCH in entering
+            bool(entering & carrying)
             and Status.ODD not in entering
             and bool(leaving)
             and leaving <= fine
@@ -81,12 +83,14 @@ class WeightUse:
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
         status: Status of the operation's first tensor argument other than the weight.
+        rank: How many dimensions that argument has.
     """
 
     name: str
     users: tuple[nn.Module, ...]
     function: Any
     status: Status
+    rank: int
 
     @property
     def user(self) -> nn.Module:
@@ -101,10 +105,12 @@ class Flow:
     Attributes:
         modules: The flow through every module that was called.
         uses: Operations on the watched weights.
+        repeaters: Modules whose forward repeats a tensor as often as there are examples.
     """
 
     modules: Mapping[nn.Module, ModuleFlow]
     uses: Sequence[WeightUse]
+    repeaters: Collection[nn.Module] = ()
 
 
 def learn_flow(
@@ -126,10 +132,16 @@ def learn_flow(
     modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
     same = len(few.uses) == len(more.uses)
     uses = [
-        WeightUse(name, users, function, _status(shape, more.uses[i][3]) if same else Status.ODD)
+        WeightUse(
+            name,
+            users,
+            function,
+            _status(shape, more.uses[i][3]) if same else Status.ODD,
+            rank=len(shape),
+        )
         for i, (name, users, function, shape) in enumerate(few.uses)
     ]
-    return Flow(modules, uses)
+    return Flow(modules, uses, few.repeaters & more.repeaters)
 
 
 @dataclass
@@ -140,17 +152,22 @@ class _Observation:
         default_factory=lambda: defaultdict(list)
     )
     uses: list[tuple[str, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
+    repeaters: set[nn.Module] = field(default_factory=set)
 
 
 class _Watch(TorchFunctionMode):
-    """Reports every torch function that makes tensors of a watched weight."""
+    """Reports every torch function that makes tensors of a watched weight, and repeated rows."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], report: Callable[[str, Any, Shape], None]
+        self,
+        weights: Mapping[str, Tensor],
+        report: Callable[[str, Any, Shape], None],
+        report_repeat: Callable[[int], None],
     ) -> None:
         super().__init__()
         self._names = {id(weight): name for name, weight in weights.items()}
         self._report = report
+        self._report_repeat = report_repeat
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -162,6 +179,8 @@ class _Watch(TorchFunctionMode):
             others = [tuple(x.shape) for x in tensors if id(x) not in used]
             for weight in used:
                 self._report(self._names[weight], func, others[0] if others else ())
+        if func is Tensor.repeat and args[0].dim() and len(args[0]) == 1:
+            self._report_repeat(len(result))
         return result
 
 
@@ -182,6 +201,10 @@ def _observe(
     def report(name: str, function: Any, shape: Shape) -> None:
         seen.uses.append((name, tuple(reversed(running)), function, shape))
 
+    def report_repeat(rows: int) -> None:
+        if rows == batch_size_of(arguments):
+            seen.repeaters.add(running[-1])
+
     with ExitStack() as stack:
         stack.enter_context(state_kept(root))
         stack.enter_context(torch.enable_grad())
@@ -194,7 +217,7 @@ def _observe(
                 for handle in handles:
                     stack.callback(handle.remove)
         args, kwargs = arguments
-        with _Watch(weights, report):
+        with _Watch(weights, report, report_repeat):
             outputs = forward(*args, **kwargs)
         after(root, args, kwargs, outputs)
     return seen
@@ -230,4 +253,6 @@ def _status(few: Shape, more: Shape | None) -> Status:
         return Status.ONE if few and few[0] == 1 else Status.SHARED
     if more and few[:1] == ROWS[:1] and more == (ROWS[1], *few[1:]):
         return Status.BATCH
+    if more and few[1:2] == ROWS[:1] and more == (few[0], ROWS[1], *few[2:]):
+        return Status.SECOND
     return Status.ODD

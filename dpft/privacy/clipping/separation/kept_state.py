@@ -117,10 +117,18 @@ class Kept:
 
 @contextmanager
 def evaluating(root: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while."""
+    """Puts every module into evaluation mode for a while.
+
+    Recurrent layers only drop nothing: cuDNN runs them back in training mode alone.
+    """
     modes = Modes(root)
+    recurrent = [(m, m.dropout) for m in root.modules() if isinstance(m, nn.RNNBase)]
     root.eval()
+    for layer, _ in recurrent:
+        layer.training, layer.dropout = True, 0.0
     try:
         yield
     finally:
         modes.restore()
+        for layer, rate in recurrent:
+            layer.dropout = rate

@@ -1,7 +1,7 @@
 """Runs a module once per example, so that weights without a rule get per-example gradients.
 
 The weights are expanded to (b, …) without a copy, and the module's own forward is mapped over the
-batch by ``torch.vmap``, each example with a leading dimension of one: ordinary autograd then
+batch by ``torch.vmap``, each example as a batch of one: ordinary autograd then
 gives (b, …) gradients, exact whatever the module computes, and weights used without the batch
 dimension carry it. Layers with a rule step out of the map and record as ever. Where ``vmap``
 cannot run the module (a value read from a tensor), a loop over the examples does.
@@ -17,16 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.expansion import expanded
 from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.arguments import fresh
-from dpft.privacy.clipping.separation.flow import Status
 from dpft.privacy.clipping.separation.kept_state import random_state_kept_on_failure
+from dpft.privacy.clipping.separation.region_arguments import (
+    RegionArguments,
+    output_axes,
+    split_tensors,
+)
 from dpft.privacy.clipping.separation.regions import Region
+from dpft.privacy.clipping.separation.slow_paths import NOT_ITS_OWN, reason_of, say_once
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -61,49 +64,62 @@ class MappedForward:
         self._recorder = recorder
         own = partial(type(region.module).forward, region.module)
         self._body = _Body(region.module, forward or own)
-        self._loops = region.loops
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module; as it is where no gradient is asked for or a region is around it."""
         if not torch.is_grad_enabled() or self._recorder.in_region:
             return self._body(*args, **kwargs)
         with _keeping_activations(self._region.module):
-            return self._run(_Arguments((args, kwargs), self._region))
+            return self._run(RegionArguments((args, kwargs), self._region))
 
-    def _run(self, arguments: "_Arguments") -> Any:
-        kind = type(self._region.module).__name__
-        if not self._loops:
+    def _run(self, arguments: RegionArguments) -> Any:
+        region = self._region
+        if not region.loops and not region.failures:
             try:
                 with random_state_kept_on_failure(arguments.device):
                     outputs = self._mapped(arguments)
-                log_once(f"{kind} has no rule: it is mapped over its examples")
-                return outputs
             except (RuntimeError, NotImplementedError) as error:
-                self._loops = True
+                region.failures.append(reason_of(error))
                 # Not its message, which may tell the records' lengths.
-                log_once(f"{kind} cannot be mapped over its examples ({type(error).__name__})")
-        log_once(f"{kind} runs one example after another: slow", logging.WARNING)
+                self._say(f"cannot be mapped over its examples ({type(error).__name__})")
+            else:
+                self._say(f"is mapped over its examples, since {region.cause.why}")
+                return outputs
+        reason = region.failures[0] if region.failures else NOT_ITS_OWN
+        self._say(
+            f"runs one example after another, which is slow, since {region.cause.why}, and "
+            f"{reason}; {region.cause.remedy}",
+            logging.WARNING,
+        )
         return self._looped(arguments)
 
-    def _mapped(self, arguments: "_Arguments") -> Any:
+    def _say(self, predicate: str, level: int = logging.INFO) -> None:
+        module, what = self._region.module, predicate.partition(",")[0]
+        kind = (type(module), what, frozenset(self._region.inputs))
+        say_once(self._region.model or module, kind, f"{type(module).__name__} {predicate}", level)
+
+    def _mapped(self, arguments: RegionArguments) -> Any:
         weights = self._expand(self._region.expanded, arguments.count)
         rebuild: list[Callable[[Sequence[Tensor]], Any]] = []
+        axes: list[int] = []
 
         def one(token: Tensor, own: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
             with self._recorder.inside(token), WholeBatchAttention(token):
                 args, kwargs = arguments.with_rows([row.unsqueeze(0) for row in rows])
                 outputs = functional_call(self._body, own, args, dict(kwargs), tie_weights=False)
-            tensors, build = _split_tensors(outputs)
+            tensors, build = split_tensors(outputs)
+            axes[:] = output_axes(tensors, self._region)
             rebuild[:] = [build]
-            return tensors
+            return [t.movedim(axis, 0) for t, axis in zip(tensors, axes, strict=True)]
 
         token = torch.zeros(arguments.count, device=arguments.device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             stacked = torch.vmap(one, randomness="different")(token, weights, arguments.rows)
-        return rebuild[0]([self._joined(tensor) for tensor in stacked])
+        joined = [self._joined(tensor) for tensor in stacked]
+        return rebuild[0]([t.movedim(0, axis) for t, axis in zip(joined, axes, strict=True)])
 
-    def _looped(self, arguments: "_Arguments") -> Any:
+    def _looped(self, arguments: RegionArguments) -> Any:
         """Runs example after example, with every trainable weight of the subtree expanded."""
         names = self._recorder.trainable.within(self._region.module)
         every = self._expand(names, arguments.count)
@@ -113,9 +129,11 @@ class MappedForward:
                 args, kwargs = arguments.with_rows([r[row : row + 1] for r in arguments.rows])
                 own = {name: values[row] for name, values in every.items()}
                 outputs = functional_call(self._body, own, args, dict(kwargs), tie_weights=False)
-                tensors, build = _split_tensors(outputs)
+                tensors, build = split_tensors(outputs)
                 parts.append(tensors)
-        return build([torch.cat(rows) for rows in zip(*parts, strict=True)])
+        axes = output_axes(parts[0], self._region)
+        joined = zip(zip(*parts, strict=True), axes, strict=True)
+        return build([torch.cat(rows, axis) for rows, axis in joined])
 
     def _expand(self, names: Mapping[str, str], count: int) -> dict[str, Tensor]:
         """Returns weights as (count, …) under their paths in the body; a tied one is one tensor.
@@ -140,69 +158,6 @@ class MappedForward:
                 "privacy.engine=loop."
             )
         return stacked.flatten(0, 1)
-
-
-class _Arguments:
-    """The arguments of a region's call, with the tensors that carry the batch set apart."""
-
-    def __init__(self, tree: Any, region: Region) -> None:
-        """Finds the tensors that carry the batch.
-
-        Args:
-            tree: The call's positional and keyword arguments.
-            region: What is called.
-
-        Raises:
-            RunError: No argument carries the batch.
-        """
-        places, self._spec = pytree.tree_flatten_with_path(tree)
-        self._leaves = [leaf for _, leaf in places]
-        status = [region.inputs.get(pytree.keystr(place)) for place, _ in places]
-        known = [i for i, s in enumerate(status) if s is Status.BATCH]
-        tensors = [i for i, leaf in enumerate(self._leaves) if _has_rows(leaf)]
-        first = next(iter(known or tensors), None)
-        if first is None:
-            raise RunError(
-                f"a {type(region.module).__name__} layer, whose {', '.join(region.expanded)} is "
-                "trainable, must take an input that carries the batch, got none; freeze it or "
-                "choose privacy.engine=loop."
-            )
-        self.count = len(self._leaves[first])
-        self.device = self._leaves[first].device
-        # What had one row to be broadcast may have b of them behind another region.
-        everyones = {Status.SHARED} if region.widened else {Status.SHARED, Status.ONE}
-        self._mapped = [
-            i for i in tensors if status[i] not in everyones and len(self._leaves[i]) == self.count
-        ]
-        self.rows: list[Tensor] = [self._leaves[i] for i in self._mapped]
-
-    def with_rows(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments with other tensors in the places that carry the batch."""
-        leaves = [fresh(leaf) for leaf in self._leaves]
-        for place, row in zip(self._mapped, rows, strict=True):
-            leaves[place] = row
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
-            leaves, self._spec
-        )
-        return arguments
-
-
-def _split_tensors(outputs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """Returns the tensors of nested outputs, and what puts others in their places."""
-    leaves, spec = pytree.tree_flatten(outputs)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def build(tensors: Sequence[Tensor]) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return pytree.tree_unflatten(filled, spec)
-
-    return [leaves[i] for i in places], build
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 @contextmanager

@@ -6,14 +6,15 @@ larger regions, at last the whole model, and then refused.
 """
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 from torch import nn
 
 from dpft.errors import InputError
+from dpft.privacy.clipping.separation.broadcasts import Broadcasts, broadcasts_of
 from dpft.privacy.clipping.separation.flow import Flow
 from dpft.privacy.clipping.separation.proof import Verdict
 from dpft.privacy.clipping.separation.regions import Region, RegionPlanner
@@ -24,13 +25,15 @@ from dpft.privacy.clipping.trainable import TrainableParameters
 class Level(IntEnum):
     """How far from the weights their regions are."""
 
-    SMALL = 0
+    BROADCAST = 0
+    """The smallest modules, but for layers whose one row for all becomes a row for each."""
+    SMALL = 1
     """The smallest modules, also where their outputs have one row for all to broadcast."""
-    CARRYING = 1
+    CARRYING = 2
     """The smallest modules whose outputs all carry the batch."""
-    WHOLE = 2
+    WHOLE = 3
     """The model itself."""
-    LOOPED = 3
+    LOOPED = 4
     """The model itself, one example after another."""
 
 
@@ -43,6 +46,7 @@ class RegionPlan:
         ambiguous: Whether it was learned where some other size equals the batch size.
         level: How far from the weights the regions are.
         regions: The modules that run example by example.
+        broadcasts: The layers that are given a row for each example instead of one for all.
         refusal: Why no smaller regions would do, naming a parameter.
     """
 
@@ -50,6 +54,7 @@ class RegionPlan:
     ambiguous: bool
     level: Level
     regions: list[Region]
+    broadcasts: Broadcasts = field(default_factory=Broadcasts)
     refusal: InputError | None = None
 
 
@@ -81,6 +86,7 @@ class RegionPlans:
             trainable: The parameters whose uses are to be told apart.
         """
         self._planner = RegionPlanner(model, trainable)
+        self._trainable = trainable
         self._plans: dict[Hashable, RegionPlan] = {}
         self._proofs: dict[tuple[Hashable, int], _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None
@@ -191,13 +197,29 @@ class RegionPlans:
     def _plan(self, flow: Flow | None, ambiguous: bool) -> RegionPlan:
         if flow is None:
             return RegionPlan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
+        plan = RegionPlan(flow, ambiguous, Level.SMALL, [])
+        broadcasts = broadcasts_of(flow, self._trainable)
+        if broadcasts.layers:
+            with suppress(InputError):
+                layers = broadcasts.layers
+                plan.regions = self._planner.by_flow(flow, widening=True, broadcast=layers)
+                plan.level, plan.broadcasts = Level.BROADCAST, broadcasts
+                return plan
+        self._use_small_regions(plan, flow)
+        return plan
+
+    def _use_small_regions(self, plan: RegionPlan, flow: Flow) -> None:
+        plan.level, plan.broadcasts = Level.SMALL, Broadcasts()
         try:
-            regions = self._planner.by_flow(flow, widening=True)
+            plan.regions = self._planner.by_flow(flow, widening=True)
         except InputError as error:
-            return RegionPlan(flow, ambiguous, Level.WHOLE, self._planner.whole(flow), error)
-        return RegionPlan(flow, ambiguous, Level.SMALL, regions)
+            plan.level, plan.refusal = Level.WHOLE, error
+            plan.regions = self._planner.whole(flow)
 
     def _widen(self, plan: RegionPlan) -> None:
+        if plan.level == Level.BROADCAST and plan.flow is not None:
+            self._use_small_regions(plan, plan.flow)
+            return
         if plan.level == Level.SMALL and plan.flow is not None:
             plan.level = Level.CARRYING
             try:

@@ -14,6 +14,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.privacy.clipping.rules import find_rule, intercepted_function
 from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Status, WeightUse
+from dpft.privacy.clipping.separation.slow_paths import UNKNOWN, Cause, cause_of
 from dpft.privacy.clipping.trainable import TrainableParameters
 
 
@@ -26,18 +27,26 @@ class Region:
         expanded: The names of the parameters of its subtree that no rule records, by their
             paths in it.
         inputs: Status of each tensor argument; empty where nothing was learned.
+        outputs: Status of each tensor that it returns; empty where nothing was learned.
         shared_dropouts: Its dropout layers that draw one mask for the whole batch.
-        widened: Whether a region of the plan may have given the batch to what had one row to be
-            broadcast, so that such an input may have got it.
+        widened: Whether another region or layer of the plan may have given the batch to what had
+            one row to be broadcast, so that such an input may have got it.
         loops: Whether its examples run one after another, whatever it is.
+        cause: Why it must run example by example.
+        model: What it is a part of; None where it stands alone.
+        failures: Why it cannot be mapped over its examples, once that was tried.
     """
 
     module: nn.Module
     expanded: Mapping[str, str]
     inputs: Mapping[str, Status] = field(default_factory=dict)
+    outputs: Mapping[str, Status] = field(default_factory=dict)
     shared_dropouts: Sequence[nn.Module] = ()
     widened: bool = False
     loops: bool = False
+    cause: Cause = UNKNOWN
+    model: nn.Module | None = None
+    failures: list[str] = field(default_factory=list, compare=False)
 
 
 class RegionPlanner:
@@ -59,24 +68,35 @@ class RegionPlanner:
         chosen = {owner for name in raw for owner in self._trainable.owners(name)}
         return self._regions(chosen, raw, {})
 
-    def by_flow(self, flow: Flow, *, widening: bool) -> list[Region]:
+    def by_flow(
+        self, flow: Flow, *, widening: bool, broadcast: Collection[nn.Module] = ()
+    ) -> list[Region]:
         """Returns the regions that the observed flow asks for.
 
         Args:
             flow: What was learned of the model.
             widening: As ``ModuleFlow.can_run_example_by_example``.
+            broadcast: Layers whose input is expanded to the batch, and which need no region.
 
         Raises:
             InputError: No enclosing module carries the batch in and out.
         """
-        chosen: set[nn.Module] = set()
+        chosen: dict[nn.Module, Cause] = {}
         raw: set[str] = set()
         for use in flow.uses:
-            if not self._is_recorded(use):
+            if use.user in broadcast:
+                continue
+            recorded = is_recorded(use, self._trainable)
+            if not recorded:
                 raw.add(use.name)
-            if not (self._is_recorded(use) and _carries_the_batch(use, flow)):
-                chosen.add(self._enclosing(use, flow.modules, widening=widening))
-        return self._regions(chosen, raw, flow.modules)
+            if not (recorded and _carries_the_batch(use, flow)):
+                module = self._enclosing(use, flow.modules, widening=widening)
+                chosen.setdefault(module, cause_of(use, recorded=recorded))
+        regions = self._regions(chosen, raw, flow.modules)
+        return [
+            replace(r, widened=r.widened or bool(broadcast), cause=chosen[r.module])
+            for r in regions
+        ]
 
     def whole(self, flow: Flow | None, *, loops: bool = False) -> list[Region]:
         """Returns the model itself as a region: exact wherever each example runs alone.
@@ -88,7 +108,7 @@ class RegionPlanner:
         if flow is None:
             raw = self._without_a_rule()
         else:
-            raw = {use.name for use in flow.uses if not self._is_recorded(use)}
+            raw = {use.name for use in flow.uses if not is_recorded(use, self._trainable)}
         flows = {} if flow is None else flow.modules
         return [replace(r, loops=loops) for r in self._regions({self._model}, raw, flows)]
 
@@ -127,8 +147,10 @@ class RegionPlanner:
                 module=module,
                 expanded=self._expanded(module, raw),
                 inputs=flows[module].inputs if module in flows else {},
+                outputs=flows[module].outputs if module in flows else {},
                 shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
                 widened=widened,
+                model=self._model,
             )
             for module in outermost
         ]
@@ -149,13 +171,13 @@ class RegionPlanner:
         owners = {name: self._trainable.owners(name) for name in self._trainable.names}
         return {name for name, modules in owners.items() if not any(map(find_rule, modules))}
 
-    def _is_recorded(self, use: WeightUse) -> bool:
-        """Whether a use is a rule's: by the layer that owns the weight, in a way the rule knows."""
-        own = self._trainable.own(use.user).values()
-        if find_rule(use.user) is None or use.name not in own:
-            return False
-        function = intercepted_function(use.user)
-        return function is None or use.function is function
+
+def is_recorded(use: WeightUse, trainable: TrainableParameters) -> bool:
+    """Whether a use is a rule's: by the layer that owns the weight, in a way the rule knows."""
+    if find_rule(use.user) is None or use.name not in trainable.own(use.user).values():
+        return False
+    function = intercepted_function(use.user)
+    return function is None or use.function is function
 
 
 def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow]) -> bool:
@@ -168,4 +190,8 @@ def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow])
 def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
     if intercepted_function(use.user) is not None:
         return use.status is Status.BATCH
+    if isinstance(use.user, nn.RNNBase):
+        # Its batch may be second, or packed where no shape shows it.
+        entering = next(iter(flow.modules[use.user].inputs.values()), None)
+        return entering not in (Status.ONE, Status.SHARED)
     return flow.modules[use.user].carries_the_batch_in

@@ -88,6 +88,7 @@ class RootCalls:
         self._model = model
         self._meet: Meet | None = None
         self._subset: RowSubset | None = None
+        self._entering: Callable[[Arguments], object] = lambda _: None
         self._units: Tensor | None = None
         self._begun: Callable[[], AbstractContextManager[object]] = nullcontext
         self._after: RandomState | None = None
@@ -96,13 +97,21 @@ class RootCalls:
         self.inputs: list[Tensor] = []
         """First tensor of each call of a rehearsal."""
 
-    def watched(self, own: Forward, *, passes: Callable[[], bool] = lambda: False) -> Forward:
+    def watched(
+        self,
+        own: Forward,
+        *,
+        passes: Callable[[], bool] = lambda: False,
+        entering: Callable[[Arguments], object] = lambda _: None,
+    ) -> Forward:
         """Returns a forward for the model of whose calls this decides.
 
         Args:
             own: What answers a call that passes.
             passes: Whether calls pass unseen at the moment.
+            entering: Is told of what the model is called with in a rehearsal.
         """
+        self._entering = entering
         # Under torch.compile calls are considered outside of what is compiled; the model is inside.
         consider = torch.compiler.disable(self._consider)
         answer = torch.compiler.disable(self._answer)
@@ -186,6 +195,7 @@ class RootCalls:
             if torch.is_grad_enabled():
                 self.inputs.append(_first((args, kwargs)))
             with self._begun():
+                self._entering((args, kwargs))
                 outputs = forward(*args, **kwargs)
         subset.mark(outputs)
         return outputs

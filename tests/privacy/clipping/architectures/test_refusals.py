@@ -38,7 +38,7 @@ def test_a_weight_that_meets_no_input_of_the_batch_is_refused_by_name():
             self.factor = Scale()
 
         def forward(self, inputs):
-            return (self.factor() * inputs).mT
+            return (self.factor() * inputs).mT.expand(2, -1, -1)
 
     import torch
 
@@ -47,4 +47,4 @@ def test_a_weight_that_meets_no_input_of_the_batch_is_refused_by_name():
         PerExampleClipper(model, 0.5) as clipper,
         pytest.raises(InputError, match=r"factor\.scale"),
     ):
-        clipper.accumulate(lambda: model(inputs).sum(0))
+        clipper.accumulate(lambda: model(inputs).sum((0, 1)))

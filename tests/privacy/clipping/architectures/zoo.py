@@ -301,6 +301,10 @@ UNLISTED = {
         (),
         ("eager",),
     ),
+    "gpt-bigcode": Case(
+        "GPTBigCodeConfig", CAUSAL, batches.causal_without_positions, GPT, ("resid_pdrop",)
+    ),
+    "blenderbot": Case("BlenderbotConfig", SEQ2SEQ, batches.seq2seq, BART, ("dropout",)),
     "electra": Case(
         "ElectraConfig", CLASS, batches.classification, TEXT | LABELS | {"embedding_size": 8}
     ),
@@ -397,9 +401,6 @@ for name in ("gpt-neo", "mpt"):
     UNLISTED[name] = replace(UNLISTED[name], float32_inside=True)
 UNLISTED["xlnet"] = replace(UNLISTED["xlnet"], alone=False, same_masks=False)
 UNLISTED["longformer"] = replace(UNLISTED["longformer"], same_masks=False)
-DECODERS["gpt2-without-position-ids"] = replace(
-    DECODERS["gpt2-without-position-ids"], same_masks=False
-)
 LISTED = DECODERS | ENCODERS | ENCODER_DECODERS | VISION
 EVERY = LISTED | UNLISTED
 UNLIKE = (

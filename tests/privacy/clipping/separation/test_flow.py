@@ -32,7 +32,8 @@ PREPARED = {
     "as many rows as examples, by accident": (lambda x: torch.ones(4, D), Status.SHARED),
     "the batch in two places": (lambda x: torch.ones(len(x), len(x), D), Status.ODD),
     "twice the batch": (lambda x: torch.cat([x, x]), Status.ODD),
-    "the batch in second place": (lambda x: x.transpose(0, 1), Status.ODD),
+    "the batch in second place": (lambda x: x.transpose(0, 1), Status.SECOND),
+    "the batch in third place": (lambda x: x.transpose(0, 1)[None], Status.ODD),
 }
 
 
@@ -91,6 +92,8 @@ def test_a_module_that_more_rows_call_more_often_is_odd():
         ([Status.BATCH], [], False, False),
         ([Status.BATCH, Status.ODD], [Status.BATCH], False, False),
         ([Status.ONE], [Status.BATCH], False, False),
+        ([Status.BATCH], [Status.SECOND], True, True),
+        ([Status.SECOND, Status.ONE], [Status.BATCH], True, True),
     ],
 )
 def test_only_a_function_of_one_examples_inputs_runs_example_by_example(

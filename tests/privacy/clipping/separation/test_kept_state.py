@@ -48,3 +48,12 @@ def test_evaluation_mode_ends_with_each_modules_own_mode():
     with evaluating(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_recurrent_layers_drop_nothing_in_evaluation_and_can_still_be_run_back_by_cudnn():
+    model = nn.Sequential(nn.LSTM(3, 3, num_layers=2, dropout=0.5), nn.GRU(3, 3).eval())
+    with evaluating(model):
+        assert [layer.training for layer in model] == [True, True]
+        assert [layer.dropout for layer in model] == [0.0, 0.0]
+    assert [layer.training for layer in model] == [True, False]
+    assert [layer.dropout for layer in model] == [0.5, 0.0]

@@ -173,21 +173,43 @@ def test_what_was_learned_from_one_example_is_learned_anew_from_several():
         assert torch.allclose(got, expected, rtol=1e-10)
 
 
-def test_the_batch_in_another_place_is_refused_by_name():
-    class Turned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(5, 1))
+class Turned(nn.Module):
+    """Gives out the batch in another place."""
 
-        def forward(self, x):
-            return (x.mT.contiguous() * self.scale.T[0, 0]).transpose(0, 1)
+    def __init__(self, place):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(5, 1))
+        self.place = place
 
-    layer = Turned().double()
+    def forward(self, x):
+        return (x.mT.contiguous() * self.scale.T[0, 0]).movedim(0, self.place)
+
+
+def test_the_batch_in_third_place_is_refused_by_name():
+    layer = Turned(2).double()
     with (
         PerExampleClipper(layer, 0.5) as clipper,
         pytest.raises(InputError, match="parameter scale is used without the batch dimension"),
     ):
-        clipper.accumulate(lambda: layer(INPUTS).transpose(0, 1).sum((1, 2)))
+        clipper.accumulate(lambda: layer(INPUTS).movedim(2, 0).sum((1, 2)))
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, ReadsAValue])
+def test_the_batch_in_second_place_is_followed_through_a_module(kind, caplog):
+    class TimeMajor(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turned = Turned(1)
+            self.layer = nn.TransformerEncoderLayer(5, 1, 7, 0.0, activation=torch.exp)
+            self.last = kind(5, 3)
+
+        def forward(self, x):
+            return self.last(self.layer(self.turned(x)).exp()).transpose(0, 1)
+
+    layer = TimeMajor().double()
+    caplog.set_level(logging.INFO, logger="dpft")
+    assert_equals_the_loop(layer, lambda: layer(INPUTS))
+    assert "TimeMajor" not in caplog.text
 
 
 def test_a_layer_run_twice_in_a_region_adds_up_before_the_norm():
