@@ -1,7 +1,6 @@
-"""Ways to call a model: its parts, several times, without gradients, with hooks, in units."""
+"""Ways to call a model: its parts, several times, without gradients, recomputed."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from tests.privacy.clipping.traps.nets import (
     mixing,
     net_trial,
 )
-from tests.privacy.clipping.traps.trial import Case, Trial
+from tests.privacy.clipping.traps.trial import Case
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
@@ -199,57 +198,7 @@ class Recomputed(nn.Module):
         return checkpoint(self.run, h, use_reentrant=self.reentrant)
 
 
-def hooked(hook: Callable[..., Any], *, before: bool = False) -> Trial:
-    trial = net_trial()
-    if before:
-        trial.model.leave.register_forward_pre_hook(hook)
-    else:
-        trial.model.enter.register_forward_hook(hook)
-    return trial
-
-
-def backward_hooked() -> Trial:
-    trial = net_trial()
-    trial.model.enter.register_full_backward_hook(lambda module, into, out: None)
-    return trial
-
-
-def tensor_hooked(change: Callable[[Tensor], Tensor]) -> Trial:
-    """A hook on a tensor changes the gradient on its way."""
-
-    def losses(model: Net, x: Tensor, y: Tensor) -> Tensor:
-        logits = model(x)
-        logits.register_hook(change)
-        return ce(logits, y)
-
-    return net_trial(losses=losses)
-
-
-def hooks() -> Iterator[Case]:
-    """Yields hooks, in models and on tensors."""
-    yield exact("a hook that scales", lambda: hooked(lambda module, args, out: out * 2))
-    yield exact("a hook that looks", lambda: hooked(lambda module, args, out: None))
-    yield exact(
-        "a hook before a layer", lambda: hooked(lambda module, args: (args[0] * 2,), before=True)
-    )
-    yield mixing(
-        "a hook that mixes", lambda: hooked(lambda module, args, out: out - out.mean(0).detach())
-    )
-    yield mixing(
-        "a hook that mixes before a layer",
-        lambda: hooked(lambda module, args: (args[0] - args[0][0].detach(),), before=True),
-    )
-    yield exact("a hook backward that looks", backward_hooked)
-    yield either("a hook that reverses gradients", lambda: tensor_hooked(lambda g: -0.5 * g))
-    yield mixing("a hook that mixes gradients", lambda: tensor_hooked(lambda g: g - g.mean(0)))
-    yield either(
-        "a hook that normalises gradients by the batch",
-        lambda: tensor_hooked(lambda g: g / g.norm()),
-    )
-
-
 def cases() -> Iterator[Case]:
     """Yields all cases of this file."""
     yield from uncalled()
     yield from calls()
-    yield from hooks()

@@ -41,7 +41,11 @@ def under_the_loop() -> Iterator[Case]:
     """Yields mixing rows under the loop, with more than one row in the batch."""
     for name in IN_THE_MODEL:
         for way, mix in (("", MIXES[name]), (", detached", detached(MIXES[name]))):
-            yield mixing(f"loop: {name}{way}", lambda mix=mix: net_trial(mix, engine="loop"))
+            yield mixing(
+                f"loop: {name}{way}",
+                lambda mix=mix: net_trial(mix, engine="loop"),
+                slow=name == "rows sorted by value" or name == "less the first row" and not way,
+            )
     for name in IN_THE_LOSS:
         yield mixing(
             f"loop: {name}", lambda name=name: net_trial(losses=of(COUPLED[name]), engine="loop")

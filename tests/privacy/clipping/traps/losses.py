@@ -47,6 +47,17 @@ def contrastive(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(rows @ rows.T / 0.5, torch.arange(len(y)), reduction="none")
 
 
+def hardest_negative(logits: Tensor, y: Tensor) -> Tensor:
+    apart = torch.cdist(logits.detach(), logits.detach()) + 1e3 * (y[:, None] == y)
+    nearest = logits.detach()[apart.argmin(1)]
+    return F.relu(3 - (logits - nearest).square().sum(1)) + ce(logits, y)
+
+
+def ranks(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [1.0 + ordered.index(value) for value in values]
+
+
 def against_noise(logits: Tensor, y: Tensor) -> Tensor:
     return F.softplus(logits.roll(1, 0).sum(1) - logits.sum(1))
 
@@ -90,6 +101,12 @@ COUPLED: dict[str, Losses] = {
         z, z.roll(1, 0), z.roll(2, 0), reduction="none"
     ),
     "python float of the mean": lambda z, y: ce(z, y) * ce(z, y).mean().item(),
+    "variance of the batch": lambda z, y: ce(z, y) + F.relu(1 - z.std(0, correction=0)).sum(),
+    "distance to the batch's center": lambda z, y: (z - z.detach().mean(0)).square().sum(1),
+    "the hardest negative": hardest_negative,
+    "mean by numpy": lambda z, y: ce(z, y) / float(ce(z, y).detach().numpy().mean()),
+    "sum of a list": lambda z, y: ce(z, y) / sum(ce(z, y).tolist()),
+    "rank in a list": lambda z, y: ce(z, y) * torch.tensor(ranks(ce(z, y).tolist())),
     "labels of other rows counted": lambda z, y: ce(z, y) * (y[:, None] == y).sum(1),
 }
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0])

@@ -8,11 +8,8 @@ from torch import Tensor, nn
 
 from tests.privacy.clipping.traps.nets import (
     HIDDEN,
-    WIDTH,
     Mix,
-    classes,
     exact,
-    features,
     mixing,
     net_trial,
     words,
@@ -91,7 +88,16 @@ MIXES: dict[str, Mix] = {
         torch.cat([h[:3] * h[3:], h[3:]]) if len(h) > 3 else h
     ),
 }
-SLOW_ATTACHED = {"less the last row", "the batch's minimum", "each column sorted", "the row after"}
+QUICK = {
+    "half the batch's mean",
+    "a thousandth of the batch's mean",
+    "rows rolled by one",
+    "rows sorted by value",
+    "experts with a capacity",
+    "attention between rows",
+    "the size of the batch",
+}
+"""Mixes of which the quick suite tries the one with its gradient, too."""
 
 
 def detached(mix: Mix) -> Mix:
@@ -103,35 +109,8 @@ def by_value() -> Iterator[Case]:
     """Yields each mix with its gradient and without."""
     for name, mix in MIXES.items():
         for way, each in (("", mix), (", detached", detached(mix))):
-            slow = name in SLOW_ATTACHED and not way
+            slow = name not in QUICK and not way
             yield mixing(name + way, lambda each=each: net_trial(each), slow=slow)
-
-
-def in_order() -> Iterator[Case]:
-    """Yields mixes by value on batches where each row happens to be in its place."""
-    x = torch.linspace(-1, 1, 6)[:, None] * torch.ones(WIDTH)
-
-    def trial(mix: Mix):
-        trial = net_trial(mix, batches=[(x + 0.01 * features(WIDTH), classes())])
-        with torch.no_grad():
-            trial.model.enter.weight.copy_(torch.eye(HIDDEN, WIDTH) + 0.1)
-        later = (features(WIDTH), classes())
-        trial.batches = [*trial.batches, later]
-        return trial
-
-    order: dict[str, Mix] = {
-        "rows sorted by value, at first in order": lambda h: h[h[:, 0].argsort()],
-        "rows gathered by value, at first in order": lambda h: h.index_select(
-            0, h.sum(1).detach().argsort()
-        ),
-        "columns sorted over rows, at first in order": lambda h: torch.cat(
-            [h[:, :1].sort(0).values, h[:, 1:]], 1
-        ),
-        "the maximum so far, at first one's own": lambda h: torch.maximum(h, h.cummax(0).values),
-    }
-    for name, mix in order.items():
-        yield mixing(name, lambda mix=mix: trial(mix))
-        yield mixing(f"{name}, detached", lambda mix=mix: trial(detached(mix)))
 
 
 def sorted_and_back(h: Tensor) -> Tensor:
@@ -240,6 +219,5 @@ class Recurrent(nn.Module):
 def cases() -> Iterator[Case]:
     """Yields all cases of this file."""
     yield from by_value()
-    yield from in_order()
     yield from sequences()
     yield from layers()

@@ -9,8 +9,10 @@ from tests.privacy.clipping.traps.mixing import detached
 from tests.privacy.clipping.traps.mixing_later import From, batches, with_mean
 from tests.privacy.clipping.traps.nets import (
     HIDDEN,
+    WIDTH,
     Mix,
     batch,
+    classes,
     either,
     features,
     mixing,
@@ -19,7 +21,7 @@ from tests.privacy.clipping.traps.nets import (
 from tests.privacy.clipping.traps.trial import Case, Trial
 
 
-def cases() -> Iterator[Case]:
+def rarely() -> Iterator[Case]:
     """Yields models that mix rows only from some batch on, at some size, or for some values."""
 
     def later(start: int, count: int) -> Trial:
@@ -69,3 +71,36 @@ def in_pairs(h: Tensor) -> Tensor:
     """Rows 2 and 3, and 4 and 5, read each other."""
     pairs = h[2:].view(-1, 2, HIDDEN) if len(h) > 3 and len(h) % 2 == 0 else None
     return h if pairs is None else torch.cat([h[:2], h[2:] + pairs.flip(1).reshape(-1, HIDDEN)])
+
+
+def in_order() -> Iterator[Case]:
+    """Yields mixes by value on batches where each row happens to be in its place."""
+    x = torch.linspace(-1, 1, 6)[:, None] * torch.ones(WIDTH)
+
+    def trial(mix: Mix):
+        trial = net_trial(mix, batches=[(x + 0.01 * features(WIDTH), classes())])
+        with torch.no_grad():
+            trial.model.enter.weight.copy_(torch.eye(HIDDEN, WIDTH) + 0.1)
+        later = (features(WIDTH), classes())
+        trial.batches = [*trial.batches, later]
+        return trial
+
+    order: dict[str, Mix] = {
+        "rows sorted by value, at first in order": lambda h: h[h[:, 0].argsort()],
+        "rows gathered by value, at first in order": lambda h: h.index_select(
+            0, h.sum(1).detach().argsort()
+        ),
+        "columns sorted over rows, at first in order": lambda h: torch.cat(
+            [h[:, :1].sort(0).values, h[:, 1:]], 1
+        ),
+        "the maximum so far, at first one's own": lambda h: torch.maximum(h, h.cummax(0).values),
+    }
+    for name, mix in order.items():
+        yield mixing(name, lambda mix=mix: trial(mix))
+        yield mixing(f"{name}, detached", lambda mix=mix: trial(detached(mix)))
+
+
+def cases() -> Iterator[Case]:
+    """Yields all cases of this file."""
+    yield from rarely()
+    yield from in_order()

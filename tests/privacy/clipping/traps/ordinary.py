@@ -12,6 +12,7 @@ from tests.privacy.clipping.traps.nets import (
     HIDDEN,
     ROWS,
     WIDTH,
+    WORDS,
     Net,
     batch,
     classes,
@@ -21,6 +22,8 @@ from tests.privacy.clipping.traps.nets import (
     features,
     mixing,
     net_trial,
+    next_words,
+    words,
 )
 from tests.privacy.clipping.traps.trial import Case, Trial
 
@@ -141,7 +144,34 @@ def rows_as_units() -> Iterator[Case]:
     )
 
 
+class Tied(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, HIDDEN)
+        self.leave = nn.Linear(HIDDEN, WORDS, bias=False)
+        self.leave.weight = self.table.weight
+        self.temperature = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.leave(torch.tanh(self.table(ids))) * self.temperature
+
+
+class TiedByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, HIDDEN)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.tanh(self.table(ids)) @ self.table.weight.T
+
+
+def of_words(model: nn.Module) -> Trial:
+    return net_trial(model=model, batches=[(words(),)], losses=next_words)
+
+
 def cases() -> Iterator[Case]:
     """Yields all cases of this file."""
     yield from plain()
+    yield exact("tied, with a temperature", lambda: of_words(Tied(0.7)))
+    yield exact("tied by hand", lambda: of_words(TiedByHand()))
     yield from rows_as_units()

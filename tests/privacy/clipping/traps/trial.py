@@ -86,7 +86,7 @@ class Trial:
                 return self.alone(self.model, batch, row)
             if self.drawn:
                 return self.losses(self.model, *batch)[row]
-            return self.losses(self.model, *(rows_of(part, row) for part in batch))[0]
+            return self.losses(self.model, *(part[row : row + 1] for part in batch))[0]
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,6 @@ class Verdict:
         if self.outcome is Outcome.REFUSED:
             return right is not Right.EXACT
         return self.outcome is Outcome.EXACT
-
-
-def rows_of(part: Any, row: int) -> Any:
-    """Returns one row of a tensor or list, as a batch of one."""
-    return part[row : row + 1] if isinstance(part, Tensor | list | tuple) else part
 
 
 def verdict_of(case: Case) -> Verdict:

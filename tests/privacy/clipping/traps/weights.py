@@ -12,14 +12,11 @@ from tests.privacy.clipping.traps.nets import (
     HIDDEN,
     LENGTH,
     ROWS,
-    WORDS,
     either,
     exact,
     features,
     net_trial,
-    next_words,
     squared,
-    words,
 )
 from tests.privacy.clipping.traps.trial import Case, Trial
 
@@ -199,27 +196,6 @@ def bias_alone(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class Tied(nn.Module):
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, HIDDEN)
-        self.leave = nn.Linear(HIDDEN, WORDS, bias=False)
-        self.leave.weight = self.table.weight
-        self.temperature = nn.Parameter(torch.tensor(scale))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.leave(torch.tanh(self.table(ids))) * self.temperature
-
-
-class TiedByHand(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, HIDDEN)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return torch.tanh(self.table(ids)) @ self.table.weight.T
-
-
 def decay(model: nn.Module, x: Tensor) -> Tensor:
     """A penalty on the weights, the same for each row: a gradient of its own, by definition."""
     return squared(model, x) + 0.1 * model.weight.square().sum()
@@ -233,8 +209,6 @@ def cases() -> Iterator[Case]:
     yield either("spectral norm, old", lambda: around(spectral_norm(nn.Linear(HIDDEN, 4)), HIDDEN))
     yield exact("spectral norm, evaluating", lambda: spectral(evaluating=True))
     yield either("spectral norm, training", lambda: spectral(evaluating=False))
-    yield exact("tied, with a temperature", lambda: of_words(Tied(0.7)))
-    yield exact("tied by hand", lambda: of_words(TiedByHand()))
     yield exact("a root that is a parameter's", lambda: alone(Own(torch.mul, H), features(HIDDEN)))
     yield exact("a root of a number", lambda: alone(Own(torch.mul, NUMBER), features(HIDDEN)))
     yield either(
@@ -254,7 +228,3 @@ def spectral(*, evaluating: bool) -> Trial:
     # In training every run takes a step of the power iteration; the proof takes several.
     trial.tolerance = 1e-2
     return trial
-
-
-def of_words(model: nn.Module) -> Trial:
-    return net_trial(model=model, batches=[(words(),)], losses=next_words)
