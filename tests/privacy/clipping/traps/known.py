@@ -20,7 +20,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "mixing_rarely/rows in pairs, detached",
         "calls/rows mixed in what is recomputed",
         "hooks/a hook that mixes before a layer",
-        "hooks/own backward that reads the batch",
         "hooks/a hook that keeps the batch's mean for the loss",
         "engines/two_pass: row 4 read by later rows, detached",
         "engines/two_pass: a hundredth of the batch's mean, detached",
@@ -87,6 +86,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "pairs/preferences less the batch's margin",
         "pairs/preferences less mismatched pairs",
         "calls/a reference's mean",
+        "closures/mixup in the closure",
+        "closures/mixup by a fixed order",
+        "closures/noise as large as the batch",
     ),
     "the model itself is not called, so that its rows are not compared": (
         "calls/parts alone, detached mean",
@@ -94,6 +96,13 @@ REASONS: dict[str, tuple[str, ...]] = {
         "calls/parts alone, detached running sum",
         "calls/parts alone, detached rows flipped",
         "calls/a method that reads the batch",
+    ),
+    "losses that cannot be computed on fewer rows are not compared": (
+        "closures/a number of rows written down, and a mean",
+        "closures/rows in a list, padded inside, and a mean",
+    ),
+    "only a gradient shows it, and no gradient is compared with that of its example alone": (
+        "hooks/own backward that reads the batch",
     ),
     "the loop checks nothing": (
         "engines/loop: half the batch's mean",
@@ -137,6 +146,12 @@ REASONS: dict[str, tuple[str, ...]] = {
         "layers/evaluating BatchNorm2d, frozen",
         "layers/evaluating InstanceNorm1d with statistics",
     ),
+    "a tensor kept by the model in a run of fewer rows does not fit the batch": (
+        "closures/places kept for as many rows as came first",
+    ),
+    "a scripted module does not take another forward, which no sentence says": (
+        "weights/scripted",
+    ),
     "refused today": (
         "layers/sparse Embedding",
         "ordinary/tied, with a temperature",
@@ -148,9 +163,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "weights/a number for a power",
         "weights/weight norm of the whole, old",
         "weights/a root of a number",
-    ),
-    "a scripted module does not take another forward, which no sentence says": (
-        "weights/scripted",
     ),
 }
 NOT_YET: dict[str, str] = {name: reason for reason, names in REASONS.items() for name in names}

@@ -8,6 +8,7 @@ import pytest
 from tests.privacy.clipping.traps import (
     arguments,
     calls,
+    closures,
     engines,
     hooks,
     layers,
@@ -33,6 +34,7 @@ FILES = (
     loss_objects,
     pairs,
     calls,
+    closures,
     hooks,
     engines,
     arguments,
