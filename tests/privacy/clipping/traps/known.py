@@ -89,6 +89,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "closures/mixup in the closure",
         "closures/mixup by a fixed order",
         "closures/noise as large as the batch",
+        "coincidences/class weights as many as rows, and a mean",
     ),
     "the model itself is not called, so that its rows are not compared": (
         "calls/parts alone, detached mean",
