@@ -2,8 +2,8 @@
 
 >>> from torch import nn
 >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
->>> list(parameter_groups(model, per_layer=True).values())
-[0, 0, 1, 1]
+>>> parameter_groups(model, per_layer=True)
+{'0.weight': 0, '0.bias': 0, '1.weight': 1, '1.bias': 1}
 >>> list(parameter_groups(model, per_layer=True, patterns=("*.weight", "*")).values())
 [0, 1, 0, 1]
 """
@@ -11,15 +11,16 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpft.errors import InputError
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 def parameter_groups(
     model: nn.Module, *, per_layer: bool, patterns: Sequence[str] | None = None
-) -> dict[Tensor, int]:
-    """Returns the group number, from 0, of every trainable parameter.
+) -> dict[str, int]:
+    """Returns the group number, from 0, of every trainable parameter, by its name.
 
     Args:
         model: Each parameter counts once, under the name of the first layer that owns it.
@@ -30,28 +31,26 @@ def parameter_groups(
     Raises:
         InputError: A parameter fits no pattern, or a pattern no parameter.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    names = TrainableParameters(model).names
     if not per_layer:
-        return dict.fromkeys((p for _, p in named), 0)
+        return dict.fromkeys(names, 0)
     if patterns is not None:
-        return _by_pattern(named, patterns)
-    owners = [name.rpartition(".")[0] for name, _ in named]
+        return _by_pattern(names, patterns)
+    owners = [name.rpartition(".")[0] for name in names]
     number = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
-    return {p: number[owner] for (_, p), owner in zip(named, owners, strict=True)}
+    return {name: number[owner] for name, owner in zip(names, owners, strict=True)}
 
 
-def _by_pattern(
-    named: Sequence[tuple[str, nn.Parameter]], patterns: Sequence[str]
-) -> dict[Tensor, int]:
-    groups: dict[Tensor, int] = {}
-    for name, parameter in named:
+def _by_pattern(names: Sequence[str], patterns: Sequence[str]) -> dict[str, int]:
+    groups: dict[str, int] = {}
+    for name in names:
         fitting = [index for index, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
         if not fitting:
             raise InputError(
                 f"privacy.groups must have a pattern for every trainable parameter, got none for "
                 f"{name}; end the list with '*'."
             )
-        groups[parameter] = fitting[0]
+        groups[name] = fitting[0]
     for index, pattern in enumerate(patterns):
         if index not in groups.values():
             raise InputError(

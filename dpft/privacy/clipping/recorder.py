@@ -4,28 +4,30 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpft.errors import RunError
+from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.uses import Use
 
 
 class Recorder:
     """Collects uses per parameter, and checks that each carries the batch in front.
 
-    Keyed by parameter and not by module: a tied weight has one gradient, whoever computes it.
+    Keyed by the parameter's name and not by module: a tied weight has one gradient, whoever
+    computes it.
     """
 
-    def __init__(self, names: dict[Tensor, str]) -> None:
+    def __init__(self, trainable: TrainableParameters) -> None:
         """Starts empty.
 
         Args:
-            names: The trainable parameters and what to call them in messages.
+            trainable: The parameters whose uses are recorded.
         """
-        self._names = names
-        self._uses: dict[Tensor, list[Use]] = defaultdict(list)
+        self.trainable = trainable
+        self._uses: dict[str, list[Use]] = defaultdict(list)
         self._batch_size = 0
-        self.receive: Callable[[Tensor, Use], None] = self.keep
+        self.receive: Callable[[str, Use], None] = self.keep
         """What an engine does with each use, in the middle of the backward pass."""
         self.token: Tensor | None = None
         """Inside a region that ``vmap`` maps over the batch, a tensor that it maps; None elsewhere.
@@ -39,8 +41,16 @@ class Recorder:
         self._batch_size = batch_size
         self._uses.clear()
 
-    def record(self, parameter: Tensor, use: Use) -> None:
-        """Takes one use of ``parameter``.
+    def record(self, layer: nn.Module, attribute: str, use: Use) -> None:
+        """Takes one use of the parameter that a layer holds in one of its attributes.
+
+        Raises:
+            RunError: As ``record_as``.
+        """
+        self.record_as(self.trainable.name_at(layer, attribute), use)
+
+    def record_as(self, name: str, use: Use) -> None:
+        """Takes one use of the parameter called ``name``.
 
         Raises:
             RunError: The use does not carry the batch dimension, so that its examples' gradients
@@ -54,11 +64,11 @@ class Recorder:
             )
         if rows != self._batch_size:
             raise RunError(
-                f"parameter {self._names[parameter]} was used with a leading dimension of {rows}, "
+                f"parameter {name} was used with a leading dimension of {rows}, "
                 f"expected the batch size {self._batch_size}: pass its layer inputs that carry the "
                 "batch (for position embeddings: expanded position_ids)."
             )
-        self.receive(parameter, use)
+        self.receive(name, use)
 
     @contextmanager
     def inside(self, token: Tensor | None) -> Iterator[None]:
@@ -78,12 +88,12 @@ class Recorder:
         """Whether a region is running; one within it is part of it."""
         return self.looping or self.token is not None
 
-    def keep(self, parameter: Tensor, use: Use) -> None:
+    def keep(self, name: str, use: Use) -> None:
         """Holds a use until ``take``; the default of ``receive``."""
-        self._uses[parameter].append(use)
+        self._uses[name].append(use)
 
-    def take(self) -> dict[Tensor, list[Use]]:
-        """Returns what was recorded since the last call, and forgets it."""
+    def take(self) -> dict[str, list[Use]]:
+        """Returns what was recorded since the last call, by name, and forgets it."""
         taken = dict(self._uses)
         self._uses.clear()
         return taken

@@ -9,9 +9,9 @@ So what each addition loses is kept, and added with the next micro-batch (Knuth'
 is left does not grow with M and is allowed for in the clip factors (``rounding_headroom``).
 
 >>> sums, weight = CompensatedSums(), torch.zeros(1)
->>> total = sums.add(weight, None, lambda part: part.fill_(1.0))
+>>> total = sums.add("weight", weight, None, lambda part: part.fill_(1.0))
 >>> for _ in range(4):
-...     total = sums.add(weight, total, lambda part: part.fill_(2.0**-25))
+...     total = sums.add("weight", weight, total, lambda part: part.fill_(2.0**-25))
 >>> float(total) == 1 + 2.0**-23  # plain float32 additions would leave 1
 True
 """
@@ -44,35 +44,40 @@ class CompensatedSums:
 
     def __init__(self) -> None:
         """Starts with nothing kept."""
-        self._lost: dict[Tensor, Tensor] = {}
-        self._left: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}
+        self._lost: dict[str, Tensor] = {}
+        self._left: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
     def add(
-        self, parameter: Tensor, total: Tensor | None, contribute: Callable[[Tensor], object]
+        self,
+        name: str,
+        parameter: Tensor,
+        total: Tensor | None,
+        contribute: Callable[[Tensor], object],
     ) -> Tensor:
         """Returns the total with a micro-batch's part added, in place where there is one.
 
         Args:
-            parameter: Whose gradient it is.
+            name: Name of the parameter whose gradient it is.
+            parameter: The parameter itself, which may be another tensor at each call.
             total: What was added up before; None for nothing. If someone else changed it since,
                 what its last addition lost is forgotten.
             contribute: Adds the part to zeros of the parameter's shape.
         """
         part = torch.zeros_like(parameter)
         contribute(part)
-        lost = self._lost.pop(parameter, None)
+        lost = self._lost.pop(name, None)
         if total is None:
             total = part
         else:
-            if lost is not None and self._is_as_left(parameter, total):
+            if lost is not None and self._is_as_left(name, total):
                 part.add_(lost)
             _add_keeping_loss(total, part)
-            self._lost[parameter] = part
-        self._left[parameter] = (weakref.ref(total), total._version)
+            self._lost[name] = part
+        self._left[name] = (weakref.ref(total), total._version)
         return total
 
-    def _is_as_left(self, parameter: Tensor, total: Tensor) -> bool:
-        reference, version = self._left[parameter]
+    def _is_as_left(self, name: str, total: Tensor) -> bool:
+        reference, version = self._left[name]
         return reference() is total and total._version == version
 
 

@@ -168,7 +168,7 @@ def test_what_was_lost_is_forgotten_where_the_gradient_was_changed_or_cleared():
     parameter, kept = torch.zeros(3), CompensatedSums()
 
     def add(total, value):
-        return kept.add(parameter, total, lambda part: part.fill_(value))
+        return kept.add("weight", parameter, total, lambda part: part.fill_(value))
 
     total = add(add(None, 1.0), 2.0**-25)
     assert add(total.zero_(), 0.0).tolist() == [0, 0, 0]
@@ -180,7 +180,7 @@ def test_a_sum_of_another_layout_is_compensated_too():
     parameter, kept = torch.zeros(4, 3).t(), CompensatedSums()
     total = torch.ones(3, 4)
     for _ in range(4):
-        total = kept.add(parameter, total, lambda part: part.fill_(2.0**-25))
+        total = kept.add("weight", parameter, total, lambda part: part.fill_(2.0**-25))
     assert (total == 1 + 2.0**-23).all()
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpft.privacy.clipping.choices import Tuning, check_engine_name
 from dpft.privacy.clipping.costs import FLOAT_BYTES
@@ -33,7 +33,7 @@ def make_engine(
     model: nn.Module,
     style: ClippingStyle,
     *,
-    groups: Mapping[Tensor, int],
+    groups: Mapping[str, int],
     tuning: Tuning,
 ) -> Engine:
     """Returns the engine called ``name``, or the one that ``auto`` picks, which is logged.

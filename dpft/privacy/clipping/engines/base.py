@@ -1,7 +1,7 @@
 """The interface of an engine, the step from norms to factors, and the checks all engines share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.factors import ClippingStyle, in_range
 from dpft.privacy.clipping.sums import CompensatedSums
+from dpft.privacy.clipping.trainable import TrainableParameters, is_summable
 
 LossFunction = Callable[[], Tensor]
 """Computes per-example losses, shape (b,), with a graph back to the parameters."""
@@ -65,7 +66,7 @@ class Engine(ABC):
         model: nn.Module,
         style: ClippingStyle,
         *,
-        groups: Mapping[Tensor, int] | None = None,
+        groups: Mapping[str, int] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """Prepares for a model.
@@ -73,8 +74,8 @@ class Engine(ABC):
         Args:
             model: Its trainable parameters are those that require grad now.
             style: From norms to factors.
-            groups: Group number of every trainable parameter, ``style.groups`` of them; None
-                where the style has one.
+            groups: Group number of every trainable parameter by name, ``style.groups`` of them;
+                None where the style has one.
             tuning: Speed and memory.
 
         Raises:
@@ -83,37 +84,37 @@ class Engine(ABC):
         self.model = model
         self.style = style
         self.tuning = tuning or Tuning()
-        self.names: dict[Tensor, str] = dict(trainable_parameters(model))
-        if not self.names:
+        self.trainable = TrainableParameters(model)
+        parameters = self.trainable.now()
+        if not parameters:
             raise InputError("the model must have a trainable parameter, got none.")
-        for parameter, name in self.names.items():
-            if parameter.dtype not in (torch.float32, torch.float64):
+        for name, parameter in parameters.items():
+            if not is_summable(parameter):
                 raise InputError(
                     f"trainable parameter {name} must be float32 or float64, got "
                     f"{parameter.dtype}; load the model in float32."
                 )
-        self.groups = dict.fromkeys(self.names, 0) if groups is None else dict(groups)
-        parameter = next(iter(self.names))
+        self.groups = dict.fromkeys(parameters, 0) if groups is None else dict(groups)
+        parameter = next(iter(parameters.values()))
         self.sums = CompensatedSums()
         self.norm_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """What norms and factors are given in."""
         least = style.least_norm(self.norm_dtype) * self.tuning.loss_scale
-        self.negligible = NEGLIGIBLE_SHARE * least**2 / len(self.names)
+        self.negligible = NEGLIGIBLE_SHARE * least**2 / len(parameters)
         """A parameter's squared norm (of scaled losses) that changes no factor."""
 
     def check_unchanged(self) -> None:
         """Refuses a model whose trainable parameters are not those it was prepared with.
 
         Raises:
-            RunError: A parameter was frozen, unfrozen or replaced since.
+            RunError: A parameter was frozen, unfrozen or replaced since; another tensor of the
+                same shape in its place is no replacement, as long as what was tied stays tied.
         """
-        now = dict(trainable_parameters(self.model))
-        changed = [name for p, name in now.items() if p not in self.names]
-        changed += [name for p, name in self.names.items() if p not in now]
-        if changed:
+        changed = self.trainable.first_changed()
+        if changed is not None:
             raise RunError(
                 f"the trainable parameters must stay those the clipper was made for, but "
-                f"{changed[0]} was frozen, unfrozen or replaced; make a new one."
+                f"{changed} was frozen, unfrozen or replaced; make a new one."
             )
 
     @abstractmethod
@@ -142,7 +143,7 @@ class Engine(ABC):
 
         The square of a gradient that float32 holds need not fit into float32.
         """
-        device = next(iter(self.names)).device
+        device = self.trainable.device
         return torch.zeros(self.style.groups, count, dtype=torch.float64, device=device)
 
     def decide_clipping(self, squares: Tensor, finite: Tensor) -> ClipDecision:
@@ -174,13 +175,6 @@ def check_is_tensor(losses: object) -> None:
         raise InputError(
             f"losses must be a tensor of shape (b,), one per example, got {type(losses).__name__}."
         )
-
-
-def trainable_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yields each trainable parameter, a tied one once, with its name."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield parameter, name
 
 
 def check_losses(losses: Tensor) -> None:

@@ -29,39 +29,40 @@ class BookKeepingEngine(RecordingEngine):
         with torch.no_grad():
             rows = Rows(losses, units)
             squares = self.new_squares(len(rows.finite))
-            for parameter, kept in uses.items():
+            for name, kept in uses.items():
                 kept[:] = [rows.fold(use) for use in kept]
-                squares[self.groups[parameter]] += rows.squared_norms(kept, self.negligible)
+                squares[self.groups[name]] += rows.squared_norms(kept, self.negligible)
             decision = self.decide_clipping(squares, rows.finite)
             self._contract(uses, rows, decision)
         return decision.clipped_batch()
 
-    def _backward(self, losses: Tensor) -> dict[Tensor, list[Use]]:
-        """Returns every trainable parameter's uses, merged by kind."""
+    def _backward(self, losses: Tensor) -> dict[str, list[Use]]:
+        """Returns every trainable parameter's uses by its name, merged by kind."""
         self._memory = self.tuning.memory_mb * 2**20
         try:
             self.backward(losses, self._keep)
         finally:
             uses = self.recorder.take()
-        return {p: [widen(use) for use in merge_uses(kept)] for p, kept in uses.items()}
+        return {n: [widen(use) for use in merge_uses(kept)] for n, kept in uses.items()}
 
-    def _keep(self, parameter: Tensor, use: Use) -> None:
+    def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
-        if isinstance(use, OuterUse) and parameter not in self.shared:
+        if isinstance(use, OuterUse) and name not in self.shared:
             shape = use.shape
             if keeping_is_cheaper(shape, self._memory):
                 if shape.instantiated_bytes > shape.factored_bytes:
                     self._memory -= shape.instantiated_bytes
                 use = GradientUse(use.instantiate())
-        self.recorder.keep(parameter, use)
+        self.recorder.keep(name, use)
 
-    def _contract(self, uses: dict[Tensor, list[Use]], rows: Rows, decision: ClipDecision) -> None:
+    def _contract(self, uses: dict[str, list[Use]], rows: Rows, decision: ClipDecision) -> None:
         """Adds the weighted sums to the gradients; each use is freed once contracted."""
+        parameters = self.trainable.now()
         while uses:
-            parameter, kept = uses.popitem()
-            group = self.groups[parameter]
-            add = partial(_add_weighted_sums, kept, rows, decision, group)
-            parameter.grad = self.sums.add(parameter, parameter.grad, add)
+            name, kept = uses.popitem()
+            parameter = parameters[name]
+            add = partial(_add_weighted_sums, kept, rows, decision, self.groups[name])
+            parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
 
 
 def _add_weighted_sums(

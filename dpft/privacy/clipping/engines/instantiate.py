@@ -24,23 +24,25 @@ class InstantiateEngine(RecordingEngine):
         gradients = self._gradients(losses, rows)
         with torch.no_grad():
             squares = self.new_squares(len(rows.finite))
-            for parameter, gradient in gradients.items():
-                squares[self.groups[parameter]] += rows.squared_norms([gradient], self.negligible)
+            for name, gradient in gradients.items():
+                squares[self.groups[name]] += rows.squared_norms([gradient], self.negligible)
             decision = self.decide_clipping(squares, rows.finite)
-            for parameter, gradient in gradients.items():
-                add = partial(rows.add_weighted_sum, gradient, decision, self.groups[parameter])
-                parameter.grad = self.sums.add(parameter, parameter.grad, add)
+            parameters = self.trainable.now()
+            for name, gradient in gradients.items():
+                parameter = parameters[name]
+                add = partial(rows.add_weighted_sum, gradient, decision, self.groups[name])
+                parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
         return decision.clipped_batch()
 
-    def _gradients(self, losses: Tensor, rows: Rows) -> dict[Tensor, GradientUse]:
-        """Returns every trainable parameter's gradients, one for each unit."""
-        gradients: dict[Tensor, Tensor] = {}
+    def _gradients(self, losses: Tensor, rows: Rows) -> dict[str, GradientUse]:
+        """Returns every trainable parameter's gradients by its name, one for each unit."""
+        gradients: dict[str, Tensor] = {}
 
-        def receive(parameter: Tensor, use: Use) -> None:
+        def receive(name: str, use: Use) -> None:
             values = rows.fold(GradientUse(use.instantiate())).instantiate()
-            if parameter in gradients:
-                values = gradients[parameter] + values
-            gradients[parameter] = values
+            if name in gradients:
+                values = gradients[name] + values
+            gradients[name] = values
 
         self.backward(losses, receive)
-        return {parameter: GradientUse(values) for parameter, values in gradients.items()}
+        return {name: GradientUse(values) for name, values in gradients.items()}

@@ -50,16 +50,18 @@ class LoopEngine(Engine):
     def _add_clipped(self, loss: Tensor, *, last: bool) -> ClipDecision:
         """Adds one clipped gradient, unless it is not finite; returns what its norm decided."""
         scale = torch.full_like(loss, self.tuning.loss_scale)
-        used = ordinary_gradients(loss, self.names, weights=scale, retain_graph=not last)
+        parameters = self.trainable.now()
+        used = ordinary_gradients(loss, parameters, weights=scale, retain_graph=not last)
         squares = self.new_squares(1)
-        for parameter, gradient in used.items():
-            squares[self.groups[parameter]] += squared_norm(gradient)
+        for name, gradient in used.items():
+            squares[self.groups[name]] += squared_norm(gradient)
         decision = self.decide_clipping(squares, loss.detach().isfinite()[None])
         if decision.finite:
-            for parameter, gradient in used.items():
-                factor = decision.factors[self.groups[parameter]].to(parameter.dtype)
+            for name, gradient in used.items():
+                parameter = parameters[name]
+                factor = decision.factors[self.groups[name]].to(parameter.dtype)
                 add = partial(torch.Tensor.add_, other=gradient * factor)
-                parameter.grad = self.sums.add(parameter, parameter.grad, add)
+                parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
         return decision
 
 

@@ -1,7 +1,7 @@
 """Recording forwards: put on the layers that own trainable parameters, and taken off again."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -33,13 +33,12 @@ class Patches:
     is first met, from two small runs of the model (``flow``, ``region_plans``).
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder, names: dict[Tensor, str]) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         """Looks for the layers that own a trainable parameter."""
         # The compiled wrapper around a model calls it; it is the model that is looked into.
         self._model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
-        self._names = names
-        self.plans = RegionPlans(self._model, names)
+        self.plans = RegionPlans(self._model, recorder.trainable)
         self._regions = self.plans.by_kind()
         self._patched: list[nn.Module] = []
         self._root: Callable[..., Any] = self._own_forward
@@ -121,7 +120,8 @@ class Patches:
         with self.without():
             try:
                 mixed = mixed_output(self._model, self._own_forward, (args, kwargs))
-                flow = learn_flow(self._model, self._own_forward, (args, kwargs), self._names)
+                weights = self._recorder.trainable.now()
+                flow = learn_flow(self._model, self._own_forward, (args, kwargs), weights)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
                 # Its message may tell the records' lengths.
                 reason = type(error).__name__
@@ -166,24 +166,24 @@ def _layers_swapped(region: Region) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def watch_for_unrecorded_gradients(names: dict[Tensor, str]) -> Iterator[None]:
-    """Sets gradients aside during a backward pass that must form none.
+def watch_for_unrecorded_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Sets gradients of named parameters aside during a backward pass that must form none.
 
     Raises:
         RunError: A parameter got an ordinary gradient, so it is used outside its own layer's
             forward, where no rule sees it and no clipping would reach it.
     """
-    held = {parameter: parameter.grad for parameter in names}
-    for parameter in names:
+    held = {name: parameter.grad for name, parameter in parameters.items()}
+    for parameter in parameters.values():
         parameter.grad = None
     try:
         yield
-        for parameter, name in names.items():
+        for name, parameter in parameters.items():
             if parameter.grad is not None:
                 raise RunError(
                     f"parameter {name} is used outside its layer's forward, where its per-example "
                     "gradients cannot be seen; choose privacy.engine=loop."
                 )
     finally:
-        for parameter, gradient in held.items():
-            parameter.grad = gradient
+        for name, gradient in held.items():
+            parameters[name].grad = gradient

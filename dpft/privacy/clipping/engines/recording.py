@@ -1,6 +1,5 @@
 """What book-keeping, two-pass and instantiate share: a backward pass that reports uses."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
@@ -36,8 +35,8 @@ NOT_REPEATABLE = (
     "of torch, got others: draw its batch before accumulate, not inside."
 )
 
-Receiver = Callable[[Tensor, Use], None]
-"""Takes a parameter and one use of it, in the middle of a backward pass."""
+Receiver = Callable[[str, Use], None]
+"""Takes a parameter's name and one use of it, in the middle of a backward pass."""
 
 
 class RecordingEngine(Engine):
@@ -48,7 +47,7 @@ class RecordingEngine(Engine):
         model: nn.Module,
         style: ClippingStyle,
         *,
-        groups: Mapping[Tensor, int] | None = None,
+        groups: Mapping[str, int] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """Finds a rule for every layer that owns a trainable parameter.
@@ -57,13 +56,10 @@ class RecordingEngine(Engine):
             InputError: A trainable parameter belongs to a layer without a rule.
         """
         super().__init__(model, style, groups=groups, tuning=tuning)
-        self.recorder = Recorder(self.names)
-        self._patches = Patches(model, self.recorder, self.names)
-        owners: Counter[Tensor] = Counter(
-            p for module in model.modules() for p in module.parameters(recurse=False)
-        )
-        self.shared: set[Tensor] = {parameter for parameter, count in owners.items() if count > 1}
-        """Parameters of several layers, whose uses add up before the norm."""
+        self.recorder = Recorder(self.trainable)
+        self._patches = Patches(model, self.recorder)
+        self.shared = self.trainable.shared
+        """Names of the parameters of several layers, whose uses add up before the norm."""
 
     def install(self) -> None:
         """Gives each layer its recording forward.
@@ -84,7 +80,7 @@ class RecordingEngine(Engine):
             RunError: They cannot.
         """
         plans = self._patches.plans
-        state = RandomState.now(next(iter(self.names)).device)
+        state = RandomState.now(self.trainable.device)
         # Only a first batch is sure to be computed twice; copies for each batch would cost.
         keeping = nullcontext() if plans.were_ever_proved else state_kept(self.model)
         for number in range(ROUNDS):
@@ -98,7 +94,7 @@ class RecordingEngine(Engine):
             else:
                 if not _can_be_proved(losses):
                     return losses
-                if plans.are_proved(describe_graph(losses, self.names)):
+                if plans.are_proved(describe_graph(losses, self.trainable.now())):
                     return losses
                 del losses
             self._prove(compute_losses, state)
@@ -169,7 +165,7 @@ class RecordingEngine(Engine):
     def _verdict_as_is(self, compute_losses: LossFunction, state: RandomState) -> Verdict:
         state.restore()
         with self._patches.without():
-            bare = bare_run(compute_losses, self.names, self.tuning.loss_scale)
+            bare = bare_run(compute_losses, self.trainable, self.tuning.loss_scale)
 
         def run(weights: Tensor, receive: Receiver) -> Tensor:
             state.restore()
@@ -182,7 +178,7 @@ class RecordingEngine(Engine):
             return losses.detach()
 
         precision = self._patches.plans.precision
-        return check_against(bare, run, self.names, precision=precision)
+        return check_against(bare, run, precision=precision)
 
     def backward(self, losses: Tensor, receive: Receiver, *, retain_graph: bool = False) -> None:
         """Runs a backward pass of the scaled losses, handing every use to ``receive``.
@@ -194,7 +190,7 @@ class RecordingEngine(Engine):
         self.recorder.receive = receive
         total = losses.sum() * self.tuning.loss_scale
         try:
-            with watch_for_unrecorded_gradients(self.names):
+            with watch_for_unrecorded_gradients(self.trainable.now()):
                 torch.autograd.backward(total, retain_graph=retain_graph)
         finally:
             self.recorder.receive = self.recorder.keep

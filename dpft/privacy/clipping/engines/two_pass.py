@@ -49,33 +49,33 @@ class TwoPassEngine(RecordingEngine):
             # A layer called twice: its uses need each other. Once per model, not per batch.
             self.shared |= reused
 
-    def _norm_pass(self, losses: Tensor, rows: Rows) -> tuple[Tensor, set[Tensor]]:
+    def _norm_pass(self, losses: Tensor, rows: Rows) -> tuple[Tensor, set[str]]:
         """Runs one backward pass that lets each use go once its norm is taken.
 
         Returns:
-            The squared norms, shape (groups, units), and the parameters with several uses though
-            they were not known as shared: where there are any, the norms are wrong.
+            The squared norms, shape (groups, units), and the names of parameters with several
+            uses though they were not known as shared: where there are any, the norms are wrong.
         """
         squares = self.new_squares(len(rows.finite))
-        met: set[Tensor] = set()
-        reused: set[Tensor] = set()
+        met: set[str] = set()
+        reused: set[str] = set()
 
-        def receive(parameter: Tensor, use: Use) -> None:
-            if parameter in self.shared:
-                self.recorder.keep(parameter, use)
-            elif parameter in met:
-                reused.add(parameter)
+        def receive(name: str, use: Use) -> None:
+            if name in self.shared:
+                self.recorder.keep(name, use)
+            elif name in met:
+                reused.add(name)
             else:
-                met.add(parameter)
-                squares[self.groups[parameter]] += self._norms_of([use], rows)
+                met.add(name)
+                squares[self.groups[name]] += self._norms_of([use], rows)
 
         try:
             self.backward(losses, receive, retain_graph=True)
         finally:
             kept = self.recorder.take()
         if not reused:
-            for parameter, uses in kept.items():
-                squares[self.groups[parameter]] += self._norms_of(merge_uses(uses), rows)
+            for name, uses in kept.items():
+                squares[self.groups[name]] += self._norms_of(merge_uses(uses), rows)
         return squares, reused
 
     def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
@@ -83,25 +83,26 @@ class TwoPassEngine(RecordingEngine):
 
     def _contract(self, losses: Tensor, rows: Rows, decision: ClipDecision) -> None:
         """Adds the weighted sums to the gradients in a second pass, use by use."""
-        sums = {parameter: parameter.grad for parameter in self.names}
+        parameters = self.trainable.now()
+        sums = {name: parameter.grad for name, parameter in parameters.items()}
 
-        def add(parameter: Tensor, use: Use) -> None:
-            weigh = partial(rows.add_weighted_sum, rows.fold(use), decision, self.groups[parameter])
-            sums[parameter] = self.sums.add(parameter, sums[parameter], weigh)
+        def add(name: str, use: Use) -> None:
+            weigh = partial(rows.add_weighted_sum, rows.fold(use), decision, self.groups[name])
+            sums[name] = self.sums.add(name, parameters[name], sums[name], weigh)
 
-        def receive(parameter: Tensor, use: Use) -> None:
-            if parameter in self.shared and isinstance(use, GradientUse):
+        def receive(name: str, use: Use) -> None:
+            if name in self.shared and isinstance(use, GradientUse):
                 # Added to the others before it is weighted, as it was before the norm.
-                self.recorder.keep(parameter, use)
+                self.recorder.keep(name, use)
             else:
-                add(parameter, widen(use))
+                add(name, widen(use))
 
         self.backward(losses, receive)
         with torch.no_grad():
-            for parameter, uses in self.recorder.take().items():
-                add(parameter, *merge_uses(uses))
-        for parameter, total in sums.items():
-            parameter.grad = total
+            for name, uses in self.recorder.take().items():
+                add(name, *merge_uses(uses))
+        for name, total in sums.items():
+            parameters[name].grad = total
 
 
 def _keeping_buffers() -> AbstractContextManager[None]:

@@ -33,10 +33,10 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
         if inputs is not None:
             gradients = _weight_gradients(layer, inputs, backprops)
             gradients = gradients.unflatten(0, (count, -1)).sum(1)
-            recorder.record(layer.weight, GradientUse(gradients))
+            recorder.record(layer, "weight", GradientUse(gradients))
         if layer.bias is not None and layer.bias.requires_grad:
             sums = backprops.flatten(2).sum(2, dtype=sum_dtype(backprops))
-            recorder.record(layer.bias, GradientUse(sums.unflatten(0, (count, -1)).sum(1)))
+            recorder.record(layer, "bias", GradientUse(sums.unflatten(0, (count, -1)).sum(1)))
 
     def forward(inputs: Tensor) -> Tensor:
         # Inside a region examples come as (b, 1, channels, …).

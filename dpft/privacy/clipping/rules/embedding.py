@@ -20,23 +20,23 @@ def embedding_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[[Tens
         InputError: The layer rescales its own weight or its gradient, which mixes examples.
     """
     check_plain(max_norm=layer.max_norm, scale_grad_by_freq=layer.scale_grad_by_freq)
-    return look_up(layer.weight, layer.padding_idx, recorder)
+    return look_up(layer, layer.padding_idx, recorder)
 
 
 def look_up(
-    weight: Tensor, padding_idx: int | None, recorder: Recorder
+    layer: nn.Embedding, padding_idx: int | None, recorder: Recorder
 ) -> Callable[[Tensor], Tensor]:
-    """Returns ``F.embedding`` on one weight, recording its uses."""
+    """Returns ``F.embedding`` on a layer's weight, recording its uses."""
 
-    def record(ids: Tensor, backprops: Tensor) -> None:
+    def record(ids: Tensor, backprops: Tensor, rows: int) -> None:
         if padding_idx is not None:
-            row = padding_idx % len(weight)
+            row = padding_idx % rows
             backprops = backprops.masked_fill((ids == row).unsqueeze(-1), 0)
         flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
-        recorder.record(weight, RowsUse(flat_ids, as_sequence(backprops), len(weight)))
+        recorder.record(layer, "weight", RowsUse(flat_ids, as_sequence(backprops), rows))
 
     def forward(ids: Tensor) -> Tensor:
-        rows: Tensor = _Embedding.apply(ids, weight, record)
+        rows: Tensor = _Embedding.apply(ids, layer.weight, record)
         return rows
 
     return forward
@@ -60,14 +60,14 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ids: Tensor, weight: Tensor, record: Callable[[Tensor, Tensor], None]
+        ctx: Any, ids: Tensor, weight: Tensor, record: Callable[[Tensor, Tensor, int], None]
     ) -> Tensor:
-        ctx.record = record
+        ctx.record, ctx.rows = record, len(weight)
         ctx.save_for_backward(ids)
         return F.embedding(ids, weight)
 
     @staticmethod
     def backward(ctx: Any, backprops: Tensor) -> tuple[None, None, None]:
         (ids,) = ctx.saved_tensors
-        ctx.record(ids, backprops)
+        ctx.record(ids, backprops, ctx.rows)
         return None, None, None

@@ -1,6 +1,7 @@
 """GroupNorm: weight and bias are small, so each example gets copies of its own."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,10 +19,12 @@ def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Ten
         normalised = F.group_norm(rows, layer.num_groups, eps=layer.eps)
         per_example = len(rows) // len(inputs)
         weight, bias = (
-            expanded(parameter, len(inputs), recorder)
+            expanded(
+                getattr(layer, attribute), len(inputs), partial(recorder.record, layer, attribute)
+            )
             .repeat_interleave(per_example, 0)
             .view(*rows.shape[:2], *[1] * (rows.dim() - 2))
-            for parameter in (layer.weight, layer.bias)
+            for attribute in ("weight", "bias")
         )
         return (normalised * weight + bias).to(normalised.dtype).view(inputs.shape)
 

@@ -29,7 +29,7 @@ def embedding_subclass_forward(layer: nn.Embedding, recorder: Recorder) -> Calla
         sparse: bool = False,
     ) -> Tensor:
         check_plain(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
-        return on_the_whole_batch(layer, look_up(weight, padding_idx, recorder), recorder)(ids)
+        return on_the_whole_batch(layer, look_up(layer, padding_idx, recorder), recorder)(ids)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = type(layer).forward

@@ -20,9 +20,9 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
         middle = tuple(range(1, backprops.dim() - width))
         if layer.weight.requires_grad and normalised is not None:
             products = backprops * normalised
-            recorder.record(layer.weight, GradientUse(_summed(products, middle)))
+            recorder.record(layer, "weight", GradientUse(_summed(products, middle)))
         if layer.bias is not None and layer.bias.requires_grad:
-            recorder.record(layer.bias, GradientUse(_summed(backprops, middle)))
+            recorder.record(layer, "bias", GradientUse(_summed(backprops, middle)))
 
     def forward(inputs: Tensor) -> Tensor:
         outputs: Tensor = _LayerNorm.apply(

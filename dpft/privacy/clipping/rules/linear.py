@@ -18,8 +18,9 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            recorder.record(layer.weight, OuterUse(as_sequence(backprops), as_sequence(inputs)))
-        _record_bias(layer.bias, backprops, recorder)
+            use = OuterUse(as_sequence(backprops), as_sequence(inputs))
+            recorder.record(layer, "weight", use)
+        _record_bias(layer, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
         outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, False, record)
@@ -33,8 +34,9 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            recorder.record(layer.weight, OuterUse(as_sequence(inputs), as_sequence(backprops)))
-        _record_bias(layer.bias, backprops, recorder)
+            use = OuterUse(as_sequence(inputs), as_sequence(backprops))
+            recorder.record(layer, "weight", use)
+        _record_bias(layer, backprops, recorder)
 
     def forward(inputs: Tensor) -> Tensor:
         outputs: Tensor = _Dense.apply(for_product(inputs), layer.weight, layer.bias, True, record)
@@ -48,11 +50,10 @@ def as_sequence(rows: Tensor) -> Tensor:
     return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
 
 
-def _record_bias(bias: nn.Parameter | None, backprops: Tensor, recorder: Recorder) -> None:
-    if bias is not None and bias.requires_grad:
-        recorder.record(
-            bias, GradientUse(as_sequence(backprops).sum(1, dtype=sum_dtype(backprops)))
-        )
+def _record_bias(layer: nn.Linear | Conv1D, backprops: Tensor, recorder: Recorder) -> None:
+    if layer.bias is not None and layer.bias.requires_grad:
+        sums = as_sequence(backprops).sum(1, dtype=sum_dtype(backprops))
+        recorder.record(layer, "bias", GradientUse(sums))
 
 
 class _Dense(torch.autograd.Function):

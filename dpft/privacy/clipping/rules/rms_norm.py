@@ -5,6 +5,7 @@ T5's) differ in the order of casts and products; they run their own forward (``m
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ from dpft.privacy.clipping.rules.expansion import expanded
 def rms_norm_forward(layer: nn.RMSNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
     """Returns ``y = weight * x / rms(x)`` over the last dimensions, recording its uses."""
     width = len(layer.normalized_shape)
+    report = partial(recorder.record, layer, "weight")
 
     def forward(inputs: Tensor) -> Tensor:
         normalised = F.rms_norm(inputs, layer.normalized_shape, None, layer.eps)
-        weight = expanded(layer.weight, len(inputs), recorder)
+        weight = expanded(layer.weight, len(inputs), report)
         middle = [1] * (inputs.dim() - width - 1)
         outputs = normalised * weight.view(len(inputs), *middle, *layer.weight.shape)
         return outputs.to(normalised.dtype)

@@ -22,6 +22,7 @@ Worked example: a scale that is no layer's weight, shared by all examples.
 >>> from dpft.privacy.clipping.separation.flow import learn_flow
 >>> from dpft.privacy.clipping.separation.mapping import MappedForward
 >>> from dpft.privacy.clipping.separation.regions import RegionPlanner
+>>> from dpft.privacy.clipping.trainable import TrainableParameters
 >>> class Scaled(nn.Module):
 ...     def __init__(self):
 ...         super().__init__()
@@ -30,21 +31,21 @@ Worked example: a scale that is no layer's weight, shared by all examples.
 ...     def forward(self, x):
 ...         return self.dense(x) * self.scale
 >>> model = nn.Sequential(nn.Linear(3, 3), Scaled(), nn.Linear(3, 1))
->>> names = {parameter: name for name, parameter in model.named_parameters()}
+>>> trainable = TrainableParameters(model)
 >>> inputs = torch.ones(4, 3)
->>> flow = learn_flow(model, model.forward, ((inputs,), {}), names)
->>> [(names[use.weight], use.status.name) for use in flow.uses][-4:-1]
+>>> flow = learn_flow(model, model.forward, ((inputs,), {}), trainable.now())
+>>> [(use.name, use.status.name) for use in flow.uses][-4:-1]
 [('1.dense.bias', 'BATCH'), ('1.scale', 'BATCH'), ('2.weight', 'BATCH')]
 
 The dense layers have a rule, and meet the batch. The scale has none: the smallest module around it
 becomes a region, in which the scale is expanded to four rows.
 
->>> (region,) = RegionPlanner(model, names).by_flow(flow, widening=True)
->>> type(region.module).__name__, list(region.expanded)
-('Scaled', ['scale'])
->>> recorder = Recorder(names)
+>>> (region,) = RegionPlanner(model, trainable).by_flow(flow, widening=True)
+>>> type(region.module).__name__, dict(region.expanded)
+('Scaled', {'scale': '1.scale'})
+>>> recorder = Recorder(trainable)
 >>> recorder.start(batch_size=4)
 >>> MappedForward(region, recorder)(inputs).sum().backward()
->>> {names[weight]: tuple(use.values.shape) for weight, (use,) in recorder.take().items()}
+>>> {name: tuple(use.values.shape) for name, (use,) in recorder.take().items()}
 {'1.scale': (4, 3)}
 """

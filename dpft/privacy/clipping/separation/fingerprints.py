@@ -5,7 +5,6 @@ layers' inputs and output gradients twice, so of each row two numbers are kept: 
 projection onto a fixed direction. Both are scaled exactly where the row is.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
@@ -33,25 +32,24 @@ class Pass:
 
     uses: list["Fingerprint"] = field(default_factory=list)
 
-    def note(self, parameter: Tensor, use: Use) -> None:
+    def note(self, name: str, use: Use) -> None:
         """Keeps a fingerprint of a use."""
-        self.uses.append(Fingerprint.of(parameter, use))
+        self.uses.append(Fingerprint.of(name, use))
 
     def finite_rows(self, rows: Tensor) -> Tensor:
         """Returns which of the rows, shape (b,), are finite in every use."""
         each = [tensor.isfinite().all(0) for use in self.uses for tensor in use.rows]
         return torch.stack([rows, *each]).all(0)
 
-    def parameters_with_gradients(self) -> set[Tensor]:
-        """Returns the parameters to whose gradient some row of a use adds something."""
-        return {use.parameter for use in self.uses if use.smallest_peak_norm > 0}
+    def parameters_with_gradients(self) -> set[str]:
+        """Returns the names of parameters to whose gradient some row of a use adds something."""
+        return {use.name for use in self.uses if use.smallest_peak_norm > 0}
 
     def check_scaled(
         self,
         other: "Pass",
         weights: Tensor,
         finite: Tensor,
-        names: Mapping[Tensor, str],
         *,
         lossy: bool,
     ) -> bool:
@@ -61,7 +59,6 @@ class Pass:
             other: The pass with weights.
             weights: Of the finite rows.
             finite: Which rows to compare, shape (b,).
-            names: The trainable parameters.
             lossy: Whether anything was computed in float16.
 
         Raises:
@@ -75,7 +72,7 @@ class Pass:
             if lossy and before.smallest_peak_norm < LOST_TO_FLOAT16:
                 return False
             raise Disproved(
-                f"the gradient of {names[before.parameter]} recorded for one example depends on "
+                f"the gradient of {before.name} recorded for one example depends on "
                 "another example's loss"
             )
         return True
@@ -86,21 +83,21 @@ class Fingerprint:
     """Enough of a use to see whether each of its rows was scaled.
 
     Attributes:
-        parameter: Whose use it is.
+        name: Name of the parameter whose use it is.
         dtype: The dtype of the use's tensors.
         rows: For each tensor of the use its rows' norms and projections, shape (2, b).
     """
 
-    parameter: Tensor
+    name: str
     dtype: torch.dtype
     rows: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, parameter: Tensor, use: Use) -> Self:
-        """Returns the fingerprint of a use of ``parameter``."""
+    def of(cls, name: str, use: Use) -> Self:
+        """Returns the fingerprint of a use of the parameter called ``name``."""
         tensors = [getattr(use, each.name) for each in fields(use)]
         tensors = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-        return cls(parameter, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
+        return cls(name, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
 
     @property
     def smallest_peak_norm(self) -> float:
@@ -120,7 +117,7 @@ class Fingerprint:
         Of a product's two tensors backward scales one; so each must be scaled or unchanged, and
         one at least scaled.
         """
-        if self.parameter is not other.parameter or len(self.rows) != len(other.rows):
+        if self.name != other.name or len(self.rows) != len(other.rows):
             return False
         pairs = list(zip(self.rows, other.rows, strict=True))
         scaled = [self._close(mine * weights, theirs, lossy=lossy) for mine, theirs in pairs]
@@ -132,7 +129,7 @@ class Fingerprint:
         if expected.shape[1] == 0:
             return True
         mixed, trace = MIXED.get(self.dtype, MIXED_ELSEWHERE), 1e-6
-        if self.parameter.device.type != "cpu":
+        if expected.device.type != "cpu":
             mixed = MIXED_ELSEWHERE
         if lossy:
             mixed, trace = HALF_TOLERANCE, 1e-3

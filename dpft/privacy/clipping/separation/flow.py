@@ -8,7 +8,7 @@ module put each to use, and with what input.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -77,13 +77,13 @@ class WeightUse:
     """One operation that a model does on one of its weights.
 
     Attributes:
-        weight: The weight.
+        name: The weight's name.
         users: The modules whose forward it is in, the innermost first, the root last.
         function: The operation.
         status: Status of the operation's first tensor argument other than the weight.
     """
 
-    weight: Tensor
+    name: str
     users: tuple[nn.Module, ...]
     function: Any
     status: Status
@@ -111,7 +111,7 @@ def learn_flow(
     root: nn.Module,
     forward: Callable[..., Any],
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
-    weights: Collection[Tensor],
+    weights: Mapping[str, Tensor],
 ) -> Flow:
     """Returns how the batch flows through a call of ``root``.
 
@@ -120,14 +120,14 @@ def learn_flow(
         forward: The model's own forward.
         arguments: Positional and keyword arguments of a call; the first tensor among them
             carries the batch in front.
-        weights: Whose uses to report.
+        weights: Whose uses to report, by name.
     """
     few, more = (_observe(root, forward, take_rows(arguments, rows), weights) for rows in ROWS)
     modules = {m: _module_flow(calls, more.calls.get(m, [])) for m, calls in few.calls.items()}
     same = len(few.uses) == len(more.uses)
     uses = [
-        WeightUse(weight, users, function, _status(shape, more.uses[i][3]) if same else Status.ODD)
-        for i, (weight, users, function, shape) in enumerate(few.uses)
+        WeightUse(name, users, function, _status(shape, more.uses[i][3]) if same else Status.ODD)
+        for i, (name, users, function, shape) in enumerate(few.uses)
     ]
     return Flow(modules, uses)
 
@@ -139,17 +139,17 @@ class _Observation:
     calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    uses: list[tuple[Tensor, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
+    uses: list[tuple[str, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
 
 
 class _Watch(TorchFunctionMode):
     """Reports every torch function that makes tensors of a watched weight."""
 
     def __init__(
-        self, weights: Collection[Tensor], report: Callable[[Tensor, Any, Shape], None]
+        self, weights: Mapping[str, Tensor], report: Callable[[str, Any, Shape], None]
     ) -> None:
         super().__init__()
-        self._weights = {id(weight): weight for weight in weights}
+        self._names = {id(weight): name for name, weight in weights.items()}
         self._report = report
 
     def __torch_function__(
@@ -158,15 +158,15 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            used = {id(x): x for x in tensors if id(x) in self._weights}
+            used = dict.fromkeys(id(x) for x in tensors if id(x) in self._names)
             others = [tuple(x.shape) for x in tensors if id(x) not in used]
-            for weight in used.values():
-                self._report(weight, func, others[0] if others else ())
+            for weight in used:
+                self._report(self._names[weight], func, others[0] if others else ())
         return result
 
 
 def _observe(
-    root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Collection[Tensor]
+    root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Mapping[str, Tensor]
 ) -> _Observation:
     """Runs the model once, watching modules and weights."""
     seen = _Observation()
@@ -179,8 +179,8 @@ def _observe(
         running.pop()
         seen.calls[module].append((_shapes((args, kwargs)), _shapes(outputs)))
 
-    def report(weight: Tensor, function: Any, shape: Shape) -> None:
-        seen.uses.append((weight, tuple(reversed(running)), function, shape))
+    def report(name: str, function: Any, shape: Shape) -> None:
+        seen.uses.append((name, tuple(reversed(running)), function, shape))
 
     with ExitStack() as stack:
         stack.enter_context(state_kept(root))

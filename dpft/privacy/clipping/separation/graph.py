@@ -3,7 +3,7 @@
 The digest is cheap enough to be taken of every batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,22 +13,27 @@ from torch import Tensor, nn
 from dpft.errors import RunError
 
 
-def describe_graph(losses: Tensor, names: Mapping[Tensor, str]) -> int:
+def describe_graph(losses: Tensor, parameters: Mapping[str, Tensor]) -> int:
     """Returns a digest of the operations behind losses and of their order.
 
     Two batches with one digest took one way through one computation, whatever their sizes.
+
+    Args:
+        losses: Shape (b,).
+        parameters: What the clipper knows, by name.
 
     Raises:
         RunError: The losses depend on a parameter that the clipper does not know.
     """
     nodes = []
+    known = set(parameters.values())
     for node in _nodes(losses):
-        _check_leaf(node, names)
+        _check_leaf(node, known)
         nodes.append(node.name())
     return hash(tuple(nodes))
 
 
-def other_leaves(losses: Tensor, names: Mapping[Tensor, str]) -> list[Tensor]:
+def other_leaves(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns the leaves beside the parameters that the losses have a gradient for.
 
     Such as embeddings that a caller made the model's inputs.
@@ -36,21 +41,26 @@ def other_leaves(losses: Tensor, names: Mapping[Tensor, str]) -> list[Tensor]:
     Raises:
         RunError: A parameter is among them, whose gradient would not be clipped.
     """
-    found = [_check_leaf(node, names) for node in _nodes(losses)]
+    known = set(parameters.values())
+    found = [_check_leaf(node, known) for node in _nodes(losses)]
     return [leaf for leaf in found if leaf is not None]
 
 
 def ordinary_gradients(
-    losses: Tensor, names: Mapping[Tensor, str], *, weights: Tensor, retain_graph: bool = False
-) -> dict[Tensor, Tensor]:
-    """Returns the gradients of a weighted sum, of the parameters that have one.
+    losses: Tensor,
+    parameters: Mapping[str, Tensor],
+    *,
+    weights: Tensor,
+    retain_graph: bool = False,
+) -> dict[str, Tensor]:
+    """Returns the gradients of a weighted sum by name, of the parameters that have one.
 
     A whole backward pass, as reentrant checkpoints need; ``grad`` of everything stays as it was.
     """
-    touched = [*names, *other_leaves(losses, names)]
+    touched = [*parameters.values(), *other_leaves(losses, parameters)]
     with gradients_kept(touched):
         torch.autograd.backward(losses, weights, retain_graph=retain_graph)
-        return {p: p.grad for p in names if p.grad is not None}
+        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
 @contextmanager
@@ -66,10 +76,10 @@ def gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
             tensor.grad = gradient
 
 
-def _check_leaf(node: Any, names: Mapping[Tensor, str]) -> Tensor | None:
+def _check_leaf(node: Any, known: Collection[Tensor]) -> Tensor | None:
     """Returns the leaf that a node accumulates into, unless it is one of the known parameters."""
     leaf: Tensor | None = getattr(node, "variable", None)
-    if leaf is None or leaf in names:
+    if leaf is None or leaf in known:
         return None
     if isinstance(leaf, nn.Parameter):
         raise RunError(

@@ -105,13 +105,8 @@ class MappedForward:
 
     def _looped(self, arguments: "_Arguments") -> Any:
         """Runs example after example, with every trainable weight of the subtree expanded."""
-        weights = {
-            f"{path}.{name}" if path else name: parameter
-            for path, layer in self._region.module.named_modules()
-            for name, parameter in layer.named_parameters(recurse=False)
-            if parameter.requires_grad
-        }
-        every = self._expand(weights, arguments.count)
+        names = self._recorder.trainable.within(self._region.module)
+        every = self._expand(names, arguments.count)
         parts: list[list[Tensor]] = []
         with self._recorder.inside(None):
             for row in range(arguments.count):
@@ -122,13 +117,19 @@ class MappedForward:
                 parts.append(tensors)
         return build([torch.cat(rows) for rows in zip(*parts, strict=True)])
 
-    def _expand(self, weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-        """Returns each weight as (count, …) under its name in the body; a tied one once."""
-        known: dict[Tensor, Tensor] = {}
-        for weight in weights.values():
-            if weight not in known:
-                known[weight] = expanded(weight, count, self._recorder)
-        return {f"module.{name}": known[weight] for name, weight in weights.items()}
+    def _expand(self, names: Mapping[str, str], count: int) -> dict[str, Tensor]:
+        """Returns weights as (count, …) under their paths in the body; a tied one is one tensor.
+
+        Args:
+            names: What the weights are called in the model, by their paths in the region.
+            count: The batch size.
+        """
+        known: dict[str, Tensor] = {}
+        for path, name in names.items():
+            if name not in known:
+                weight = self._region.module.get_parameter(path)
+                known[name] = expanded(weight, count, partial(self._recorder.record_as, name))
+        return {f"module.{path}": known[name] for path, name in names.items()}
 
     def _joined(self, stacked: Tensor) -> Tensor:
         """Returns (b, …) from (b, 1, …)."""

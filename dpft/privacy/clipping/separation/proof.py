@@ -16,29 +16,30 @@ Worked example: two examples with the losses 2w and 3w, whose gradients are 2 an
 record of them with the losses weighted is held against the bare model's losses and gradient.
 
 >>> from dpft.privacy.clipping.uses import GradientUse
->>> w, x = torch.nn.Parameter(torch.tensor([1.0])), torch.tensor([2.0, 3.0])
->>> bare = bare_run(lambda: w * x, {w: "w"}, loss_scale=1.0)
+>>> model, x = torch.nn.ParameterDict({"w": torch.tensor([1.0])}), torch.tensor([2.0, 3.0])
+>>> trainable = TrainableParameters(model)
+>>> bare = bare_run(lambda: model.w * x, trainable, loss_scale=1.0)
 >>> def run(weights, receive):
-...     receive(w, GradientUse((weights * x)[:, None]))
-...     return (w * x).detach()
->>> check_against(bare, run, {w: "w"}, precision=None).name
+...     receive("w", GradientUse((weights * x)[:, None]))
+...     return (model.w * x).detach()
+>>> check_against(bare, run, precision=None).name
 'WHOLE'
 
 Had the layer changed the rows' places, the sum would still be right, and no row its example's own:
 
 >>> def swapped(weights, receive):
-...     receive(w, GradientUse((weights * x).flip(0)[:, None]))
-...     return (w * x).detach()
->>> bare = bare_run(lambda: w * x, {w: "w"}, loss_scale=1.0)
+...     receive("w", GradientUse((weights * x).flip(0)[:, None]))
+...     return (model.w * x).detach()
+>>> bare = bare_run(lambda: model.w * x, trainable, loss_scale=1.0)
 >>> try:
-...     check_against(bare, swapped, {w: "w"}, precision=None)
+...     check_against(bare, swapped, precision=None)
 ... except Disproved as error:
 ...     print(error)
 the gradient of w recorded for one example depends on another example's loss
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,6 +48,7 @@ from torch import Tensor
 
 from dpft.privacy.clipping.separation.fingerprints import HALF_TOLERANCE, Disproved, Pass
 from dpft.privacy.clipping.separation.graph import gradients_kept, ordinary_gradients, other_leaves
+from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.uses import Use
 
 EXPONENTS = 8
@@ -56,7 +58,7 @@ LEAST_SHARE = 1e-2
 """A parameter's gradient is compared by its own size, but not below this share of the whole."""
 ROUNDINGS = 64
 """Units in the last place that a sum may be off, of the size of what it was added up from."""
-Run = Callable[[Tensor, Callable[[Tensor, Use], None]], Tensor]
+Run = Callable[[Tensor, Callable[[str, Use], None]], Tensor]
 """(weights, receive): forward, then backward of the weighted losses, each use to ``receive``;
 returns the losses, (b,), without a graph."""
 
@@ -76,18 +78,18 @@ class BareRun:
     Attributes:
         losses: Shape (b,).
         weights: What each loss is multiplied by, shape (b,), in each of the passes.
-        gradients: Of the sum with the first weights, for each trainable parameter.
+        gradients: Of the sum with the first weights, for each trainable parameter, by name.
         others: What else the losses have a gradient for, which a proof must leave alone.
     """
 
     losses: Tensor
     weights: Sequence[Tensor]
-    gradients: dict[Tensor, Tensor]
+    gradients: dict[str, Tensor]
     others: Sequence[Tensor]
 
 
 def bare_run(
-    compute_losses: Callable[[], Tensor], names: Mapping[Tensor, str], loss_scale: float
+    compute_losses: Callable[[], Tensor], trainable: TrainableParameters, loss_scale: float
 ) -> BareRun:
     """Returns losses and weighted gradient of the bare model.
 
@@ -95,11 +97,12 @@ def bare_run(
         RunError: The losses depend on a parameter that the clipper does not know.
     """
     losses = compute_losses()
-    others = other_leaves(losses, names)
+    parameters = trainable.now()
+    others = other_leaves(losses, parameters)
     weights = _weights(losses)
-    found = ordinary_gradients(losses, names, weights=weights[0] * loss_scale)
-    pairs = zip(names, _apart([found.get(p) for p in names]), strict=True)
-    gradients = {p: torch.zeros_like(p) if g is None else g for p, g in pairs}
+    found = ordinary_gradients(losses, parameters, weights=weights[0] * loss_scale)
+    pairs = zip(parameters, _apart([found.get(name) for name in parameters]), strict=True)
+    gradients = {n: torch.zeros_like(parameters[n]) if g is None else g for n, g in pairs}
     return BareRun(losses.detach(), weights, gradients, others)
 
 
@@ -124,16 +127,13 @@ def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         seen.add(memory.data_ptr())
 
 
-def check_against(
-    bare: BareRun, run: Run, names: Mapping[Tensor, str], *, precision: torch.dtype | None
-) -> Verdict:
+def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> Verdict:
     """Returns how far it is proved that the clipped model's uses are the examples' own gradients.
 
     Args:
         bare: From ``bare_run``; its gradients are used up.
         run: Runs the clipped model, the same each time it is called. Several runs need less
             memory than several backward passes over one graph.
-        names: The trainable parameters.
         precision: What the model computes in under autocast, or None.
 
     Raises:
@@ -154,12 +154,13 @@ def check_against(
     ):
         raise Disproved("its losses are not those of the model itself")
     for passed, weights in zip(passes, bare.weights, strict=True):
-        if not plain.check_scaled(passed, weights[finite], finite, names, lossy=lossy):
+        if not plain.check_scaled(passed, weights[finite], finite, lossy=lossy):
             return Verdict.FOR_NOW
     if not bool(finite.all()):
         return Verdict.FOR_NOW
-    rest.check_nothing_is_left(names, tolerance, half=half)
-    return Verdict.WHOLE if plain.parameters_with_gradients() >= set(names) else Verdict.PARTLY
+    rest.check_nothing_is_left(tolerance, half=half)
+    everyone = plain.parameters_with_gradients() >= set(bare.gradients)
+    return Verdict.WHOLE if everyone else Verdict.PARTLY
 
 
 class _Rest:
@@ -167,34 +168,30 @@ class _Rest:
 
     def __init__(self, bare: BareRun) -> None:
         self._left = bare.gradients
-        self._sizes = {p: g.norm() for p, g in bare.gradients.items()}
-        self._norm_bounds = {p: torch.zeros_like(size) for p, size in self._sizes.items()}
+        self._sizes = {name: g.norm() for name, g in bare.gradients.items()}
+        self._norm_bounds = {n: torch.zeros_like(size) for n, size in self._sizes.items()}
 
-    def also_subtract(self, note: Callable[[Tensor, Use], None]) -> Callable[[Tensor, Use], None]:
+    def also_subtract(self, note: Callable[[str, Use], None]) -> Callable[[str, Use], None]:
         """Returns a receiver that hands each use to ``note`` and subtracts what it sums to."""
 
-        def receive(parameter: Tensor, use: Use) -> None:
-            note(parameter, use)
+        def receive(name: str, use: Use) -> None:
+            note(name, use)
             bound = use.norm_bound()
-            self._norm_bounds[parameter] += bound.square().sum().sqrt()
-            use.add_weighted_sum(-torch.ones_like(bound), self._left[parameter])
+            self._norm_bounds[name] += bound.square().sum().sqrt()
+            use.add_weighted_sum(-torch.ones_like(bound), self._left[name])
 
         return receive
 
-    def check_nothing_is_left(
-        self, names: Mapping[Tensor, str], tolerance: float, *, half: bool
-    ) -> None:
+    def check_nothing_is_left(self, tolerance: float, *, half: bool) -> None:
         """Refuses uses that do not add up to the bare model's gradients.
 
         Raises:
             Disproved: A parameter's uses do not add up to its gradient.
         """
         whole = torch.stack(list(self._sizes.values())).norm()
-        for parameter, left in self._left.items():
+        for name, left in self._left.items():
             rounding = torch.finfo(torch.bfloat16 if half else left.dtype).eps * ROUNDINGS
-            size = self._sizes[parameter].clamp(min=LEAST_SHARE * float(whole))
-            allowed = tolerance * size + rounding * self._norm_bounds[parameter]
+            size = self._sizes[name].clamp(min=LEAST_SHARE * float(whole))
+            allowed = tolerance * size + rounding * self._norm_bounds[name]
             if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
-                raise Disproved(
-                    f"what its layers record does not add up to the gradient of {names[parameter]}"
-                )
+                raise Disproved(f"what its layers record does not add up to the gradient of {name}")

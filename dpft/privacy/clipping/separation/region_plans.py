@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.separation.flow import Flow
 from dpft.privacy.clipping.separation.proof import Verdict
 from dpft.privacy.clipping.separation.regions import Region, RegionPlanner
 from dpft.privacy.clipping.separation.signature import Signature
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 class Level(IntEnum):
@@ -72,14 +73,14 @@ class _Proof:
 class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
-    def __init__(self, model: nn.Module, names: dict[Tensor, str]) -> None:
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
         """Prepares for a model of which no call was seen yet.
 
         Args:
             model: The model.
-            names: The trainable parameters and what to call them in messages.
+            trainable: The parameters whose uses are to be told apart.
         """
-        self._planner = RegionPlanner(model, names)
+        self._planner = RegionPlanner(model, trainable)
         self._plans: dict[Hashable, RegionPlan] = {}
         self._proofs: dict[Hashable, _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None

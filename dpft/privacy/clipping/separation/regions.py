@@ -6,15 +6,15 @@ used behind its layer's back) get their per-example gradients by running the sma
 module through which the batch can be followed once per example, over an expanded weight.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.rules import find_rule, intercepted_function
 from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Status, WeightUse
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Region:
 
     Attributes:
         module: The module.
-        expanded: The parameters of its subtree that no rule records, by their names in it.
+        expanded: The names of the parameters of its subtree that no rule records, by their
+            paths in it.
         inputs: Status of each tensor argument; empty where nothing was learned.
         shared_dropouts: Its dropout layers that draw one mask for the whole batch.
         widened: Whether a region of the plan may have given the batch to what had one row to be
@@ -32,7 +33,7 @@ class Region:
     """
 
     module: nn.Module
-    expanded: Mapping[str, Tensor]
+    expanded: Mapping[str, str]
     inputs: Mapping[str, Status] = field(default_factory=dict)
     shared_dropouts: Sequence[nn.Module] = ()
     widened: bool = False
@@ -42,25 +43,20 @@ class Region:
 class RegionPlanner:
     """Chooses the regions of one model for one trainable set."""
 
-    def __init__(self, model: nn.Module, names: Mapping[Tensor, str]) -> None:
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
         """Looks at the model's structure.
 
         Args:
             model: The model.
-            names: The trainable parameters and what to call them in messages.
+            trainable: The parameters whose uses are to be told apart.
         """
         self._model = model
-        self._names = names
-        self._owners: dict[Tensor, list[nn.Module]] = defaultdict(list)
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                if parameter in names:
-                    self._owners[parameter].append(module)
+        self._trainable = trainable
 
     def by_kind(self) -> list[Region]:
         """Returns the regions where nothing is known: each owner of a weight without a rule."""
-        raw = {p for p, owners in self._owners.items() if not any(map(find_rule, owners))}
-        chosen = {owner for parameter in raw for owner in self._owners[parameter]}
+        raw = self._without_a_rule()
+        chosen = {owner for name in raw for owner in self._trainable.owners(name)}
         return self._regions(chosen, raw, {})
 
     def by_flow(self, flow: Flow, *, widening: bool) -> list[Region]:
@@ -74,11 +70,11 @@ class RegionPlanner:
             InputError: No enclosing module carries the batch in and out.
         """
         chosen: set[nn.Module] = set()
-        raw: set[Tensor] = set()
+        raw: set[str] = set()
         for use in flow.uses:
-            if not _is_recorded(use):
-                raw.add(use.weight)
-            if not (_is_recorded(use) and _carries_the_batch(use, flow)):
+            if not self._is_recorded(use):
+                raw.add(use.name)
+            if not (self._is_recorded(use) and _carries_the_batch(use, flow)):
                 chosen.add(self._enclosing(use, flow.modules, widening=widening))
         return self._regions(chosen, raw, flow.modules)
 
@@ -90,9 +86,9 @@ class RegionPlanner:
             loops: Whether its examples run one after another.
         """
         if flow is None:
-            raw = {p for p, owners in self._owners.items() if not any(map(find_rule, owners))}
+            raw = self._without_a_rule()
         else:
-            raw = {use.weight for use in flow.uses if not _is_recorded(use)}
+            raw = {use.name for use in flow.uses if not self._is_recorded(use)}
         flows = {} if flow is None else flow.modules
         return [replace(r, loops=loops) for r in self._regions({self._model}, raw, flows)]
 
@@ -104,12 +100,12 @@ class RegionPlanner:
         It must hold the weight: only there can the weight be swapped for an expanded one.
         """
         for module in use.users:
-            holds = any(use.weight is own for own in module.parameters())
+            holds = use.name in self._trainable.within(module).values()
             fit = module in flows and flows[module].can_run_example_by_example(widening=widening)
             if holds and fit:
                 return module
         raise InputError(
-            f"trainable parameter {self._names[use.weight]} is used without the batch dimension, "
+            f"trainable parameter {use.name} is used without the batch dimension, "
             "and no module around it carries the batch from its inputs to its outputs; "
             "freeze it or choose privacy.engine=loop."
         )
@@ -117,7 +113,7 @@ class RegionPlanner:
     def _regions(
         self,
         chosen: Collection[nn.Module],
-        raw: Collection[Tensor],
+        raw: Collection[str],
         flows: Mapping[nn.Module, ModuleFlow],
     ) -> list[Region]:
         """Returns the chosen modules that no other chosen one contains, as regions."""
@@ -129,7 +125,7 @@ class RegionPlanner:
         return [
             Region(
                 module=module,
-                expanded=_expanded(module, raw),
+                expanded=self._expanded(module, raw),
                 inputs=flows[module].inputs if module in flows else {},
                 shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
                 widened=widened,
@@ -137,13 +133,29 @@ class RegionPlanner:
             for module in outermost
         ]
 
+    def _expanded(self, module: nn.Module, raw: Collection[str]) -> dict[str, str]:
+        """Returns the weights to expand in a module: the raw ones, and all of a layer with one."""
+        found: dict[str, str] = {}
+        for path, layer in module.named_modules():
+            own = self._trainable.own(layer)
+            if any(name in raw for name in own.values()):
+                whole = find_rule(layer) is not None
+                wanted = {a: name for a, name in own.items() if whole or name in raw}
+                found |= {f"{path}.{a}" if path else a: name for a, name in wanted.items()}
+        return found
 
-def _is_recorded(use: WeightUse) -> bool:
-    """Whether the use is a rule's: by the layer that owns the weight, in a way the rule knows."""
-    if find_rule(use.user) is None or not any(use.weight is p for p in use.user.parameters(False)):
-        return False
-    function = intercepted_function(use.user)
-    return function is None or use.function is function
+    def _without_a_rule(self) -> set[str]:
+        """Returns the names of the weights none of whose owners has a rule."""
+        owners = {name: self._trainable.owners(name) for name in self._trainable.names}
+        return {name for name, modules in owners.items() if not any(map(find_rule, modules))}
+
+    def _is_recorded(self, use: WeightUse) -> bool:
+        """Whether a use is a rule's: by the layer that owns the weight, in a way the rule knows."""
+        own = self._trainable.own(use.user).values()
+        if find_rule(use.user) is None or use.name not in own:
+            return False
+        function = intercepted_function(use.user)
+        return function is None or use.function is function
 
 
 def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow]) -> bool:
@@ -157,14 +169,3 @@ def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
     if intercepted_function(use.user) is not None:
         return use.status is Status.BATCH
     return flow.modules[use.user].carries_the_batch_in
-
-
-def _expanded(module: nn.Module, raw: Collection[Tensor]) -> dict[str, Tensor]:
-    """Returns the weights to expand in a module: the raw ones, and all of a layer that has one."""
-    found: dict[str, Tensor] = {}
-    for path, layer in module.named_modules():
-        own = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
-        if any(p in raw for p in own.values()):
-            wanted = own if find_rule(layer) else {n: p for n, p in own.items() if p in raw}
-            found |= {f"{path}.{n}" if path else n: p for n, p in wanted.items()}
-    return found

@@ -38,11 +38,11 @@ def expected_sum(model, batch, style_name, units=None, keep=(0, 1, 2, 3)) -> Cli
         gradients = dict(zip(named, torch.autograd.grad(loss, named.values()), strict=True))
         squares = loss.detach().new_zeros(count, 1)
         for name, gradient in gradients.items():
-            squares[numbers[named[name]]] += gradient.square().sum()
+            squares[numbers[name]] += gradient.square().sum()
         factors = style.factors(squares.sqrt())[:, 0]
         norms.append(squares.sum().sqrt())
         for name, gradient in gradients.items():
-            totals[name] += factors[numbers[named[name]]] * gradient
+            totals[name] += factors[numbers[name]] * gradient
     return Clipped(torch.stack(norms), totals)
 
 

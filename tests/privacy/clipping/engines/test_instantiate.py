@@ -35,6 +35,6 @@ def test_no_use_is_kept_even_of_a_tied_weight():
     engine = InstantiateEngine(model, STYLE)
     engine.install()
     kept = []
-    engine.recorder.keep = lambda parameter, use: kept.append(parameter)
+    engine.recorder.keep = lambda name, use: kept.append(name)
     engine.accumulate(batch.losses(model)(), None)
     assert kept == [] and model.transformer.wte.weight.grad is not None

@@ -13,6 +13,7 @@ from dpft.privacy.clipping.engines.patches import (
     with_signature,
 )
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 
 class Model(nn.Module):
@@ -29,8 +30,7 @@ class Model(nn.Module):
 
 def made():
     model = Model()
-    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    return model, Patches(model, Recorder(names), names)
+    return model, Patches(model, Recorder(TrainableParameters(model)))
 
 
 def replaced(model):
@@ -78,8 +78,7 @@ def test_a_model_that_lets_one_example_change_anothers_output_is_refused():
             return super().forward(x - x.mean(0))
 
     model = Centred()
-    names = {model.dense.weight: "dense.weight"}
-    patches = Patches(model, Recorder(names), names)
+    patches = Patches(model, Recorder(TrainableParameters(model)))
     patches.install()
     with pytest.raises(RunError, match="Centred for one example changes with the other"):
         model(torch.randn(4, 3))
@@ -99,7 +98,7 @@ def test_a_gradient_that_no_rule_saw_is_refused_by_name_and_leaves_none_behind()
     weight.grad = torch.full((2,), 7.0)
     with (
         pytest.raises(RunError, match=r"parameter dense\.weight is used outside its layer"),
-        watch_for_unrecorded_gradients({weight: "dense.weight"}),
+        watch_for_unrecorded_gradients({"dense.weight": weight}),
     ):
         weight.sum().backward()
     assert weight.grad.tolist() == [7.0, 7.0]

@@ -86,10 +86,10 @@ def test_backward_hands_each_use_of_scaled_losses_over_and_forms_no_gradient():
     model = nn.Linear(2, 1)
     engine = installed(model, loss_scale=4.0)
     met = []
-    engine.backward(model(X)[:, 0], lambda parameter, use: met.append((parameter, use)))
-    gradients = {parameter: use.instantiate() for parameter, use in met}
-    assert torch.equal(gradients[model.weight], 4 * X[:, None])
-    assert torch.equal(gradients[model.bias], torch.full((3, 1), 4.0))
+    engine.backward(model(X)[:, 0], lambda name, use: met.append((name, use)))
+    gradients = {name: use.instantiate() for name, use in met}
+    assert torch.equal(gradients["weight"], 4 * X[:, None])
+    assert torch.equal(gradients["bias"], torch.full((3, 1), 4.0))
     assert model.weight.grad is None and engine.recorder.take() == {}
 
 
@@ -97,17 +97,17 @@ def test_after_a_failed_backward_the_recorder_keeps_uses_again():
     model = nn.Linear(2, 1)
     engine = installed(model)
 
-    def refuse(parameter, use):
+    def refuse(name, use):
         raise RuntimeError("refused")
 
     with pytest.raises(RuntimeError, match="refused"):
         engine.backward(model(X)[:, 0], refuse)
     assert engine.recorder.receive == engine.recorder.keep
     with pytest.raises(RunError, match="must be left to the clipper"):
-        engine.recorder.record(model.bias, GradientUse(torch.zeros(3, 1)))
+        engine.recorder.record(model, "bias", GradientUse(torch.zeros(3, 1)))
 
 
 def test_a_weight_of_several_layers_is_known_as_shared():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    assert installed(model).shared == {model[0].weight}
+    assert installed(model).shared == {"0.weight"}

@@ -17,9 +17,9 @@ def test_no_use_outlives_its_turn_but_those_of_a_shared_weight(tied, expected):
     engine.install()
     keep = engine.recorder.keep
 
-    def watch(parameter, use):
-        kept.add(engine.names[parameter])
-        keep(parameter, use)
+    def watch(name, use):
+        kept.add(name)
+        keep(name, use)
 
     engine.recorder.keep = watch
     engine.accumulate(batch.losses(model)(), None)
@@ -32,14 +32,14 @@ def test_output_gradients_are_let_go_during_the_pass():
     engine = TwoPassEngine(model, STYLE)
     engine.install()
     alive, most = [], []
-    record = engine.recorder.record
+    record = engine.recorder.record_as
 
-    def watch(parameter, use):
+    def watch(name, use):
         most.append(sum(reference() is not None for reference in alive))
         alive.extend(weakref.ref(v) for v in vars(use).values() if isinstance(v, torch.Tensor))
-        record(parameter, use)
+        record(name, use)
 
-    engine.recorder.record = watch
+    engine.recorder.record_as = watch
     engine.accumulate(batch.losses(model)(), None)
     engine.remove()
     assert max(most) < len(alive) / 4

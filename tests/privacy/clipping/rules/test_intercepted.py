@@ -8,13 +8,14 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
+from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 
 IDS = torch.tensor([[0, 1, 2], [2, 2, 1]])
 
 
 def recording(layer):
-    recorder = Recorder({layer.weight: "weight"})
+    recorder = Recorder(TrainableParameters(layer))
     recorder.start(len(IDS))
     return embedding_subclass_forward(layer, recorder), recorder
 

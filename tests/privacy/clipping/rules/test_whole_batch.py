@@ -12,6 +12,7 @@ from dpft.privacy.clipping.rules.whole_batch import (
     on_the_whole_batch,
     with_one_mask,
 )
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 B = 4
 X = torch.randn(B, 2, 3, generator=torch.Generator().manual_seed(0))
@@ -28,9 +29,13 @@ def mapped(recorder, run, *tensors, in_dims=0):
     return torch.vmap(one, in_dims=dims, randomness="different")(torch.zeros(B), *tensors)
 
 
+def of_nothing() -> Recorder:
+    return Recorder(TrainableParameters(nn.Identity()))
+
+
 def watched(layer):
     seen = []
-    recorder = Recorder({})
+    recorder = of_nothing()
 
     def forward(inputs):
         seen.append(tuple(inputs.shape))
@@ -64,7 +69,10 @@ def test_in_a_loop_over_the_examples_the_layer_runs_its_own_forward():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_one_mask_drops_the_same_of_every_example_in_training(training):
-    dropout, recorder = nn.Dropout(0.5).train(training), Recorder({})
+    dropout, recorder = (
+        nn.Dropout(0.5).train(training),
+        of_nothing(),
+    )
     ones = torch.ones(B, 64)
     torch.manual_seed(0)
     outputs = mapped(recorder, with_one_mask(dropout, recorder), ones)
@@ -96,7 +104,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_attention_over_all_examples_at_once_is_attention_of_each(mask):
-    own, recorder = F.scaled_dot_product_attention, Recorder({})
+    own, recorder = F.scaled_dot_product_attention, of_nothing()
     q, k, v = torch.randn(3, B, 1, 2, 2, 3, generator=torch.Generator().manual_seed(0))
 
     def attend(q, k, v, mask=None):

@@ -15,51 +15,51 @@ from dpft.privacy.clipping.separation.graph import (
 
 def made():
     model = nn.Linear(3, 2)
-    return model, {parameter: name for name, parameter in model.named_parameters()}
+    return model, dict(model.named_parameters())
 
 
 def test_one_computation_has_one_digest_whatever_its_sizes_and_another_has_another():
-    model, names = made()
+    model, parameters = made()
     few, many = torch.ones(2, 3), torch.zeros(5, 3)
-    expected = describe_graph(model(few).sum(1), names)
-    assert describe_graph(model(many).sum(1), names) == expected
+    expected = describe_graph(model(few).sum(1), parameters)
+    assert describe_graph(model(many).sum(1), parameters) == expected
     others = [model(few).sum(1).tanh(), model(few).sum(1).exp(), model(few).tanh().sum(1)]
-    assert len({expected, *(describe_graph(losses, names) for losses in others)}) == 4
+    assert len({expected, *(describe_graph(losses, parameters) for losses in others)}) == 4
 
 
 def test_inputs_with_a_gradient_are_other_leaves_and_parameters_of_the_model_are_not():
-    model, names = made()
+    model, parameters = made()
     inputs = torch.ones(2, 3, requires_grad=True)
-    assert [leaf is inputs for leaf in other_leaves(model(inputs).sum(1), names)] == [True]
-    assert other_leaves(model(torch.ones(2, 3)).sum(1), names) == []
+    assert [leaf is inputs for leaf in other_leaves(model(inputs).sum(1), parameters)] == [True]
+    assert other_leaves(model(torch.ones(2, 3)).sum(1), parameters) == []
 
 
 @pytest.mark.parametrize("look", [describe_graph, other_leaves])
 def test_a_parameter_outside_the_model_is_refused_by_its_shape(look):
-    model, names = made()
+    model, parameters = made()
     head = nn.Parameter(torch.ones(2))
     with pytest.raises(RunError, match=r"trainable parameter of shape \(2,\) outside the clipped"):
-        look(model(torch.ones(4, 3)) @ head, names)
+        look(model(torch.ones(4, 3)) @ head, parameters)
 
 
 def test_gradients_of_a_weighted_sum_leave_every_grad_as_it_was():
-    model, names = made()
+    model, parameters = made()
     inputs = torch.ones(2, 3, requires_grad=True)
     model.weight.grad = torch.full((2, 3), 7.0)
     weights = torch.tensor([1.0, 10.0])
     losses = model(inputs)[:, 0]
-    found = ordinary_gradients(losses, names, weights=weights, retain_graph=True)
-    assert torch.equal(found[model.weight], torch.tensor([[11.0] * 3, [0.0] * 3]))
+    found = ordinary_gradients(losses, parameters, weights=weights, retain_graph=True)
+    assert torch.equal(found["weight"], torch.tensor([[11.0] * 3, [0.0] * 3]))
     assert torch.equal(model.weight.grad, torch.full((2, 3), 7.0))
     assert model.bias.grad is None and inputs.grad is None
     losses.sum().backward()
 
 
 def test_a_parameter_without_a_gradient_is_left_out():
-    model, names = made()
-    frozen = {**names, nn.Parameter(torch.ones(1)): "unused"}
+    model, parameters = made()
+    frozen = {**parameters, "unused": nn.Parameter(torch.ones(1))}
     found = ordinary_gradients(model(torch.ones(2, 3))[:, 0], frozen, weights=torch.ones(2))
-    assert set(found) == set(names)
+    assert set(found) == set(parameters)
 
 
 def test_gradients_are_put_back_after_an_error_too():

@@ -12,6 +12,7 @@ from dpft.privacy.clipping.separation import mapping
 from dpft.privacy.clipping.separation.flow import Status
 from dpft.privacy.clipping.separation.mapping import MappedForward, log_once
 from dpft.privacy.clipping.separation.regions import Region
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 B, D = 4, 3
 X = torch.randn(B, 2, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -35,8 +36,9 @@ def reads_a_value(y):
 
 
 def mapped(module, **options) -> tuple[MappedForward, Recorder]:
-    recorder = Recorder({p: name for name, p in module.named_parameters()})
-    region = Region(module=module, expanded=dict(module.named_parameters()), **options)
+    trainable = TrainableParameters(module)
+    recorder = Recorder(trainable)
+    region = Region(module=module, expanded=trainable.within(module), **options)
     return MappedForward(region, recorder), recorder
 
 
@@ -59,7 +61,7 @@ def test_outputs_are_the_modules_own_and_gradients_the_examples_own(after, loops
     module = Scale(after)
     output, gradients = recorded(*mapped(module, loops=loops), X)
     assert torch.equal(output, module(X))
-    assert torch.allclose(gradients[module.weight], one_at_a_time(module, module.weight))
+    assert torch.allclose(gradients["weight"], one_at_a_time(module, module.weight))
     assert module.weight.grad is None
 
 

@@ -1,0 +1,114 @@
+"""The trainable parameters of one model, by name.
+
+What is recorded, summed and checked of a parameter goes by its name, and the parameter itself is
+looked up when it is needed: a sharded model puts other tensors in the place of its parameters
+between two calls, and during one.
+
+>>> model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
+>>> model[1].weight = model[0].weight
+>>> trainable = TrainableParameters(model)
+>>> trainable.names
+('0.weight', '1.bias')
+>>> trainable.name_at(model[1], "weight")
+'0.weight'
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+Place = tuple[nn.Module, str]
+"""A module and its attribute that holds a parameter."""
+
+
+class TrainableParameters:
+    """The names of what trains in one model, and the parameters that bear them at the moment.
+
+    A tied parameter has one name, that of the first module that holds it, whichever of its places
+    it is used at.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Takes those that require grad now."""
+        self._model = model
+        self._places, found = _survey(model)
+        self._shapes = {name: parameter.shape for name, parameter in found.items()}
+        self._own: dict[nn.Module, dict[str, str]] = defaultdict(dict)
+        self._first: dict[str, Place] = {}
+        for (module, attribute), name in self._places.items():
+            self._own[module][attribute] = name
+            self._first.setdefault(name, (module, attribute))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, each once, in the order of the model."""
+        return tuple(self._first)
+
+    @property
+    def shared(self) -> set[str]:
+        """The names of the parameters that are held at several places."""
+        return {name for name, count in Counter(self._places.values()).items() if count > 1}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next(iter(self.now().values())).device
+
+    def now(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters that bear the names at the moment."""
+        return {name: getattr(*place) for name, place in self._first.items()}
+
+    def name_at(self, module: nn.Module, attribute: str) -> str:
+        """Returns the name of the parameter that a module holds in one of its attributes."""
+        return self._places[module, attribute]
+
+    def own(self, module: nn.Module) -> Mapping[str, str]:
+        """Returns the names of what a module holds itself, by its attributes."""
+        return self._own.get(module, {})
+
+    def within(self, module: nn.Module) -> dict[str, str]:
+        """Returns the names of what a module and those in it hold, by their paths in the module."""
+        return {
+            f"{path}.{attribute}" if path else attribute: name
+            for path, inner in module.named_modules()
+            for attribute, name in self.own(inner).items()
+        }
+
+    def owners(self, name: str) -> Sequence[nn.Module]:
+        """Returns the modules that hold a parameter."""
+        return [module for (module, _), held in self._places.items() if held == name]
+
+    def first_changed(self) -> str | None:
+        """Returns the name of a parameter that is not as it was, or None where all are.
+
+        It was frozen or unfrozen, tied or untied, taken away, or replaced by one of another shape
+        or dtype. One that another tensor of its shape took the place of is what it was: all that
+        is kept of it goes by its name.
+        """
+        places, parameters = _survey(self._model)
+        for place in {**places, **self._places}:
+            if places.get(place) != self._places.get(place):
+                return places.get(place, self._places.get(place))
+        for name, parameter in parameters.items():
+            if parameter.shape != self._shapes[name] or not is_summable(parameter):
+                return name
+        return None
+
+
+def is_summable(parameter: nn.Parameter) -> bool:
+    """Whether a parameter's gradient has the precision that clipped sums need."""
+    return parameter.dtype in (torch.float32, torch.float64)
+
+
+def _survey(model: nn.Module) -> tuple[dict[Place, str], dict[str, nn.Parameter]]:
+    """Returns the name of what trains at each place, and the parameters by name."""
+    places: dict[Place, str] = {}
+    names: dict[nn.Parameter, str] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.requires_grad:
+                full = f"{path}.{attribute}" if path else attribute
+                places[module, attribute] = names.setdefault(parameter, full)
+    return places, {name: parameter for parameter, name in names.items()}
