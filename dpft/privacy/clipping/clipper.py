@@ -25,6 +25,7 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (
     LossFunction,
+    check_are_units,
     check_is_tensor,
     check_losses,
     check_units,
@@ -154,7 +155,9 @@ class PerExampleClipper:
                 "the gradients and make a new PerExampleClipper."
             )
         self._engine.check_unchanged()
-        losses = self._engine.compute(compute_losses)
+        if units is not None:
+            check_are_units(units)
+        losses = self._engine.compute(compute_losses, units)
         check_is_tensor(losses)
         if losses.dim() == 1 and len(losses) == 0:
             return losses.detach()

@@ -40,3 +40,39 @@ class Units:
     def sum(self, rows: Tensor) -> Tensor:
         """Returns (count, …) from (b, …): each unit's rows added up."""
         return rows.new_zeros(self.count, *rows.shape[1:]).index_add_(0, self.index, rows)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The unit of each loss and of each row of a batch, numbered from 0.
+
+    Attributes:
+        losses: Shape (losses,).
+        rows: Shape (rows,).
+        count: Number of units.
+    """
+
+    losses: Tensor
+    rows: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, units: Tensor | None, losses: Tensor) -> "Shares":
+        """Returns the shares of losses that are one of each row, or one of each unit.
+
+        Args:
+            units: Unit of each row, in any numbers; None where each row is its own.
+            losses: In the order of the rows, or of ``torch.unique(units)``.
+        """
+        if units is None:
+            each = torch.arange(len(losses), device=losses.device)
+            return cls(each, each, len(losses))
+        labels, index = torch.unique(units.to(losses.device), return_inverse=True)
+        by_row = len(losses) == len(units)
+        each = torch.arange(len(labels), device=losses.device)
+        return cls(index if by_row else each, index, len(labels))
+
+    def all_of_unit(self, mask: Tensor) -> Tensor:
+        """Returns whether a mask over the losses is True of all losses of each unit, (units,)."""
+        lacking = torch.zeros(self.count, dtype=torch.int64, device=mask.device)
+        return lacking.index_add_(0, self.losses, (~mask).long()) == 0

@@ -125,9 +125,14 @@ class Engine(ABC):
     def remove(self) -> None:
         """Makes the model what it was before ``install``."""
 
-    def compute(self, compute_losses: LossFunction) -> Tensor:
-        """Returns the losses; an engine may call ``compute_losses`` again, to prove them."""
-        return compute_losses()
+    @abstractmethod
+    def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
+        """Returns the losses; an engine may call ``compute_losses`` again, to prove them.
+
+        Args:
+            compute_losses: As ``PerExampleClipper.accumulate`` takes it.
+            units: Privacy unit of each row of the model's calls, or None.
+        """
 
     @abstractmethod
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
@@ -195,15 +200,25 @@ def check_losses(losses: Tensor) -> None:
         )
 
 
-def check_units(units: Tensor, batch_size: int) -> None:
-    """Refuses units that do not name one unit per row.
+def check_are_units(units: object) -> None:
+    """Refuses what is no list of whole numbers.
 
     Raises:
-        InputError: ``units`` is not of shape (b,).
+        InputError: ``units`` is something else.
     """
-    if not isinstance(units, Tensor) or units.is_floating_point():
+    if not isinstance(units, Tensor) or units.is_floating_point() or units.dim() != 1:
         raise InputError("units must be a tensor of whole numbers, one unit per row.")
-    if units.shape != (batch_size,):
+
+
+def check_units(units: Tensor, losses: int) -> None:
+    """Refuses units that fit neither a loss for each row nor a loss for each unit.
+
+    Raises:
+        InputError: There are more or fewer losses.
+    """
+    check_are_units(units)
+    if losses not in (len(units), len(units.unique())):
         raise InputError(
-            f"units must have shape ({batch_size},), one unit per row, got {tuple(units.shape)}."
+            f"units must have shape ({losses},), one unit per row, or name {losses} units, one per "
+            f"loss, got shape {tuple(units.shape)}."
         )

@@ -3,13 +3,17 @@
 Slow and beyond doubt; every other engine is tested against it.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine
+from dpft.privacy.clipping.choices import Tuning
+from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
+from dpft.privacy.clipping.engines.checker import Checker
+from dpft.privacy.clipping.factors import ClippingStyle
 from dpft.privacy.clipping.separation.graph import ordinary_gradients
 
 BLOCK = 2**20
@@ -18,19 +22,38 @@ BLOCK = 2**20
 class LoopEngine(Engine):
     """Clipped sums from explicit per-example gradients, one example in memory at a time.
 
-    A non-finite example alone in its batch contributes zero, as in every engine; among others it
-    is refused, since backward through the shared graph mixes it into them.
+    That examples do not mix is checked here as in every engine; how their gradients are told
+    apart needs no proof. A non-finite example alone in its batch contributes zero, as in every
+    engine; among others it is refused, since backward through the shared graph mixes it into them.
     """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        style: ClippingStyle,
+        *,
+        groups: Mapping[str, int] | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        """See ``Engine``."""
+        super().__init__(model, style, groups=groups, tuning=tuning)
+        self._checker = Checker(model)
+
     def install(self) -> None:
-        """Leaves the model alone."""
+        """Watches the model's calls; its layers stay as they are."""
+        self._checker.install()
 
     def remove(self) -> None:
         """Leaves the model alone."""
+        self._checker.remove()
+
+    def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
+        """See ``Engine.compute``."""
+        return self._checker.losses(compute_losses, units)
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
-        if units is None:
+        if units is None or len(units) != len(losses):
             groups = list(losses)
         else:
             groups = [losses[units == unit].sum() for unit in torch.unique(units)]

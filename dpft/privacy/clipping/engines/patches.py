@@ -1,13 +1,11 @@
 """Recording forwards: put on the layers that own trainable parameters, and taken off again."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
@@ -17,10 +15,12 @@ from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.flow import Flow, learn_flow
 from dpft.privacy.clipping.separation.mapping import MappedForward
-from dpft.privacy.clipping.separation.output_mixing import mixed_output
 from dpft.privacy.clipping.separation.region_plans import RegionPlans
 from dpft.privacy.clipping.separation.regions import Region
-from dpft.privacy.clipping.separation.signature import signature_of
+from dpft.privacy.clipping.separation.root_calls import Arguments, RootCalls, with_signature
+from dpft.privacy.clipping.separation.rows_alone import check_rows_alone
+from dpft.privacy.clipping.separation.signature import Signature, signature_of
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 logger = logging.getLogger(__name__)
 
@@ -36,37 +36,54 @@ class Patches:
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         """Looks for the layers that own a trainable parameter."""
         # The compiled wrapper around a model calls it; it is the model that is looked into.
-        self._model = getattr(model, "_orig_mod", model)
+        self.model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
-        self.plans = RegionPlans(self._model, recorder.trainable)
+        self.plans = RegionPlans(self.model, recorder.trainable)
+        self.calls = RootCalls(self.model)
+        """What is made of the calls of the model itself."""
         self._regions = self.plans.by_kind()
         self._patched: list[nn.Module] = []
+        self._on = False
         self._root: Callable[..., Any] = self._own_forward
 
     def install(self) -> None:
-        """Gives each layer its recording forward.
+        """Gives each layer its recording forward, and the model one that leads to ``calls``.
 
         Raises:
             InputError: A layer's forward is already replaced, by a second clipper or by hand.
         """
-        self._put(self._model, self._model_forward())
-        self._install_plan()
+        self._put(self.model, self._model_forward())
+        self.put_on()
 
     def remove(self) -> None:
         """Takes the recording forwards away; the layers' own reappear."""
-        while self._patched:
+        self.take_off()
+        if self._patched:
             del self._patched.pop().forward
-        self._root = self._own_forward
 
     @property
     def _own_forward(self) -> Callable[..., Any]:
-        return partial(type(self._model).forward, self._model)
+        return partial(type(self.model).forward, self.model)
 
-    def _install_plan(self) -> None:
+    @property
+    def trainable(self) -> TrainableParameters:
+        """What trains, by name."""
+        return self._recorder.trainable
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether any module runs example by example."""
+        return bool(self._regions)
+
+    def put_on(self) -> None:
+        """Gives each layer its recording forward, unless it has it."""
+        if self._on:
+            return
+        self._on = True
         swapped = {p for region in self._regions for p in _layers_swapped(region)}
         forwards = {
             module: recording_forward(module, self._recorder)
-            for module in self._model.modules()
+            for module in self.model.modules()
             if module not in swapped and find_rule(module) and _has_trainable(module)
         }
         for region in self._regions:
@@ -78,8 +95,14 @@ class Patches:
         for module, forward in forwards.items():
             self._put(module, forward)
 
+    def take_off(self) -> None:
+        """Takes the layers' recording forwards away, and leaves the model's calls watched."""
+        while len(self._patched) > 1:
+            del self._patched.pop().forward
+        self._on, self._root = False, self._own_forward
+
     def _put(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        if module is self._model and module in self._patched:
+        if module is self.model and module in self._patched:
             self._root = forward
             return
         if "forward" in vars(module):
@@ -92,67 +115,57 @@ class Patches:
         self._patched.append(module)
 
     def _model_forward(self) -> Callable[..., Any]:
-        """Returns the model's forward, which learns what it needs to when first called."""
+        """Returns the model's forward, of whose calls ``calls`` decides."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and not self._recorder.in_region:
-                use_plan_for(args, kwargs)
+        def now(*args: Any, **kwargs: Any) -> Any:
             return self._root(*args, **kwargs)
 
-        # Under torch.compile plans are made outside of what is compiled; the model is inside.
-        use_plan_for = torch.compiler.disable(self._use_plan_for)
-        forward = torch.compiler.disable(run, recursive=False)
-        return with_signature(forward, self._own_forward)
+        return self.calls.watched(now, passes=lambda: self._recorder.in_region)
 
-    def _use_plan_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Puts on the regions for this kind of call."""
-        if batch_size_of((args, kwargs)) == 0:
-            return
-        signature = signature_of(self._model, (args, kwargs))
-        plan = self.plans.plan_for(signature, lambda: self._learn(args, kwargs))
+    def use_plan_for(self, arguments: Arguments) -> Signature | None:
+        """Puts on the regions for a kind of call; returns the kind, None for an empty batch."""
+        if batch_size_of(arguments) == 0:
+            return None
+        signature = signature_of(self.model, arguments)
+        plan = self.plans.plan_for(signature, lambda: self._learn(arguments))
         if plan.regions is not self._regions:
             self._regions = plan.regions
-            self.remove()
-            self.install()
+            if self._on:
+                self.take_off()
+                self.put_on()
+        return signature
 
-    def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow | None:
+    def _learn(self, arguments: Arguments) -> Flow | None:
         """Returns how the batch flows through a call, from two small runs of the bare model."""
         with self.without():
             try:
-                mixed = mixed_output(self._model, self._own_forward, (args, kwargs))
                 weights = self._recorder.trainable.now()
-                flow = learn_flow(self._model, self._own_forward, (args, kwargs), weights)
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+                return learn_flow(self.model, self._own_forward, arguments, weights)
+            except Exception as error:
                 # Its message may tell the records' lengths.
                 reason = type(error).__name__
                 logger.info("clipping: the model would not run on fewer rows (%s)", reason)
                 return None
-        if mixed is not None:
-            raise RunError(
-                f"the output {mixed or 'of the model'} of {type(self._model).__name__} for one "
-                "example changes with the other examples of its batch, so no clipping bounds what "
-                "one of them does; choose another model."
-            )
-        return flow
+
+    def check_rows_alone(self, arguments: Arguments, units: Tensor | None) -> bool:
+        """Runs each row of a call by itself; returns whether the model draws random numbers.
+
+        Raises:
+            RunError: A row comes out otherwise than among the others.
+        """
+        with self.without():
+            return check_rows_alone(self.model, self._own_forward, arguments, units)
 
     @contextmanager
     def without(self) -> Iterator[None]:
-        """Takes the recording forwards away for a while."""
-        self.remove()
+        """Takes the layers' recording forwards away for a while."""
+        was_on = self._on
+        self.take_off()
         try:
             yield
         finally:
-            self.install()
-
-
-def with_signature(forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a forward that shows the signature of the module's own: ``generate`` asks for it."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    vars(run)["__signature__"] = signature(own)
-    return run
+            if was_on:
+                self.put_on()
 
 
 def _has_trainable(module: nn.Module) -> bool:

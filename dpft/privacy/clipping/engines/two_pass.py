@@ -25,10 +25,10 @@ from dpft.privacy.clipping.wide import widen
 class TwoPassEngine(RecordingEngine):
     """Exact clipped sums in little memory, for one more pass over the activations."""
 
-    def compute(self, compute_losses: LossFunction) -> Tensor:
+    def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """See ``Engine.compute``; what is compiled here keeps what a second pass needs."""
         with _keeping_buffers():
-            return super().compute(compute_losses)
+            return super().compute(compute_losses, units)
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""

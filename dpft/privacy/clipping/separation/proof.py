@@ -18,7 +18,7 @@ record of them with the losses weighted is held against the bare model's losses 
 >>> from dpft.privacy.clipping.uses import GradientUse
 >>> model, x = torch.nn.ParameterDict({"w": torch.tensor([1.0])}), torch.tensor([2.0, 3.0])
 >>> trainable = TrainableParameters(model)
->>> bare = bare_run(lambda: model.w * x, trainable, loss_scale=1.0)
+>>> bare = bare_run(model.w * x, trainable, loss_scale=1.0)
 >>> def run(weights, receive):
 ...     receive("w", GradientUse((weights * x)[:, None]))
 ...     return (model.w * x).detach()
@@ -30,7 +30,7 @@ Had the layer changed the rows' places, the sum would still be right, and no row
 >>> def swapped(weights, receive):
 ...     receive("w", GradientUse((weights * x).flip(0)[:, None]))
 ...     return (model.w * x).detach()
->>> bare = bare_run(lambda: model.w * x, trainable, loss_scale=1.0)
+>>> bare = bare_run(model.w * x, trainable, loss_scale=1.0)
 >>> try:
 ...     check_against(bare, swapped, precision=None)
 ... except Disproved as error:
@@ -49,6 +49,7 @@ from torch import Tensor
 from dpft.privacy.clipping.separation.fingerprints import HALF_TOLERANCE, Disproved, Pass
 from dpft.privacy.clipping.separation.graph import gradients_kept, ordinary_gradients, other_leaves
 from dpft.privacy.clipping.trainable import TrainableParameters
+from dpft.privacy.clipping.units import Shares
 from dpft.privacy.clipping.uses import Use
 
 EXPONENTS = 8
@@ -59,8 +60,12 @@ LEAST_SHARE = 1e-2
 ROUNDINGS = 64
 """Units in the last place that a sum may be off, of the size of what it was added up from."""
 Run = Callable[[Tensor, Callable[[str, Use], None]], Tensor]
-"""(weights, receive): forward, then backward of the weighted losses, each use to ``receive``;
-returns the losses, (b,), without a graph."""
+"""(weights, receive): backward of the weighted losses, each use to ``receive``; returns the losses
+without a graph."""
+
+
+class OtherLosses(Disproved):
+    """The clipped model's losses are not the bare model's."""
 
 
 class Verdict(Enum):
@@ -76,40 +81,52 @@ class BareRun:
     """Losses and gradient of the model without the clipper, which the clipped model's must match.
 
     Attributes:
-        losses: Shape (b,).
-        weights: What each loss is multiplied by, shape (b,), in each of the passes.
+        losses: Shape (b,), or one of each unit.
+        shares: The unit of each loss and of each row.
+        weights: What each unit's losses are multiplied by, shape (units,), in each of the passes.
         gradients: Of the sum with the first weights, for each trainable parameter, by name.
         others: What else the losses have a gradient for, which a proof must leave alone.
     """
 
     losses: Tensor
+    shares: Shares
     weights: Sequence[Tensor]
     gradients: dict[str, Tensor]
     others: Sequence[Tensor]
 
 
 def bare_run(
-    compute_losses: Callable[[], Tensor], trainable: TrainableParameters, loss_scale: float
+    losses: Tensor,
+    trainable: TrainableParameters,
+    loss_scale: float,
+    units: Tensor | None = None,
 ) -> BareRun:
     """Returns losses and weighted gradient of the bare model.
+
+    Args:
+        losses: Of each row, or of each unit, with their graph.
+        trainable: The parameters whose gradients to take.
+        loss_scale: What the losses are multiplied by before they are backpropagated.
+        units: Unit of each row, where rows of one unit may depend on each other.
 
     Raises:
         RunError: The losses depend on a parameter that the clipper does not know.
     """
-    losses = compute_losses()
     parameters = trainable.now()
     others = other_leaves(losses, parameters)
-    weights = _weights(losses)
-    found = ordinary_gradients(losses, parameters, weights=weights[0] * loss_scale)
+    shares = Shares.of(units, losses)
+    weights = _weights(shares.count, losses)
+    first = weights[0][shares.losses] * loss_scale
+    found = ordinary_gradients(losses, parameters, weights=first)
     pairs = zip(parameters, _apart([found.get(name) for name in parameters]), strict=True)
     gradients = {n: torch.zeros_like(parameters[n]) if g is None else g for n, g in pairs}
-    return BareRun(losses.detach(), weights, gradients, others)
+    return BareRun(losses.detach(), shares, weights, gradients, others)
 
 
-def _weights(losses: Tensor) -> list[Tensor]:
-    """Returns powers of two, shape (b,), for each pass: the digits of distinct random numbers."""
-    numbers = torch.randperm(len(losses), device=losses.device)
-    passes = max(1, math.ceil(math.log(len(losses), EXPONENTS) - 1e-9))
+def _weights(count: int, losses: Tensor) -> list[Tensor]:
+    """Returns powers of two, shape (count,), in each pass: the digits of distinct numbers."""
+    numbers = torch.randperm(count, device=losses.device)
+    passes = max(1, math.ceil(math.log(count, EXPONENTS) - 1e-9))
     digits = [numbers // EXPONENTS**each % EXPONENTS for each in range(passes)]
     return [torch.exp2((digit - EXPONENTS // 2).to(losses.dtype)) for digit in digits]
 
@@ -132,29 +149,28 @@ def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> 
 
     Args:
         bare: From ``bare_run``; its gradients are used up.
-        run: Runs the clipped model, the same each time it is called. Several runs need less
-            memory than several backward passes over one graph.
+        run: Runs the clipped model, the same each time it is called.
         precision: What the model computes in under autocast, or None.
 
     Raises:
         Disproved: Losses, rows or sums are not those of the bare model.
     """
-    plain, rest = Pass(), _Rest(bare)
+    plain, rest, shares = Pass(), _Rest(bare), bare.shares
     with gradients_kept(bare.others):
         losses = run(torch.ones_like(bare.losses), plain.note)
         passes = [Pass() for _ in bare.weights]
         for number, (passed, weights) in enumerate(zip(passes, bare.weights, strict=True)):
-            run(weights, passed.note if number else rest.also_subtract(passed.note))
+            run(weights[shares.losses], passed.note if number else rest.also_subtract(passed.note))
     dtypes = {precision, *(use.dtype for use in plain.uses)}
     half, lossy = bool(dtypes & {torch.bfloat16, torch.float16}), torch.float16 in dtypes
-    finite = plain.finite_rows(losses.isfinite() & bare.losses.isfinite())
+    both = losses.isfinite() & bare.losses.isfinite()
+    finite = plain.finite_rows(shares.all_of_unit(both)[shares.rows])
     tolerance = HALF_TOLERANCE if half else TOLERANCE.get(losses.dtype, HALF_TOLERANCE)
-    if not torch.allclose(
-        losses[finite], bare.losses[finite], rtol=tolerance, atol=1e-2 * tolerance
-    ):
-        raise Disproved("its losses are not those of the model itself")
+    if not torch.allclose(losses[both], bare.losses[both], rtol=tolerance, atol=1e-2 * tolerance):
+        raise OtherLosses("its losses are not those of the model itself")
     for passed, weights in zip(passes, bare.weights, strict=True):
-        if not plain.check_scaled(passed, weights[finite], finite, lossy=lossy):
+        of_rows = weights[shares.rows][finite]
+        if not plain.check_scaled(passed, of_rows, finite, lossy=lossy):
             return Verdict.FOR_NOW
     if not bool(finite.all()):
         return Verdict.FOR_NOW

@@ -82,7 +82,7 @@ class RegionPlans:
         """
         self._planner = RegionPlanner(model, trainable)
         self._plans: dict[Hashable, RegionPlan] = {}
-        self._proofs: dict[Hashable, _Proof] = {}
+        self._proofs: dict[tuple[Hashable, int], _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None
         self._calls: list[tuple[Signature, RegionPlan]] = []
         self._replayed: Iterator[RegionPlan] | None = None
@@ -112,15 +112,24 @@ class RegionPlans:
         return bool(self._calls)
 
     @property
+    def kinds(self) -> list[Hashable]:
+        """The kinds of the calls since ``start``."""
+        return [signature.kind for signature, _ in self._calls]
+
+    @property
+    def were_proved(self) -> bool:
+        """Whether such calls as those since ``start`` were proved, whatever graph they led to."""
+        return any(calls == self._key for calls, _ in self._proofs)
+
+    def has_proof_of(self, graph: int) -> bool:
+        """Whether the calls since ``start`` were proved with this graph."""
+        return (self._key, graph) in self._proofs
+
+    @property
     def precision(self) -> torch.dtype | None:
         """The dtype that autocast computed in during the calls since ``start``; None without it."""
         found = (signature.precision for signature, _ in self._calls)
         return next((precision for precision in found if precision is not None), None)
-
-    @property
-    def were_ever_proved(self) -> bool:
-        """Whether any call of the model was ever proved."""
-        return bool(self._proofs)
 
     def are_proved(self, graph: int) -> bool:
         """Whether the batch of the calls since ``start`` may be used: its kind has been proved.
@@ -168,6 +177,11 @@ class RegionPlans:
         for plan in wider:
             self._widen(plan)
         return bool(wider)
+
+    def forget(self) -> None:
+        """Forgets the plans of the calls since ``start``: they are learned anew."""
+        for signature, _ in self._calls:
+            self._plans.pop(signature.kind, None)
 
     @property
     def refusal(self) -> InputError | None:

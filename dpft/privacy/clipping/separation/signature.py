@@ -53,6 +53,14 @@ def signature_of(model: nn.Module, arguments: Any) -> Signature:
     return Signature((leaves, switches, precision), precision, coincidences)
 
 
+def coarsest(model: nn.Module, precision: torch.dtype | None) -> torch.dtype:
+    """Returns the coarsest of the dtypes of a model's weights and of what autocast computes in."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if precision is not None:
+        dtypes.add(precision)
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
 def _precision(places: Any) -> torch.dtype | None:
     """Returns the dtype that autocast computes in, or None."""
     devices = [leaf.device.type for _, leaf in places if isinstance(leaf, Tensor)]

@@ -21,7 +21,7 @@ class NoEngine(Engine):
     def install(self):
         raise AssertionError("nothing is installed here")
 
-    remove = accumulate = install
+    remove = accumulate = compute = install
 
 
 def engine_of(model, *, clipping="flat", groups=1, numbers=None, **tuning) -> NoEngine:
@@ -125,3 +125,4 @@ def test_units_must_be_one_whole_number_a_row(units):
     with pytest.raises(InputError, match="one unit per row"):
         check_units(units, 3)
     check_units(torch.arange(3), 3)
+    check_units(torch.tensor([4, 2, 2, 4]), 2)

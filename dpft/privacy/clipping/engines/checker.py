@@ -1,0 +1,147 @@
+"""Losses that are used only once it is seen that no example changes what another one computes.
+
+What ``prover`` does without its proof of gradients, for an engine that takes them one by one.
+"""
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpft.batch_mixing import check_model
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.held_still import HeldStill
+from dpft.privacy.clipping.separation.kept_state import Kept, RandomState, evaluating
+from dpft.privacy.clipping.separation.kinds import Kinds
+from dpft.privacy.clipping.separation.loss_company import COUPLED, LossCompany
+from dpft.privacy.clipping.separation.root_calls import Arguments, RootCalls, Survey, is_compiled
+from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_rows_alone
+from dpft.privacy.clipping.separation.signature import coarsest, signature_of
+
+WITHOUT_THE_MODEL = "a submodule called alone"
+
+
+class Checker:
+    """Computes losses for an engine, and looks where that is due whether examples mix."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Prepares for a model."""
+        self._compiled = is_compiled(model)
+        self._model = getattr(model, "_orig_mod", model)
+        self._own = partial(type(self._model).forward, self._model)
+        self._calls = RootCalls(self._model)
+        self._company = LossCompany(self._model, self._calls)
+        self._kinds = Kinds()
+        self._met: list[Hashable] = []
+        self._draws: dict[Hashable, bool] = {}
+        self._units: Tensor | None = None
+        self._precision: torch.dtype | None = None
+
+    def install(self) -> None:
+        """Watches the model's calls.
+
+        Raises:
+            InputError: The model's forward is already replaced.
+        """
+        if "forward" in vars(self._model):
+            raise InputError(
+                f"a {type(self._model).__name__} layer must have its own forward, got a replaced "
+                "one; leave the other clipper first."
+            )
+        self._model.forward = self._calls.watched(self._own)
+
+    def remove(self) -> None:
+        """Gives the model its own forward back."""
+        vars(self._model).pop("forward", None)
+
+    def losses(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
+        """Returns the losses of all rows, once it is checked that they may be used.
+
+        Raises:
+            RunError: An example changes what another one computes.
+        """
+        self._units, self._met = units, []
+        state = RandomState.now(next(self._model.parameters()).device)
+        kept = None if self._kinds.any_used else Kept(self._model)
+        try:
+            with self._calls.training(self._meet, units, self._quiet):
+                losses = compute_losses()
+        except Exception as error:
+            if kept is not None:
+                kept.restore()
+            if isinstance(error, RowsMixed) or self._calls.survey is None:
+                raise
+            # The caller's function may want a graph behind what the model gives.
+            self._kinds.passed(self._met)
+            state.restore()
+            return self.losses(compute_losses, units)
+        survey = self._calls.survey
+        if survey is None:
+            self._check_without_the_model(compute_losses, state)
+            self._kinds.used(self._met)
+            return losses
+        kept = kept or Kept(self._model)
+        try:
+            self._compare(compute_losses, survey, losses, state)
+        finally:
+            kept.restore()
+        self._kinds.passed(self._met)
+        state.restore()
+        return self.losses(compute_losses, units)
+
+    def _compare(
+        self, compute_losses: LossFunction, survey: Survey, losses: Tensor, state: RandomState
+    ) -> None:
+        """Computes losses on few rows.
+
+        Raises:
+            RunError: They are not those among all rows.
+        """
+        survey.choose(losses)
+        precision = coarsest(self._model, self._precision)
+        few = self._company.first(
+            compute_losses, survey, losses.detach(), state, self._quiet, precision
+        )
+        if few is not None and few.alike is False:
+            state.restore()
+            with torch.no_grad():
+                again = compute_losses()
+            if not torch.allclose(again, losses, rtol=1e-3, equal_nan=True):
+                return
+            few = self._company.other(compute_losses, few, losses, state, self._quiet, precision)
+            if not few.alike:
+                raise RunError(COUPLED)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Lets nothing random happen in the model, for runs that are held against each other."""
+        drawn = any(self._draws.get(kind, False) for kind in self._met)
+        with evaluating(self._model) if drawn else nullcontext(), HeldStill():
+            yield
+
+    def _meet(self, arguments: Arguments) -> bool:
+        """Runs each row of a call alone where its kind is due; says whether losses are too."""
+        if batch_size_of(arguments) == 0:
+            return False
+        signature = signature_of(self._model, arguments)
+        kind, self._precision = signature.kind, signature.precision
+        self._met.append(kind)
+        if not self._kinds.are_due(kind):
+            return False
+        check_model(self._model)
+        draws = check_rows_alone(self._model, self._own, arguments, self._units)
+        self._draws[kind] = draws
+        return not self._compiled
+
+    def _check_without_the_model(self, compute_losses: LossFunction, state: RandomState) -> None:
+        if self._met:
+            return
+        self._met = [WITHOUT_THE_MODEL]
+        if self._kinds.are_due(WITHOUT_THE_MODEL):
+            after = RandomState.now(state.device)
+            self._company.check_without_the_model(compute_losses, state)
+            after.restore()

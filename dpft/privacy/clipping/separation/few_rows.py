@@ -1,0 +1,72 @@
+"""Which rows of a batch a new kind of call is proved on: few, in other company, in another order.
+
+A model or loss that sorts its rows, or gathers them by value, may meet a batch that is in order
+already; one that divides by their number shows it only where there are more or fewer. So the rows
+are never taken as they lie, and never all of them.
+"""
+
+import torch
+from torch import Tensor
+
+from dpft.privacy.clipping.separation.arguments import named_tensors
+
+MOST_ROWS = 8
+"""Rows of a proof: of eight, weights tell every two apart in one backward pass (``proof``)."""
+
+
+def few_rows(
+    arguments: object, count: int, units: Tensor | None, losses: Tensor | None = None
+) -> Tensor:
+    """Returns the numbers of at most ``MOST_ROWS`` rows, at least two units where there are two.
+
+    They are spread over the rows ordered by what marks a kind of row: how many of its numbers are
+    not zero, in masks and ids. Of two rows one comes twice, so that their number differs.
+
+    Args:
+        arguments: Of the call; the first tensor carries the batch.
+        count: Rows of the batch.
+        units: Unit of each row, shape (count,), whose rows are taken together; None where each
+            row is its own.
+        losses: Of each row. The row of the largest one is left out, and the fullest, as far as
+            two are left: what others take from the extreme of a batch is missed then.
+    """
+    if units is not None:
+        return _of_whole_units(units)
+    if count < 3:
+        return torch.tensor([[], [0], [1, 0, 1]][count], dtype=torch.int64)
+    ordered = _fullness(arguments, count).argsort(stable=True)
+    extremes = [int(ordered[-1])]
+    if losses is not None and len(losses) == count:
+        extremes.insert(0, int(losses.detach().argmax()))
+    for row in dict.fromkeys(extremes[: count - 2]):
+        ordered = ordered[ordered != row]
+    places = torch.linspace(0, len(ordered) - 1, min(len(ordered), MOST_ROWS)).round().long()
+    return _shuffled(ordered[places])
+
+
+def _of_whole_units(units: Tensor) -> Tensor:
+    labels, index = units.cpu().unique(return_inverse=True)
+    sizes = torch.bincount(index)
+    order = _shuffled(torch.arange(len(labels)))
+    fitting = int((sizes[order].cumsum(0) <= MOST_ROWS).sum())
+    number = max(min(fitting, len(labels) - 1), min(2, len(labels)))
+    # In their own order: a caller may have put the first rows of all units before the second.
+    rows: Tensor = (index[:, None] == order[:number]).any(1).nonzero()[:, 0]
+    return rows
+
+
+def _fullness(arguments: object, count: int) -> Tensor:
+    """Returns how many entries other than zero each row has in its whole-number arguments."""
+    total = torch.zeros(count, dtype=torch.int64)
+    for tensor in named_tensors(arguments).values():
+        if tensor.dim() > 1 and len(tensor) == count and not tensor.is_floating_point():
+            total += (tensor != 0).flatten(1).sum(1).cpu()
+    return total
+
+
+def _shuffled(rows: Tensor) -> Tensor:
+    """Returns rows in an order other than theirs, the same whenever it is asked for."""
+    generator = torch.Generator().manual_seed(len(rows))
+    order = torch.randperm(len(rows), generator=generator)
+    in_order = torch.equal(order, torch.arange(len(rows)))
+    return rows[order.roll(1) if in_order else order]

@@ -1,0 +1,131 @@
+"""Computes losses on some rows of a batch that only the caller's function knows.
+
+A function that computes losses holds its batch where nobody else can reach it. So each torch
+function that meets a tensor from outside with as many rows as the batch is given some of them in
+its place; what was computed from such rows is left alone. Where the function goes on with numbers
+or lists of its own, sizes do not fit, it fails, and nothing can be said.
+
+>>> import torch
+>>> labels, weights = torch.tensor([5.0, 6.0, 7.0]), torch.tensor([1.0, 2.0, 3.0])
+>>> subset = RowSubset(protected=())
+>>> subset.choose(torch.tensor([2, 0]), count=3)
+>>> with subset:
+...     print(labels * weights, len(labels))
+tensor([21.,  5.]) 2
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dpft.privacy.clipping.separation.arguments import fresh
+
+
+class RowSubset(TorchFunctionMode):
+    """Makes what runs inside see some rows of its batch, as if the batch had no others."""
+
+    def __init__(self, protected: Iterable[Tensor], whole: Collection[int] = ()) -> None:
+        """Prepares to take rows, once it is known which of how many.
+
+        Args:
+            protected: Tensors that are no rows, whatever their shape: a model's weights.
+            whole: Numbers of the tensors from outside, in the order in which they are met, that
+                are no rows though they have as many.
+        """
+        super().__init__()
+        self._protected = {id(tensor) for tensor in protected}
+        self._whole = frozenset(whole)
+        self._derived = WeakTensorKeyDictionary()
+        self._taken: dict[int, tuple[Tensor, Tensor]] = {}
+        self._asleep = False
+        self.rows: Tensor | None = None
+        """Numbers of the rows, or None where it takes all there are."""
+        self._cut: dict[int, Tensor] = {}
+
+    @property
+    def met(self) -> int:
+        """How many tensors from outside have been met that have as many rows as the batch."""
+        return len(self._taken)
+
+    def choose(self, rows: Tensor, *, count: int, units: tuple[Tensor, int] | None = None) -> None:
+        """Begins to take rows.
+
+        Args:
+            rows: Their numbers, shape (n,).
+            count: Rows of the batch.
+            units: Numbers of the units that the rows are of, and of how many; None where each row
+                is its own. What has an entry for each unit is cut too.
+        """
+        self.rows = rows
+        self._cut = {count: rows}
+        if units is not None:
+            self._cut.setdefault(units[1], units[0])
+
+    def rows_of(self, arguments: Any) -> Any:
+        """Returns nested arguments with the chosen rows of each tensor.
+
+        Raises:
+            ValueError: One of them was to be left whole: what a model is given are its rows.
+        """
+        if self.rows is None:
+            return arguments
+
+        def take(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return fresh(leaf)
+            taken = self._take(leaf)
+            if taken is leaf and id(leaf) in self._taken:
+                raise ValueError("what a model is given are its rows")
+            return taken
+
+        return pytree.tree_map(take, arguments)
+
+    def mark(self, outputs: Any) -> None:
+        """Remembers nested outputs as computed from the chosen rows."""
+        if self.rows is None:
+            return
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, Tensor):
+                self._derived[leaf] = True
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Lets everything pass meanwhile."""
+        before, self._asleep = self._asleep, True
+        try:
+            yield
+        finally:
+            self._asleep = before
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs a function on the chosen rows of what comes from outside."""
+        if self._asleep or self.rows is None:
+            return func(*args, **(kwargs or {}))
+        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
+        taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, options = pytree.tree_unflatten(taken, spec)
+        result = func(*args, **options)
+        if any(isinstance(leaf, Tensor) and leaf in self._derived for leaf in taken):
+            self.mark(result)
+        return result
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        """Returns the chosen rows of a tensor from outside; of one tensor always the same ones."""
+        if isinstance(tensor, nn.Parameter) or id(tensor) in self._protected:
+            return tensor
+        if tensor in self._derived or tensor.dim() == 0 or len(tensor) not in self._cut:
+            return tensor
+        if id(tensor) not in self._taken:
+            rows = tensor
+            if len(self._taken) not in self._whole:
+                rows = tensor.index_select(0, self._cut[len(tensor)].to(tensor.device))
+                self._derived[rows] = True
+            self._taken[id(tensor)] = (tensor, rows)
+        return self._taken[id(tensor)][1]
