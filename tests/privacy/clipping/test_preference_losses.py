@@ -14,8 +14,8 @@ CHOSEN, REJECTED = records((7, 12, 3, 9)), records((5, 6, 11, 4), width=12, seed
 NAMES = torch.tensor([30, 10, 40, 20])
 """What the records are called, not in order."""
 NORM = 0.5
-BY_UNITS = pytest.mark.xfail(
-    strict=True, raises=(InputError, RunError), reason="rows and units of losses are not told apart"
+OF_RECORDS = pytest.mark.xfail(
+    strict=True, raises=(InputError, RunError), reason="a tensor of records is cut as one of units"
 )
 
 
@@ -95,9 +95,8 @@ def test_two_calls_with_a_loss_for_each_record(engine, expected):
 
 @pytest.mark.parametrize(
     ("compute_losses", "engine"),
-    [pytest.param(in_one_call, engine, marks=BY_UNITS) for engine in ENGINES]
-    + [pytest.param(in_one_call_by_row, engine, marks=BY_UNITS) for engine in ENGINES[:-1]]
-    + [(in_one_call_by_row, "loop")],
+    [pytest.param(in_one_call, engine, marks=OF_RECORDS) for engine in ENGINES]
+    + [(in_one_call_by_row, engine) for engine in ENGINES],
 )
 def test_one_call_of_both_texts_with_records_as_units(compute_losses, engine, expected):
     got = accumulated(gpt2(), engine, compute_losses, NAMES.repeat(2))
