@@ -46,10 +46,15 @@ class Row:
 def rows() -> dict[str, Row]:
     """Returns every row by its short name."""
     long = replace(FULL, batch_size=2, length=512)
+    recomputed = replace(FULL, checkpointing=True)
     roberta = replace(FULL, shape="roberta", length=128)
     table = {
         "full": ("full, book-keeping", FULL, "book_keeping", FULL, "1.08, 1.05"),
         "two_pass": ("full, two-pass", FULL, "two_pass", FULL, "1.50, 1.05"),
+        "checkpointing": (
+            "full, two-pass, gradient checkpointing",
+            recomputed, "two_pass", recomputed, "1.35, 1.05",
+        ),
         "long": ("full, book-keeping, T=512, b=2", long, "book_keeping", long, "1.12, 1.06"),
         "roberta": (
             "RoBERTa-base shape, classification, T=128, b=8",

@@ -42,6 +42,8 @@ class Workload:
     threads: int = 2
     memory_mb: int = DEFAULT_MEMORY_MB
     """As ``privacy.clipper_memory_mb``."""
+    checkpointing: bool = False
+    """Whether blocks recompute their activations in the backward pass."""
     accumulate: int | None = None
     """Micro-batches of one update, timed whole, with noise and optimizer; None times one alone."""
     memory_limit_bytes: int | None = None
@@ -52,6 +54,8 @@ def make_model(workload: Workload) -> PreTrainedModel:
     """Returns the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)
     model = _architecture(workload.shape).to(workload.device).train()
+    if workload.checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     if workload.method == "lora":
         model.requires_grad_(False)
         for block in model.transformer.h:

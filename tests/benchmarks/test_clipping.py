@@ -28,6 +28,13 @@ def test_an_unknown_row_is_refused(capsys):
     assert "got 'fulll'" in capsys.readouterr().err
 
 
+def test_a_checkpointed_workload_recomputes_in_both_of_its_runs():
+    row = clipping.rows()["checkpointing"]
+    assert row.measured.checkpointing and row.baseline.checkpointing
+    model = make_model(Workload(**{**vars(TINY), "checkpointing": True}))
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
 def test_a_workload_trains_what_its_method_says(method):
     workload = Workload(

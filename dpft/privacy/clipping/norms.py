@@ -2,13 +2,16 @@
 
 A norm is taken again in float64 where terms cancel so far that rounding shows, where products
 underflow so that a part of the square is lost, and where squares overflow though the gradient
-does not.
+does not. Where terms cancel so far that even the sum of float32 products would be mostly rounding,
+the gradient itself is formed in float64: of it the norm is taken, and it is what is added. So is
+one of inputs or output gradients too large for float32 products.
 
 Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, docs/design.md, the
 clipper.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +25,7 @@ from dpft.privacy.clipping.squares import (
     product_sums,
     sums_of_squares,
 )
-from dpft.privacy.clipping.uses import OuterUse, RowsUse, Use
+from dpft.privacy.clipping.uses import GradientUse, OuterUse, RowsUse, Use
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class _Resolution:
     Attributes:
         share: Share of its terms under which a square is taken again, without subtracting large
             numbers from each other.
-        floor: Least norm, over its norm bound, that a gradient is clipped by. The clipped sum is
-            formed in the model's own dtype, so below it a factor would magnify rounding.
+        floor: Share of its norm bound under which a gradient is formed by itself: in the model's
+            own dtype a sum of its products would be rounding, which a factor would magnify.
     """
 
     share: float
@@ -46,55 +49,109 @@ _RESOLUTION = {
     torch.float32: _Resolution(share=5e-3, floor=1e-3),
     torch.float64: _Resolution(share=1e-6, floor=1e-7),
 }
+FORMED_AT_A_TIME = 2**20
+"""Numbers of a gradient that are formed in float64 at a time (8 MB)."""
 
 
 LONGEST = 3e26
 """Most that the lengths of an example's inputs, or of its output gradients, may sum to in float32.
 
 What is longer is paired with factors so small that their products lose digits, or, with large
-ones, leave the range: such an example counts as not finite."""
+ones, leave the range: such an example's gradient is formed by itself, in float64."""
 
 
-def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> Tensor:
-    """Returns the squared norms of one parameter's per-example gradients, shape (b,).
+@dataclass(frozen=True)
+class CarefulSquares:
+    """Squared norms of one parameter's per-example gradients, each good to a few roundings.
+
+    Attributes:
+        values: Shape (b,), in float64 where one was taken again: float32 does not hold all of
+            them. Infinite or NaN where the gradient is not finite.
+        formed: Which examples' terms cancel so far, or are so large, that ``formed_gradient`` is
+            what the norm was taken of and what must be added, shape (b,); None for none.
+    """
+
+    values: Tensor
+    formed: Tensor | None = None
+
+
+def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> CarefulSquares:
+    """Returns the squared norms of one parameter's per-example gradients.
 
     Where an example's terms cancel so far that rounding would show in its norm, or products
-    leave the dtype's range, the norm is taken again exactly, and not below a small share of its
-    norm bound, the norm it would have if no two terms cancelled: a norm too small would let the
+    leave the dtype's range, the norm is taken again exactly: a norm too small would let the
     example in above its bound.
 
     Args:
         uses: The parameter's uses, at most one of each kind.
         negligible: A square so small that no factor depends on it; errors of its size stay.
-
-    Returns:
-        The squares, in float64 where one was taken again: float32 does not hold all of them.
-        Infinite or NaN where the gradient is not finite, or too large to be scaled.
     """
-    squares = _squares(uses)
-    share = _RESOLUTION[squares.values.dtype].share
+    squares = squares_at_a_glance(uses)
     # False for NaN as well, and where an infinite square meets infinite terms.
-    believed = torch.sub(squares.values, squares.terms, alpha=share) >= -negligible
+    believed = distance_from_doubt(squares) >= -negligible
     if bool(believed.all()):
-        return squares.values
+        return CarefulSquares(squares.values)
     examples = (~believed).nonzero()[:, 0]
-    values = squares.values.double()
-    values[examples] = _taken_again(uses, examples, squares.values.dtype)
+    again, formed = _taken_again(uses, examples, squares.values.dtype)
+    values = squares.values.double().index_copy(0, examples, again)
+    return CarefulSquares(values, torch.zeros_like(believed).index_copy(0, examples, formed))
+
+
+def distance_from_doubt(squares: Squares) -> Tensor:
+    """Returns how far squares are above the share of their terms that can be believed.
+
+    It is below zero where they cannot, and NaN where they are not finite.
+    """
+    share = _RESOLUTION[squares.values.dtype].share
+    return torch.sub(squares.values, squares.terms, alpha=share)
+
+
+def _taken_again(
+    uses: Sequence[Use], examples: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Returns the squared norms of some examples in float64, and which of their gradients formed.
+
+    Without what ``dtype`` lost.
+    """
+    chosen = [use.double(examples) for use in uses]
+    exact = squares_at_a_glance(chosen).values
+    if all(isinstance(use, GradientUse) for use in uses):
+        # Formed as they are; nothing in them cancels.
+        return exact, torch.zeros_like(examples, dtype=torch.bool)
+    if dtype == torch.float64:
+        # No better dtype to subtract in: the gradients themselves, one at a time.
+        formed = exact.isfinite()
+    else:
+        floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
+        formed = exact.isfinite() & ((exact < floor) | (_longest(chosen) > LONGEST))
+    return _norms_of_formed(uses, examples, formed, exact), formed
+
+
+def _norms_of_formed(
+    uses: Sequence[Use], examples: Tensor, formed: Tensor, squares: Tensor
+) -> Tensor:
+    """Returns the squares, those of formed gradients taken of what ``formed_gradient`` gives."""
+    values = squares.clone()
+    for place in formed.nonzero()[:, 0].tolist():
+        parts = [part.square().sum() for _, part in formed_gradient(uses, examples[place])]
+        values[place] = torch.stack(parts).sum()
     return values
 
 
-def _taken_again(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the squared norms of some examples in float64, without what ``dtype`` lost."""
-    chosen = [use.double(examples) for use in uses]
-    floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
-    if dtype == torch.float64:
-        # No better dtype to subtract in: the gradients themselves, one at a time.
-        alone = ([use.double(example) for use in uses] for example in examples[:, None])
-        exact = torch.cat([_dense_norms(each) for each in alone])
-    else:
-        exact = _squares(chosen).values
-        exact = torch.where(_longest(chosen) <= LONGEST, exact, torch.inf)
-    return torch.maximum(exact, floor)
+def formed_gradient(uses: Sequence[Use], example: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yields one example's gradient of a parameter in float64, and which of its rows each part is.
+
+    Args:
+        uses: All of the parameter's uses, so that what cancels is added before anything is rounded.
+        example: Which example, without dimensions.
+    """
+    alone = [use.double(example[None]) for use in uses]
+    shape = alone[0].parameter_shape
+    step = max(1, FORMED_AT_A_TIME // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        parts = [use.of_rows(start, stop).instantiate()[0] for use in alone]
+        yield slice(start, stop), torch.stack(parts).sum(0)
 
 
 def _longest(uses: Sequence[Use]) -> Tensor:
@@ -110,7 +167,12 @@ def _dense_norms(uses: Sequence[Use]) -> Tensor:
     return sums_of_squares(torch.stack([use.instantiate() for use in uses]).sum(0))
 
 
-def _squares(uses: Sequence[Use]) -> Squares:
+def squares_at_a_glance(uses: Sequence[Use]) -> Squares:
+    """Returns the squares with the size of their terms, whether they can be believed or not.
+
+    Args:
+        uses: The parameter's uses, at most one of each kind.
+    """
     if len(uses) == 1:
         return uses[0].squares()
     if len(uses) == 2 and isinstance(uses[0], OuterUse) and isinstance(uses[1], RowsUse):
@@ -128,7 +190,8 @@ def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Squares:
     steps = head.left.shape[1]
     ids = embedding.ids[:, None, :].expand(-1, steps, -1)
     picked = in_norm_dtype(torch.gather(head.left, 2, ids))
-    alignment = in_norm_dtype(head.right) @ in_norm_dtype(embedding.values).mT
+    values = in_norm_dtype(embedding.values)
+    alignment = torch.bmm(in_norm_dtype(head.right), values.transpose(1, 2))
     # What an entry of the alignment lost by underflow, times what it meets.
     met = torch.linalg.vector_norm(picked.flatten(1), ord=1, dim=1)
     info = torch.finfo(picked.dtype)

@@ -6,11 +6,13 @@ square is lost. So a square goes with a size that counts both, by which ``norms`
 can be believed.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.blocks import sent
 from dpft.privacy.clipping.costs import HALF_BANDS, HALF_STEPS
 
 
@@ -32,27 +34,66 @@ class Squares:
         return Squares(self.values + other.values, self.terms + other.terms)
 
 
+@dataclass(frozen=True)
+class GramPair:
+    """Inner products of a use's output gradients and of its inputs, or a band of them.
+
+    Attributes:
+        left: Shape (b, w, s), inner products of vectors of length ``rows``: of w positions with
+            themselves, and with the s - w after them, which stand for those before as well.
+        right: Shape (b, w, s), inner products of vectors of length ``columns``.
+        rows: Products added up in an entry of ``left``.
+        columns: Products added up in an entry of ``right``.
+        steps: Positions of an example, w of them in this band.
+    """
+
+    left: Tensor
+    right: Tensor
+    rows: int
+    columns: int
+    steps: int
+
+
+def gram_pairs(left: Tensor, right: Tensor) -> Iterator[GramPair]:
+    """Yields what the ghost norm of (b, t, rows) and (b, t, columns) is the sum of.
+
+    Both matrices are symmetric, so for long sequences what is below the diagonal, band by band,
+    is counted by doubling what is above.
+    """
+    steps, sizes = left.shape[1], (left.shape[2], right.shape[2])
+    if steps < HALF_STEPS:
+        yield GramPair(_gram(left, steps), _gram(right, steps), *sizes, steps)
+        return
+    width = -(-steps // HALF_BANDS)
+    for start in range(0, steps, width):
+        bands = [_gram(each[:, start:], width) for each in (left, right)]
+        yield GramPair(bands[0], bands[1], *sizes, steps)
+
+
+def squares_of_grams(pairs: Sequence[GramPair]) -> Squares:
+    """Returns ``sum left * right`` of pairs of one shape, shape (pairs, b), overwriting them."""
+    left, right = (_stacked([getattr(pair, side) for pair in pairs]) for side in ("left", "right"))
+    width = left.shape[2]
+    lost = _lost_terms(left[..., :width], right[..., :width], pairs)
+    products = left.mul_(right)
+    if products.shape[3] == width:
+        square = product_sums(products)
+        return Squares(square.values, square.terms.add_(lost))
+    square, beyond = product_sums(products[..., :width]), product_sums(products[..., width:])
+    values = torch.add(square.values, beyond.values, alpha=2)
+    return Squares(values, torch.add(square.terms, beyond.terms, alpha=2).add_(lost))
+
+
 def ghost_squares(left: Tensor, right: Tensor) -> Squares:
     """Returns ``sum (L L^T) * (R R^T)`` of each example, for (b, t, ·) and (b, t, ·).
 
-    The ghost norm of Li et al. 2022, eq. 4. Both matrices are symmetric, so for long sequences
-    what is below the diagonal, band by band, is counted by doubling what is above.
+    The ghost norm of Li et al. 2022, eq. 4.
     """
-    steps = left.shape[1]
-    if steps < HALF_STEPS:
-        return gram_squares(left @ left.mT, right @ right.mT, left.shape[2], right.shape[2])
-    width = -(-steps // HALF_BANDS)
-    total = _nothing(left)
-    for start in range(0, steps, width):
-        upper = left[:, start : start + width] @ left[:, start:].mT
-        other = right[:, start : start + width] @ right[:, start:].mT
-        # All positions may meet all others, not those of the band alone.
-        lost = _lost_terms(upper, other, left.shape[2], right.shape[2], steps)
-        upper *= other
-        square = product_sums(upper[:, :, :width])
-        beyond = product_sums(upper[:, :, width:])
-        total = total + Squares(square.values, square.terms + lost) + beyond + beyond
-    return total
+    parts = [squares_of_grams([pair]) for pair in gram_pairs(left, right)]
+    if len(parts) == 1:
+        return Squares(parts[0].values[0], parts[0].terms[0])
+    values, terms = (torch.cat([getattr(p, side) for p in parts]) for side in ("values", "terms"))
+    return Squares(values.sum(0), terms.sum(0))
 
 
 def gram_squares(left: Tensor, right: Tensor, rows: int, columns: int) -> Squares:
@@ -64,24 +105,36 @@ def gram_squares(left: Tensor, right: Tensor, rows: int, columns: int) -> Square
         rows: Products added up in an entry of ``left``.
         columns: Products added up in an entry of ``right``.
     """
-    lost = _lost_terms(left, right, rows, columns, left.shape[1])
-    square = product_sums(left.mul_(right))
-    return Squares(square.values, square.terms.add_(lost))
+    square = squares_of_grams([GramPair(left, right, rows, columns, left.shape[1])])
+    return Squares(square.values[0], square.terms[0])
 
 
-def _lost_terms(left: Tensor, right: Tensor, rows: int, columns: int, steps: int) -> Tensor:
-    """Returns what underflow may have taken from a ghost norm, over the resolution, (b,).
+def _gram(rows: Tensor, width: int) -> Tensor:
+    """Returns the inner products of the first rows with all of them, (b, width, t)."""
+    return torch.bmm(rows[:, :width] if width < rows.shape[1] else rows, rows.transpose(1, 2))
+
+
+def _stacked(grams: Sequence[Tensor]) -> Tensor:
+    return grams[0].unsqueeze(0) if len(grams) == 1 else torch.stack(list(grams))
+
+
+def _lost_terms(left: Tensor, right: Tensor, pairs: Sequence[GramPair]) -> Tensor:
+    """Returns what underflow may have taken from ghost norms, over the resolution, (pairs, b).
 
     An entry of a Gram matrix loses at most ``2 * rows * tiny``, where ``tiny`` is the dtype's
     least normal number, whether what is below is rounded or flushed to zero. What the square
     loses is that times the entries of the other matrix, whose magnitudes sum to at most t times
-    its trace.
+    its trace: all positions may meet all others, not those of a band alone.
     """
     info = torch.finfo(left.dtype)
-    traces = [each.diagonal(dim1=1, dim2=2).sum(1) for each in (left, right)]
-    return torch.add(traces[1] * rows, traces[0], alpha=columns) * (
-        LOSS_SHARE * 2 * steps * info.tiny / info.eps
-    )
+    share = LOSS_SHARE * 2 * pairs[0].steps * info.tiny / info.eps
+    traces = (each.diagonal(dim1=2, dim2=3).sum(2) for each in (left, right))
+    sizes = [[[pair.columns * share, pair.rows * share]] for pair in pairs]
+    if sizes.count(sizes[0]) == len(sizes):
+        of_left, of_right = sizes[0][0]
+        return next(traces).mul_(of_left).add_(next(traces), alpha=of_right)
+    weights = sent(sizes, left.dtype, left.device).unbind(2)
+    return torch.addcmul(next(traces).mul_(weights[0]), next(traces), weights[1])
 
 
 LOSS_SHARE = 16
@@ -89,9 +142,9 @@ LOSS_SHARE = 16
 
 
 def product_sums(products: Tensor) -> Squares:
-    """Returns the sum of each example's products, (b, t, s)."""
-    flat = products.flatten(1)
-    return Squares(flat.sum(1), torch.linalg.vector_norm(flat, ord=1, dim=1))
+    """Returns the sum of each example's products, for (…, b, t, s)."""
+    flat = products.flatten(-2)
+    return Squares(flat.sum(-1), torch.linalg.vector_norm(flat, ord=1, dim=-1))
 
 
 def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
@@ -110,7 +163,7 @@ def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
 
 def sums_of_squares(values: Tensor) -> Tensor:
     """Returns each example's sum of squares, (b,) from (b, …), without a copy of ``values``."""
-    dtype = torch.promote_types(values.dtype, torch.float32)
+    dtype = norm_dtype(values)
     last = values.shape[-1] if values.dim() > 2 else values[0].numel()
     # Row by row first: one chain of a million float32 additions would lose digits.
     rows = values.reshape(len(values), -1, last)
@@ -120,7 +173,7 @@ def sums_of_squares(values: Tensor) -> Tensor:
 
 def lengths(rows: Tensor) -> Tensor:
     """Returns the norm of each position, (b, t) from (b, t, ·), or more where squares underflow."""
-    dtype = torch.promote_types(rows.dtype, torch.float32)
+    dtype = norm_dtype(rows)
     lost: float = (rows.shape[2] * torch.finfo(dtype).tiny) ** 0.5
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
     return norms.add_(lost)
@@ -134,6 +187,6 @@ def in_norm_dtype(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _nothing(like: Tensor) -> Squares:
-    zeros = like.new_zeros(len(like))
-    return Squares(zeros, zeros)
+def norm_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the dtype that norms and sums of a tensor are taken in."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

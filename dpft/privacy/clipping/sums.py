@@ -8,33 +8,42 @@ at a time, by 0.67 C. (Casacuberta et al. 2022, arXiv 2207.10635, show the same 
 So what each addition loses is kept, and added with the next micro-batch (Knuth's two-sum). What
 is left does not grow with M and is allowed for in the clip factors (``rounding_headroom``).
 
->>> sums, weight = CompensatedSums(), torch.zeros(1)
->>> total = sums.add("weight", weight, None, lambda part: part.fill_(1.0))
+>>> sums, total = CompensatedSums(), torch.ones(1)
 >>> for _ in range(4):
-...     total = sums.add("weight", weight, total, lambda part: part.fill_(2.0**-25))
+...     total = sums.add("weight", total, torch.full((1,), 2.0**-25))
+...     sums.flush()
 >>> float(total) == 1 + 2.0**-23  # plain float32 additions would leave 1
 True
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-CPU_BLOCK = 2**17
-"""Coordinates added at a time on a processor, few enough for its cache."""
-DEVICE_BLOCK = 2**24
-"""And on an accelerator, so many that launches do not count; 128 MB for two results."""
+from dpft.privacy.clipping.blocks import numbers_at_a_time
+
 ROUNDINGS = 32
 """Roundings of the whole sum that the headroom allows for, see ``rounding_headroom``."""
 
 
+@dataclass(frozen=True)
+class _Addition:
+    """What is to be added to a total, and what the last addition to it lost."""
+
+    total: Tensor
+    part: Tensor
+    lost: Tensor | None
+
+
 class CompensatedSums:
-    """Adds micro-batches' sums to a parameter's gradient, and keeps what each addition loses.
+    """Adds micro-batches' sums to parameters' gradients, and keeps what each addition loses.
 
     From the second micro-batch of a step on it holds one more tensor of each trainable
-    parameter's size.
+    parameter's size. Additions wait for each other, so that those of many small parameters are
+    one operation.
 
     Guarantees:
         After any number of additions the total is the exact sum of the parts, within
@@ -46,35 +55,39 @@ class CompensatedSums:
         """Starts with nothing kept."""
         self._lost: dict[str, Tensor] = {}
         self._left: dict[str, tuple[weakref.ref[Tensor], int]] = {}
+        self._waiting: dict[str, _Addition] = {}
+        self._size = 0
 
-    def add(
-        self,
-        name: str,
-        parameter: Tensor,
-        total: Tensor | None,
-        contribute: Callable[[Tensor], object],
-    ) -> Tensor:
-        """Returns the total with a micro-batch's part added, in place where there is one.
+    def add(self, name: str, total: Tensor | None, part: Tensor) -> Tensor:
+        """Returns the total to which a micro-batch's part is added, in place, by ``flush``.
 
         Args:
             name: Name of the parameter whose gradient it is.
-            parameter: The parameter itself, which may be another tensor at each call.
             total: What was added up before; None for nothing. If someone else changed it since,
                 what its last addition lost is forgotten.
-            contribute: Adds the part to zeros of the parameter's shape.
+            part: Of the parameter's shape; it becomes the sums' own.
         """
-        part = torch.zeros_like(parameter)
-        contribute(part)
+        if name in self._waiting:
+            self.flush()
         lost = self._lost.pop(name, None)
         if total is None:
-            total = part
-        else:
-            if lost is not None and self._is_as_left(name, total):
-                part.add_(lost)
-            _add_keeping_loss(total, part)
-            self._lost[name] = part
-        self._left[name] = (weakref.ref(total), total._version)
+            self._left[name] = (weakref.ref(part), part._version)
+            return part
+        kept = lost is not None and self._is_as_left(name, total)
+        self._waiting[name] = _Addition(total, part, lost if kept else None)
+        self._size += part.numel()
+        if self._size >= numbers_at_a_time(part.device):
+            self.flush()
         return total
+
+    def flush(self) -> None:
+        """Carries out the additions that wait."""
+        waiting, self._waiting, self._size = self._waiting, {}, 0
+        for bucket in _buckets(waiting.values()):
+            _add_keeping_loss(bucket)
+        for name, addition in waiting.items():
+            self._lost[name] = addition.part
+            self._left[name] = (weakref.ref(addition.total), addition.total._version)
 
     def _is_as_left(self, name: str, total: Tensor) -> bool:
         reference, version = self._left[name]
@@ -101,24 +114,42 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
     return ROUNDINGS * torch.finfo(dtype).eps / 2 * most
 
 
-def _add_keeping_loss(total: Tensor, part: Tensor) -> None:
-    """Adds ``part`` to ``total``, and leaves in ``part`` what rounding took (two-sum, exact)."""
-    highs, lows = _blocks(total, part), _blocks(part, total)
-    room = torch.empty_like(highs[0]), torch.empty_like(highs[0])
-    for high, low in zip(highs, lows, strict=True):
-        # The last block may be smaller.
-        added, share = (each[: len(high)] for each in room)
-        torch.add(high, low, out=added)
-        torch.sub(added, high, out=share)
-        low.sub_(share)
-        torch.sub(added, share, out=share)
-        low.add_(high.sub_(share))
-        high.copy_(added)
+def _add_keeping_loss(bucket: Sequence[_Addition]) -> None:
+    """Adds each part to its total, and leaves in it what rounding took (two-sum, exact)."""
+    highs, lows = [each.total for each in bucket], [each.part for each in bucket]
+    losts = [each.lost for each in bucket if each.lost is not None]
+    if losts:
+        torch._foreach_add_([each.part for each in bucket if each.lost is not None], losts)
+    added = torch._foreach_add(highs, lows)
+    share = torch._foreach_sub(highs, added)
+    torch._foreach_add_(lows, share)
+    torch._foreach_add_(share, added)
+    torch._foreach_sub_(highs, share)
+    torch._foreach_add_(lows, highs)
+    torch._foreach_copy_(highs, added)
 
 
-def _blocks(tensor: Tensor, other: Tensor) -> tuple[Tensor, ...]:
-    if tensor.is_contiguous() and other.is_contiguous():
-        size = CPU_BLOCK if tensor.device.type == "cpu" else DEVICE_BLOCK
-        blocks: tuple[Tensor, ...] = tensor.view(-1).split(size)
-        return blocks
-    return (tensor,)
+def _buckets(additions: Iterable[_Addition]) -> Iterator[list[_Addition]]:
+    """Yields the additions in pieces and groups of about as many numbers as are added at a time."""
+    bucket: list[_Addition] = []
+    size = 0
+    for addition in additions:
+        most = numbers_at_a_time(addition.part.device)
+        for piece in _pieces(addition, most):
+            if bucket and size + piece.part.numel() > most:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(piece)
+            size += piece.part.numel()
+    if bucket:
+        yield bucket
+
+
+def _pieces(addition: _Addition, most: int) -> Iterator[_Addition]:
+    """Yields an addition as a few of at most so many numbers each, where its memory is in order."""
+    tensors = [t for t in (addition.total, addition.part, addition.lost) if t is not None]
+    if addition.part.numel() <= most or not all(tensor.is_contiguous() for tensor in tensors):
+        yield addition
+        return
+    for total, part, *lost in zip(*(t.view(-1).split(most) for t in tensors), strict=True):
+        yield _Addition(total, part, lost[0] if lost else None)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.blocks import moved
+
 
 @dataclass(frozen=True)
 class Units:
@@ -25,10 +27,12 @@ class Units:
     @classmethod
     def of(cls, units: Tensor) -> "Units":
         """Returns the grouping of ``units``, shape (b,), in the order of ``torch.unique``."""
-        labels, index = torch.unique(units, return_inverse=True)
+        # On the host, so that a device is looked at once.
+        labels, index = torch.unique(units.cpu(), return_inverse=True)
         same_before = torch.tril(index[:, None] == index[None, :], diagonal=-1)
         position = same_before.sum(1)
         longest = int(position.max()) + 1
+        index, position = (moved(each, units.device) for each in (index, position))
         return cls(index=index, position=position, count=len(labels), longest=longest)
 
     def concatenate(self, rows: Tensor) -> Tensor:
@@ -36,6 +40,16 @@ class Units:
         grouped = rows.new_zeros(self.count, self.longest, *rows.shape[1:])
         grouped[self.index, self.position] = rows
         return grouped.flatten(1, 2)
+
+    def all_finite(self, finite: Tensor) -> Tensor:
+        """Returns whether all losses of each unit are finite, shape (count,).
+
+        Args:
+            finite: Of each row's loss, or of each unit's.
+        """
+        if len(finite) != len(self.index):
+            return finite
+        return self.sum((~finite).int()) == 0
 
     def sum(self, rows: Tensor) -> Tensor:
         """Returns (count, …) from (b, …): each unit's rows added up."""

@@ -10,6 +10,7 @@ Sources: ghost norms, Li et al. 2022 section 4; book-keeping, Bu et al. 2023.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from dpft.privacy.clipping.squares import (
     ghost_squares,
     in_norm_dtype,
     lengths,
+    norm_dtype,
     sums_of_squares,
 )
 from dpft.privacy.clipping.units import Units
@@ -58,6 +60,11 @@ class OuterUse:
         return formed_squares(torch.cat(values), self.norm_bound())
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of norms and sums."""
+        return norm_dtype(self.left)
+
+    @property
     def shape(self) -> ProductShape:
         """The sizes that decide how norms are taken."""
         count, steps, rows = self.left.shape
@@ -83,21 +90,40 @@ class OuterUse:
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
-        return in_norm_dtype(self.left).transpose(1, 2) @ in_norm_dtype(self.right)
+        return torch.bmm(in_norm_dtype(self.left).transpose(1, 2), in_norm_dtype(self.right))
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
+        if total.numel() <= SMALL:
+            total.add_(self.weighted_sum(factors))
+        else:
+            total.addmm_(*self._scaled(factors))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Returns sum over i of ``factors[i] * gradient[i]``, shape (rows, columns)."""
+        left, right = self._scaled(factors)
+        if left.shape[0] * right.shape[1] <= SMALL:
+            return torch.mm(left.double(), right.double()).to(left.dtype)
+        return torch.mm(left, right)
+
+    def _scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns matrices whose product is the weighted sum."""
         left, right = in_norm_dtype(self.left), in_norm_dtype(self.right)
-        scale = factors[:, None, None]
+        scale = factors.view(-1, 1, 1)
         if left.shape[2] < right.shape[2]:
             left = left * scale
         else:
             right = right * scale
-        left, right = left.flatten(0, 1), right.flatten(0, 1)
-        if total.numel() <= SMALL:
-            total.add_((left.double().t() @ right.double()).to(total.dtype))
-        else:
-            total.addmm_(left.t(), right)
+        return left.flatten(0, 1).t(), right.flatten(0, 1)
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The weight's shape."""
+        return self.left.shape[2], self.right.shape[2]
+
+    def of_rows(self, start: int, stop: int) -> "OuterUse":
+        """Returns the use of some rows of the weight alone."""
+        return OuterUse(self.left[:, :, start:stop], self.right)
 
     def keep(self, mask: Tensor) -> "OuterUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -122,6 +148,11 @@ class RowsUse:
     values: Tensor
     rows: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of norms and sums."""
+        return norm_dtype(self.values)
+
     def squares(self) -> Squares:
         """Returns the squared norms: rows of equal ids are summed, then squared."""
         values = in_norm_dtype(self.values)
@@ -133,13 +164,32 @@ class RowsUse:
 
     def _summed_and_squared(self, values: Tensor) -> Tensor:
         """Returns the squared norms, shape (b,), of the sums over equal ids of (b, t, ·)."""
-        count = self.ids.shape[0]
-        example = torch.arange(count, device=self.ids.device)[:, None]
-        keys, slot = torch.unique(example * self.rows + self.ids, return_inverse=True)
-        summed = values.new_zeros(len(keys), values.shape[2])
-        summed.index_add_(0, slot.flatten(), values.flatten(0, 1))
-        squares = values.new_zeros(count)
-        return squares.index_add_(0, keys // self.rows, summed.square().sum(1))
+        example, slot = self._slots_by_example
+        summed = values.new_zeros(len(slot), values.shape[2])
+        summed.index_add_(0, slot, values.flatten(0, 1))
+        squares = values.new_zeros(len(self.ids))
+        return squares.index_add_(0, example, summed.square().sum(1))
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """The look-ups in ascending order of id and, within an id, of example, and their places."""
+        count = len(self.ids)
+        example = torch.arange(count, device=self.ids.device).unsqueeze(1)
+        keys, order = torch.add(example, self.ids, alpha=count).view(-1).sort()
+        return keys, order
+
+    @cached_property
+    def _slots_by_example(self) -> tuple[Tensor, Tensor]:
+        """Each slot's example, and each look-up's slot, shared by those of one example and id."""
+        keys, order = self._sorted
+        return _slots(keys, order, keys % len(self.ids))
+
+    @cached_property
+    def _slots_by_id(self) -> tuple[Tensor, Tensor]:
+        """Each slot's id, and each look-up's slot, shared by those of one id."""
+        keys, order = self._sorted
+        ids = keys // len(self.ids)
+        return _slots(ids, order, ids)
 
     def extent(self) -> Tensor:
         """Returns the sum over t of ``|values[i, t]|``, shape (b,)."""
@@ -160,13 +210,30 @@ class RowsUse:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
-        scaled = (in_norm_dtype(self.values) * factors[:, None, None]).flatten(0, 1)
-        rows, order, place = _distinct(self.ids.flatten())
+        scaled = (in_norm_dtype(self.values) * factors.view(-1, 1, 1)).flatten(0, 1)
+        ids, slot = self._slots_by_id
         width = _columns_at_a_time(scaled)
         for part, into in zip(scaled.split(width, 1), total.split(width, 1), strict=True):
-            values = part[order].double()
-            sums = torch.zeros_like(values).index_add_(0, place, values)
-            into.index_add_(0, rows, sums.to(total.dtype))
+            values = part.double()
+            sums = torch.zeros_like(values).index_add_(0, slot, values)
+            into.index_add_(0, ids, sums.to(total.dtype))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Returns sum over i of ``factors[i] * gradient[i]``, shape (rows, columns)."""
+        total = self.values.new_zeros(self.rows, self.values.shape[2], dtype=self.dtype)
+        self.add_weighted_sum(factors, total)
+        return total
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The weight's shape."""
+        return self.rows, self.values.shape[2]
+
+    def of_rows(self, start: int, stop: int) -> "RowsUse":
+        """Returns the use of some rows of the weight alone."""
+        inside = (self.ids >= start) & (self.ids < stop)
+        ids = (self.ids - start).clamp(0, stop - start - 1)
+        return RowsUse(ids, self.values * inside.unsqueeze(2), stop - start)
 
     def keep(self, mask: Tensor) -> "RowsUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -186,6 +253,11 @@ class GradientUse:
     """
 
     values: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of norms and sums."""
+        return norm_dtype(self.values)
 
     def squares(self) -> Squares:
         """Returns the squared norms; nothing in them can cancel."""
@@ -210,11 +282,21 @@ class GradientUse:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``."""
+        total.add_(self.weighted_sum(factors))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Returns sum over i of ``factors[i] * gradient[i]``, of the parameter's shape."""
         values = in_norm_dtype(self.values).reshape(len(self.values), -1)
-        exact = factors.double()
-        parts = values.split(_columns_at_a_time(values), 1)
-        sums = [(exact @ part.double()).to(total.dtype) for part in parts]
-        total.add_(torch.cat(sums).view_as(total))
+        return sum_of_rows(factors, values).view(self.values.shape[1:])
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.values.shape[1:])
+
+    def of_rows(self, start: int, stop: int) -> "GradientUse":
+        """Returns the use of some rows of the parameter alone."""
+        return GradientUse(self.values[:, start:stop])
 
     def keep(self, mask: Tensor) -> "GradientUse":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
@@ -257,21 +339,30 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
 
 
+def sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:
+    """Returns sum over i of ``factors[i] * values[i]``, rounded once, for (b, n)."""
+    exact = factors.double().unsqueeze(0)
+    columns = values.split(_columns_at_a_time(values), 1)
+    sums = [torch.mm(exact, part.double()).to(values.dtype) for part in columns]
+    return (sums[0] if len(sums) == 1 else torch.cat(sums, 1)).view(-1)
+
+
 def _columns_at_a_time(rows: Tensor) -> int:
     return max(1, EXACT_AT_A_TIME // max(1, len(rows)))
 
 
-def _distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the distinct ids, an order that brings equal ones together, and each one's place.
+def _slots(keys: Tensor, order: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns each slot's label, and each look-up's slot, for slots of equal keys.
 
     Without a look at how many there are, for which an accelerator would have to wait: there are
-    as many places as ids, and those that nothing falls on have id 0.
+    as many slots as look-ups, and those that nothing falls on have label 0.
 
     Args:
-        ids: Shape (n,).
+        keys: In ascending order, shape (n,).
+        order: The place of each key's look-up among the look-ups, shape (n,).
+        labels: Of the keys; equal where keys are, shape (n,).
     """
-    ordered, order = ids.sort()
-    begins = torch.ones_like(ordered, dtype=torch.bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    place = begins.cumsum(0) - 1
-    return torch.zeros_like(ids).scatter_(0, place, ordered), order, place
+    begins = keys[1:] != keys[:-1]
+    slot = torch.nn.functional.pad(begins.cumsum(0), (1, 0))[: len(keys)]
+    label = torch.zeros_like(labels).scatter_(0, slot, labels)
+    return label, torch.empty_like(slot).scatter_(0, order, slot)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.norms import LONGEST, squared_norms
+from dpft.privacy.clipping.norms import LONGEST, formed_gradient, squared_norms
 from dpft.privacy.clipping.uses import OuterUse, RowsUse, merge_uses
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 
@@ -22,16 +22,19 @@ from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 )
 def test_uses_of_one_parameter_add_up_before_the_norm(uses):
     expected = sum(dense(use) for use in uses).square().sum((1, 2))
-    assert torch.allclose(squared_norms(merge_uses(uses)), expected)
+    assert torch.allclose(squared_norms(merge_uses(uses)).values, expected)
 
 
-def test_tied_uses_that_cancel_have_a_norm_no_smaller_than_a_share_of_their_norm_bound():
+def test_tied_uses_that_cancel_are_formed_and_have_the_norm_of_what_is_formed():
     """Head and embedding gradients that are each other's negative: cross term -2 |g|^2."""
     ids = torch.tensor([[2]])
     values = torch.tensor([[[3.0, 4.0]]])
     left = torch.nn.functional.one_hot(ids, 4).float()
     tied = [OuterUse(-left, values), RowsUse(ids, values, 4)]
-    assert squared_norms(tied).sqrt().tolist() == pytest.approx([1e-3 * 10])
+    found = squared_norms(tied)
+    assert found.values.tolist() == [0.0] and found.formed.tolist() == [True]
+    parts = list(formed_gradient(tied, torch.tensor(0)))
+    assert parts[0][0] == slice(0, 4) and not bool(parts[0][1].any())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_norms_hold_where_positions_nearly_cancel(dtype, tolerance, cancelled_to
     # The definition, without cancellation of squares: left (right - right - nudge)^T.
     difference = use.right[:, 0].double() - use.right[:, 1].double()
     exact = left[:, 0].double().norm(dim=1) * difference.norm(dim=1)
-    got = squared_norms([use]).sqrt().double()
+    got = squared_norms([use]).values.sqrt().double()
     assert ((got - exact).abs() <= tolerance * exact).all()
 
 
@@ -71,12 +74,14 @@ def test_an_example_whose_gradient_cancels_cannot_exceed_the_sensitivity(dtype, 
 
 def test_a_norm_whose_squares_underflow_is_taken_again_in_float64():
     use = OuterUse(torch.full((1, 2, 3), 1e-23), torch.full((1, 2, 4), 1e10))
-    (square,) = squared_norms([use])
+    (square,) = squared_norms([use]).values
     assert square.dtype == torch.float64
     # Twelve entries of 2 * 1e-13.
     assert square.item() == pytest.approx(12 * 4e-26, rel=1e-5)
 
 
-def test_what_is_too_long_to_be_scaled_counts_as_not_finite():
-    use = OuterUse(torch.full((1, 1, 1), 2 * LONGEST), torch.full((1, 1, 1), 1e-20))
-    assert squared_norms([use]).isinf().all()
+def test_what_is_too_long_for_float32_products_is_formed_and_what_is_infinite_is_not():
+    left = torch.tensor([2 * LONGEST, float("inf")]).view(2, 1, 1)
+    found = squared_norms([OuterUse(left, torch.full((2, 1, 1), 1e-20))])
+    assert found.formed.tolist() == [True, False]
+    assert found.values.tolist() == pytest.approx([(2 * LONGEST * 1e-20) ** 2, float("inf")])

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dpft.privacy.clipping import wide
+from dpft.privacy.clipping import PerExampleClipper, wide
 from dpft.privacy.clipping.uses import GradientUse, OuterUse
-from dpft.privacy.clipping.wide import WideUse, widen
+from dpft.privacy.clipping.wide import WideUse, certain, widen, widen_at_a_glance
 
 ROWS, STEPS = 4200, 6
 
@@ -59,3 +59,35 @@ def test_only_a_vocabularys_weight_is_wide():
     narrow = OuterUse(torch.ones(1, 2, 64), torch.ones(1, 2, 8))
     gradient = GradientUse(torch.ones(1, 5000))
     assert widen(narrow) is narrow and widen(gradient) is gradient
+
+
+def test_a_glance_that_missed_positions_says_so_and_a_look_with_care_finds_them():
+    use = head(live=((0, 6), (2, 4), (0, 0)))
+    use.left[1, [2, 3], : wide.PROBE] = 0
+    use.left[1, 5, -1] = 1.0
+    guess = widen_at_a_glance(use)
+    assert guess.spans == ((0, 6), (0, 0), (0, 0)) and bool(guess.doubt)
+    assert certain(guess).spans == ((0, 6), (2, 6), (0, 0)) and certain(guess).doubt is None
+    sure = widen_at_a_glance(head(live=((0, 6), (2, 4), (0, 0))))
+    assert certain(sure).spans == sure.spans and not bool(sure.doubt)
+
+
+@pytest.mark.parametrize("units", [None, torch.tensor([1, 0, 1])], ids=["examples", "units"])
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+def test_positions_that_a_glance_misses_count_in_every_engine(engine, units):
+    g = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(8, ROWS, bias=False)
+    inputs = torch.randn(3, STEPS, 8, generator=g)
+    weights = torch.randn(3, STEPS, ROWS, generator=g)
+    weights[:, :, : wide.PROBE] *= torch.tensor([0.0, 1, 0, 0, 1, 0])[:, None]
+    found = []
+    for name in (engine, "loop"):
+        layer.zero_grad()
+        with PerExampleClipper(layer, 0.5, engine=name) as clipper:
+            norms = [
+                clipper.accumulate(lambda: (layer(inputs) * weights).sum((1, 2)), units)
+                for _ in range(2)
+            ]
+        found.append((*norms, layer.weight.grad))
+    for got, expected in zip(*found, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,9 @@
-"""Engines: ways to the same clipped sum, differing in time and memory only."""
+"""Engines: ways to the same clipped sum, differing in time and memory only.
+
+Where the terms of an example's gradient cancel to a share s of their size, ``instantiate`` and
+``loop``, which form it in float32, round it by about 1e-7 / s; ``book_keeping`` and ``two_pass``
+form it in float64 where s is below 1e-3. Each clips by the norm of the very gradient that it adds.
+"""
 
 import logging
 from collections.abc import Mapping

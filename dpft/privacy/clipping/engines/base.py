@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -41,17 +41,34 @@ class ClipDecision:
             is divided out here.
         finite: Which examples (or units) take part in the sum, shape (b or units,); the others
             are left out as not finite.
-        everyone_is_finite: Whether all examples (or units) take part.
+        non_finite: How many are left out.
+        is_doubted: Whether some norm cannot be believed and must be taken again.
+        formed: By parameter, which examples' gradients are formed by themselves, (b or units,).
     """
 
     norms: Tensor
     factors: Tensor
     finite: Tensor
-    everyone_is_finite: bool
+    non_finite: int
+    is_doubted: bool = False
+    formed: Mapping[str, Tensor] = field(default_factory=dict)
+    _known: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def everyone_is_finite(self) -> bool:
+        """Whether all examples (or units) take part."""
+        return self.non_finite == 0
+
+    def factors_of(self, group: int, dtype: torch.dtype) -> Tensor:
+        """Returns a group's factors, shape (b or units,)."""
+        key = (group, dtype)
+        if key not in self._known:
+            self._known[key] = self.factors[group].to(dtype)
+        return self._known[key]
 
     def clipped_batch(self) -> ClippedBatch:
         """Returns what an accumulation says of its batch: the norms, and how many are left out."""
-        return ClippedBatch(norms=self.norms, non_finite=int((~self.finite).sum()))
+        return ClippedBatch(norms=self.norms, non_finite=self.non_finite)
 
 
 NEGLIGIBLE_SHARE = 1e-6
@@ -151,12 +168,17 @@ class Engine(ABC):
         device = self.trainable.device
         return torch.zeros(self.style.groups, count, dtype=torch.float64, device=device)
 
-    def decide_clipping(self, squares: Tensor, finite: Tensor) -> ClipDecision:
+    def decide_clipping(
+        self, squares: Tensor, finite: Tensor, doubt: Tensor | None = None
+    ) -> ClipDecision:
         """Returns which examples take part in the sum, and by what factor each is scaled.
+
+        The one look at the device that an accumulation needs is here.
 
         Args:
             squares: Of the gradients of the scaled losses, shape (groups, b or units).
             finite: Which losses are finite, shape (b or units,).
+            doubt: Whether some square cannot be believed, to be looked at as well.
         """
         scale = self.tuning.loss_scale
         # Rounding may leave a square that does not matter below zero; its root would be NaN, and
@@ -167,7 +189,10 @@ class Engine(ABC):
         squares = torch.where(finite, squares, 0.0)
         factors = self.style.factors((squares.sqrt() / scale).to(self.norm_dtype)) / scale
         norms = torch.where(finite, norms, 0.0)
-        return ClipDecision(norms, in_range(factors), finite, bool(finite.all()))
+        left_out = finite.logical_not().sum()
+        looked_at = [left_out] if doubt is None else [left_out, doubt.to(left_out.dtype)]
+        non_finite, *doubted = torch.stack(looked_at).tolist()
+        return ClipDecision(norms, in_range(factors), finite, non_finite, is_doubted=any(doubted))
 
 
 def check_is_tensor(losses: object) -> None:

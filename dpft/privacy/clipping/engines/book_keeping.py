@@ -7,17 +7,17 @@ Where per-example gradients cost less than what they replace (``costs``), they a
 backward pass at once, and the contraction is a weighted sum of them.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.costs import keeping_is_cheaper
-from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch
+from dpft.privacy.clipping.engines.base import ClippedBatch
+from dpft.privacy.clipping.engines.norm_collector import CollectedNorms, NormCollector
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
+from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
-from dpft.privacy.clipping.wide import widen
+from dpft.privacy.clipping.wide import certain, widen_at_a_glance
 
 
 class BookKeepingEngine(RecordingEngine):
@@ -28,13 +28,30 @@ class BookKeepingEngine(RecordingEngine):
         uses = self._backward(losses)
         with torch.no_grad():
             rows = Rows(losses, units)
-            squares = self.new_squares(len(rows.finite))
-            for name, kept in uses.items():
-                kept[:] = [rows.fold(use) for use in kept]
-                squares[self.groups[name]] += rows.squared_norms(kept, self.negligible)
-            decision = self.decide_clipping(squares, rows.finite)
-            self._contract(uses, rows, decision)
+            collected = self._collected(uses, rows)
+
+            def look_again(names: set[str]) -> dict[str, CarefulSquares]:
+                for name in names:
+                    uses[name][:] = [certain(use) for use in uses[name]]
+                return {name: rows.squared_norms(uses[name], self.negligible) for name in names}
+
+            decision = self.decide(collected, rows, look_again)
+            self.add_weighted_sums(uses, rows, decision)
+            self.add_small_gradients(collected.matrices, decision)
+            self.sums.flush()
         return decision.clipped_batch()
+
+    def _collected(self, uses: dict[str, list[Use]], rows: Rows) -> CollectedNorms:
+        """Returns the norms of all uses, which are folded by unit; small gradients move there."""
+        collector = NormCollector(self.groups, rows)
+        for name, kept in uses.items():
+            kept[:] = [rows.fold(use) for use in kept]
+            collector.add(name, kept)
+        collected = collector.result(self.negligible)
+        for matrix in collected.matrices:
+            for name in matrix.names:
+                del uses[name]
+        return collected
 
     def _backward(self, losses: Tensor) -> dict[str, list[Use]]:
         """Returns every trainable parameter's uses by its name, merged by kind."""
@@ -43,7 +60,7 @@ class BookKeepingEngine(RecordingEngine):
             self.backward(losses, self._keep)
         finally:
             uses = self.recorder.take()
-        return {n: [widen(use) for use in merge_uses(kept)] for n, kept in uses.items()}
+        return {n: [widen_at_a_glance(use) for use in merge_uses(kept)] for n, kept in uses.items()}
 
     def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
@@ -54,19 +71,3 @@ class BookKeepingEngine(RecordingEngine):
                     self._memory -= shape.instantiated_bytes
                 use = GradientUse(use.instantiate())
         self.recorder.keep(name, use)
-
-    def _contract(self, uses: dict[str, list[Use]], rows: Rows, decision: ClipDecision) -> None:
-        """Adds the weighted sums to the gradients; each use is freed once contracted."""
-        parameters = self.trainable.now()
-        while uses:
-            name, kept = uses.popitem()
-            parameter = parameters[name]
-            add = partial(_add_weighted_sums, kept, rows, decision, self.groups[name])
-            parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
-
-
-def _add_weighted_sums(
-    uses: list[Use], rows: Rows, decision: ClipDecision, group: int, total: Tensor
-) -> None:
-    while uses:
-        rows.add_weighted_sum(uses.pop(), decision, group, total)

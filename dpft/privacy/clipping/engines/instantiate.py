@@ -4,14 +4,14 @@ For small trainable sets (adapters, biases, norm layers), where a gradient for e
 less memory than the activations it is made of (Bu et al. 2022, section 3).
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.engines.base import ClippedBatch
+from dpft.privacy.clipping.engines.norm_collector import NormCollector
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
+from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.uses import GradientUse, Use
 
 
@@ -21,28 +21,34 @@ class InstantiateEngine(RecordingEngine):
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
         rows = Rows(losses, units)
-        gradients = self._gradients(losses, rows)
         with torch.no_grad():
-            squares = self.new_squares(len(rows.finite))
+            gradients = self._gradients(losses, rows)
+            collector = NormCollector(self.groups, rows)
             for name, gradient in gradients.items():
-                squares[self.groups[name]] += rows.squared_norms([gradient], self.negligible)
-            decision = self.decide_clipping(squares, rows.finite)
-            parameters = self.trainable.now()
-            for name, gradient in gradients.items():
-                parameter = parameters[name]
-                add = partial(rows.add_weighted_sum, gradient, decision, self.groups[name])
-                parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
+                collector.add(name, gradient)
+            collected = collector.result(self.negligible)
+            for matrix in collected.matrices:
+                for name in matrix.names:
+                    del gradients[name]
+
+            def look_again(names: set[str]) -> dict[str, CarefulSquares]:
+                return {n: rows.squared_norms(gradients[n], self.negligible) for n in names}
+
+            decision = self.decide(collected, rows, look_again)
+            self.add_weighted_sums(gradients, rows, decision)
+            self.add_small_gradients(collected.matrices, decision)
+            self.sums.flush()
         return decision.clipped_batch()
 
-    def _gradients(self, losses: Tensor, rows: Rows) -> dict[str, GradientUse]:
+    def _gradients(self, losses: Tensor, rows: Rows) -> dict[str, list[Use]]:
         """Returns every trainable parameter's gradients by its name, one for each unit."""
-        gradients: dict[str, Tensor] = {}
+        gradients: dict[str, list[Use]] = {}
 
         def receive(name: str, use: Use) -> None:
-            values = rows.fold(GradientUse(use.instantiate())).instantiate()
+            gradient = rows.fold(GradientUse(use.instantiate()))
             if name in gradients:
-                values = gradients[name] + values
-            gradients[name] = values
+                gradient = GradientUse(gradients[name][0].instantiate() + gradient.instantiate())
+            gradients[name] = [gradient]
 
         self.backward(losses, receive)
-        return {name: GradientUse(values) for name, values in gradients.items()}
+        return gradients

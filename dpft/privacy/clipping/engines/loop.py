@@ -4,7 +4,6 @@ Slow and beyond doubt; every other engine is tested against it.
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,14 +59,15 @@ class LoopEngine(Engine):
         norms, non_finite = [], 0
         for number, loss in enumerate(groups):
             decision = self._add_clipped(loss, last=number == len(groups) - 1)
-            if not decision.finite and len(groups) > 1:
+            if decision.non_finite and len(groups) > 1:
                 raise RunError(
                     "privacy.engine=loop cannot keep a non-finite example from spoiling the others "
                     "of its micro-batch (0 * nan is nan); set train.micro_batch_size=1 or another "
                     "engine."
                 )
             norms.append(decision.norms)
-            non_finite += not decision.finite
+            non_finite += decision.non_finite
+        self.sums.flush()
         return ClippedBatch(norms=torch.cat(norms), non_finite=non_finite)
 
     def _add_clipped(self, loss: Tensor, *, last: bool) -> ClipDecision:
@@ -79,12 +79,11 @@ class LoopEngine(Engine):
         for name, gradient in used.items():
             squares[self.groups[name]] += squared_norm(gradient)
         decision = self.decide_clipping(squares, loss.detach().isfinite()[None])
-        if decision.finite:
+        if decision.everyone_is_finite:
             for name, gradient in used.items():
                 parameter = parameters[name]
-                factor = decision.factors[self.groups[name]].to(parameter.dtype)
-                add = partial(torch.Tensor.add_, other=gradient * factor)
-                parameter.grad = self.sums.add(name, parameter, parameter.grad, add)
+                factor = decision.factors[self.groups[name], 0].to(parameter.dtype)
+                parameter.grad = self.sums.add(name, parameter.grad, gradient * factor)
         return decision
 
 

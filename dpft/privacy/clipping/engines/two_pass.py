@@ -7,7 +7,7 @@ unscaled losses, so that under bfloat16 they round alike, and the factors belong
 gradients that are summed (docs/design.md, the clipper).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -16,10 +16,13 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, LossFunction
+from dpft.privacy.clipping.engines.norm_collector import CollectedNorms, NormCollector
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
+from dpft.privacy.clipping.norms import CarefulSquares
+from dpft.privacy.clipping.small_gradients import GradientMatrix
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
-from dpft.privacy.clipping.wide import widen
+from dpft.privacy.clipping.wide import Span, WideUse, is_wide, widen, widen_at_a_glance
 
 
 class TwoPassEngine(RecordingEngine):
@@ -34,29 +37,32 @@ class TwoPassEngine(RecordingEngine):
         """See ``Engine.accumulate``."""
         rows = Rows(losses, units)
         with _rounding_alike(losses.device), _keeping_buffers():
-            squares = self._squared_norms(losses, rows)
+            collected = self._collected(losses, rows)
             with torch.no_grad():
-                decision = self.decide_clipping(squares, rows.finite)
-            self._contract(losses, rows, decision)
+                look_again = partial(self._look_again, losses, rows)
+                decision = self.decide(collected, rows, look_again)
+            self._contract(losses, rows, decision, collected.matrices)
         return decision.clipped_batch()
 
-    def _squared_norms(self, losses: Tensor, rows: Rows) -> Tensor:
-        """Returns the squared norms, shape (groups, units); no use outlives the pass."""
+    def _collected(self, losses: Tensor, rows: Rows) -> CollectedNorms:
+        """Returns the norms; no use outlives the pass, but small gradients."""
         while True:
-            squares, reused = self._norm_pass(losses, rows)
+            collector = NormCollector(self.groups, rows)
+            self._spans: dict[tuple[str, int], tuple[Span, ...]] = {}
+            reused = self._norm_pass(losses, rows, collector)
             if not reused:
-                return squares
+                with torch.no_grad():
+                    return collector.result(self.negligible)
             # A layer called twice: its uses need each other. Once per model, not per batch.
             self.shared |= reused
 
-    def _norm_pass(self, losses: Tensor, rows: Rows) -> tuple[Tensor, set[str]]:
+    def _norm_pass(self, losses: Tensor, rows: Rows, collector: NormCollector) -> set[str]:
         """Runs one backward pass that lets each use go once its norm is taken.
 
         Returns:
-            The squared norms, shape (groups, units), and the names of parameters with several
-            uses though they were not known as shared: where there are any, the norms are wrong.
+            The names of parameters with several uses though they were not known as shared: where
+            there are any, the norms are wrong.
         """
-        squares = self.new_squares(len(rows.finite))
         met: set[str] = set()
         reused: set[str] = set()
 
@@ -67,42 +73,88 @@ class TwoPassEngine(RecordingEngine):
                 reused.add(name)
             else:
                 met.add(name)
-                squares[self.groups[name]] += self._norms_of([use], rows)
+                collector.add(name, self._folded(name, [use], rows, widen_at_a_glance))
 
         try:
             self.backward(losses, receive, retain_graph=True)
         finally:
             kept = self.recorder.take()
         if not reused:
-            for name, uses in kept.items():
-                squares[self.groups[name]] += self._norms_of(merge_uses(uses), rows)
-        return squares, reused
+            with torch.no_grad():
+                for name, uses in kept.items():
+                    collector.add(name, self._folded(name, uses, rows, widen_at_a_glance))
+        return reused
 
-    def _norms_of(self, uses: list[Use], rows: Rows) -> Tensor:
-        return rows.squared_norms([rows.fold(widen(use)) for use in uses], self.negligible)
+    def _look_again(self, losses: Tensor, rows: Rows, names: set[str]) -> dict[str, CarefulSquares]:
+        """Takes the norms of some parameters with care, in one more pass over the graph."""
+        careful: dict[str, CarefulSquares] = {}
 
-    def _contract(self, losses: Tensor, rows: Rows, decision: ClipDecision) -> None:
+        def take(name: str, *uses: Use) -> None:
+            folded = self._folded(name, uses, rows, widen)
+            careful[name] = rows.squared_norms(folded, self.negligible)
+
+        def receive(name: str, use: Use) -> None:
+            if name in names and name in self.shared:
+                self.recorder.keep(name, use)
+            elif name in names:
+                take(name, use)
+
+        self.backward(losses, receive, retain_graph=True)
+        for name, uses in self.recorder.take().items():
+            take(name, *uses)
+        return careful
+
+    def _folded(
+        self, name: str, uses: Sequence[Use], rows: Rows, widen: Callable[[Use], Use]
+    ) -> list[Use]:
+        """Returns a parameter's uses merged and folded; remembers where a vocabulary's count."""
+        widened = [widen(use) for use in merge_uses(uses)]
+        for use in widened:
+            if isinstance(use, WideUse):
+                self._spans[name, use.left.shape[1]] = use.spans
+        return [rows.fold(use) for use in widened]
+
+    def _contract(
+        self,
+        losses: Tensor,
+        rows: Rows,
+        decision: ClipDecision,
+        matrices: Sequence[GradientMatrix],
+    ) -> None:
         """Adds the weighted sums to the gradients in a second pass, use by use."""
+        done = {name for matrix in matrices for name in matrix.names}
         parameters = self.trainable.now()
         sums = {name: parameter.grad for name, parameter in parameters.items()}
 
-        def add(name: str, use: Use) -> None:
-            weigh = partial(rows.add_weighted_sum, rows.fold(use), decision, self.groups[name])
-            sums[name] = self.sums.add(name, parameters[name], sums[name], weigh)
+        def add(name: str, *uses: Use) -> None:
+            folded = [rows.fold(self._widened_again(name, use)) for use in uses]
+            part = rows.weighted_sum(name, folded, decision, self.groups[name])
+            sums[name] = self.sums.add(name, sums[name], part.to(parameters[name].dtype))
 
         def receive(name: str, use: Use) -> None:
-            if name in self.shared and isinstance(use, GradientUse):
+            if name in done:
+                return
+            together = isinstance(use, GradientUse) or name in decision.formed
+            if name in self.shared and together:
                 # Added to the others before it is weighted, as it was before the norm.
                 self.recorder.keep(name, use)
             else:
-                add(name, widen(use))
+                add(name, use)
 
         self.backward(losses, receive)
         with torch.no_grad():
             for name, uses in self.recorder.take().items():
                 add(name, *merge_uses(uses))
-        for name, total in sums.items():
-            parameters[name].grad = total
+            self.sums.flush()
+            for name, total in sums.items():
+                parameters[name].grad = total
+            self.add_small_gradients(matrices, decision)
+            self.sums.flush()
+
+    def _widened_again(self, name: str, use: Use) -> Use:
+        """Returns a use of a vocabulary's weight with the positions that counted before."""
+        spans = self._spans.get((name, use.left.shape[1])) if is_wide(use) else None
+        return widen(use) if spans is None else widen_at_a_glance(use, spans)
 
 
 def _keeping_buffers() -> AbstractContextManager[None]:

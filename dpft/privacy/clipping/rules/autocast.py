@@ -28,4 +28,4 @@ def for_normalisation(inputs: Tensor) -> Tensor:
 
 def sum_dtype(gradients: Tensor) -> torch.dtype:
     """Returns the dtype to add gradients up in, float32 or better."""
-    return torch.promote_types(gradients.dtype, torch.float32)
+    return torch.float64 if gradients.dtype == torch.float64 else torch.float32

@@ -141,8 +141,9 @@ class Fingerprint:
 def _norms_and_projections(tensor: Tensor) -> Tensor:
     """Returns two numbers a row that are scaled exactly where the row is, shape (2, b)."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
-    norms = torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=dtype)
-    rows = tensor.reshape(len(tensor), -1, tensor.shape[-1])
+    width = tensor.shape[-1] if tensor.dim() > 1 else 1
+    rows = tensor.reshape(len(tensor), -1, width)
+    norms = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype)
     projected = (rows @ _direction(rows, 2)).to(torch.float64) @ _direction(rows, 1).double()
     return torch.stack([norms, projected])
 

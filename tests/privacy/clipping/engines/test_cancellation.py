@@ -53,6 +53,69 @@ def test_a_layer_used_twice_to_cancel_stays_within_the_sensitivity(engine, kind,
         assert moved(model) <= NORM * (1 + 1e-5), exponent
 
 
+class Shared(nn.Module):
+    """One weight that is looked up and multiplied by."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.embedding = nn.Embedding(rows, 32)
+        self.head = nn.Linear(32, rows, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def losses(self, nudge: float):
+        """Three examples; the second's two gradients cancel, but for a share of ``nudge``."""
+        g = torch.Generator().manual_seed(2)
+        values, ids = torch.randn(3, 2, 32, generator=g), torch.tensor([[1, 2], [3, 4], [5, 3]])
+        picked = torch.nn.functional.one_hot(ids, len(self.embedding.weight)).float()
+        signs = torch.tensor([1.0, -1.0, 0.5])[:, None, None]
+        others = torch.randn(3, 2, 32, generator=g)
+        looked_up = (self.embedding(ids) * values * (1 + nudge * others)).sum((1, 2))
+        return looked_up + (self.head(values) * picked * signs).sum((1, 2))
+
+
+def sum_and_norms(model, losses, engine, units=None):
+    model.zero_grad()
+    with PerExampleClipper(model, NORM, clipping="automatic_v", engine=engine) as clipper:
+        norms = clipper.accumulate(losses, units)
+    named = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(named), norms.double()
+
+
+@pytest.mark.parametrize("rows", [6, 4200], ids=["narrow", "wide"])
+@pytest.mark.parametrize("exponent", [2, 4, 6])
+def test_a_tied_weight_whose_uses_cancel_has_one_sum_in_every_engine(exponent, rows):
+    """A norm floored at 1e-3 of its bound would make the second example's share 100 times less."""
+    torch.manual_seed(0)
+    model = Shared(rows)
+    found = {
+        engine: sum_and_norms(model, lambda: model.losses(10.0**-exponent), engine)
+        for engine in ENGINES
+    }
+    exact, exact_norms = found["book_keeping"]
+    for engine, (got, norms) in found.items():
+        # The others round what cancels when they form it in float32.
+        tolerance = 1e-5 if engine == "two_pass" else 1e-6 * 10.0**exponent
+        assert float((got - exact).norm()) <= tolerance * NORM, engine
+        assert ((norms - exact_norms).abs() <= tolerance * exact_norms).all(), engine
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
+def test_what_cancels_below_the_floor_is_the_gradient_that_float64_gives(engine):
+    """Two positions that cancel to 1e-5, with another example beside, in float32 and float64."""
+    g = torch.Generator().manual_seed(3)
+    rows, others, nudge = torch.randn(3, 2, 1, 64, generator=g)
+    inputs = torch.cat([rows, rows + 1e-5 * nudge], 1)
+    weights = torch.cat([others, -others], 1)
+    weights[1, 1] = others[1, 0]
+    layer = nn.Linear(64, 64, bias=False)
+    got, norms = sum_and_norms(layer, lambda: (layer(inputs) * weights).sum((1, 2)), engine)
+    each = torch.einsum("btr,btc->brc", weights.double(), inputs.double())
+    lengths = each.flatten(1).norm(dim=1)
+    expected = (each * (NORM / lengths)[:, None, None]).sum(0).flatten()
+    assert torch.allclose(norms, lengths, rtol=1e-5)
+    assert float((got - expected).norm()) <= 1e-5 * NORM
+
+
 @pytest.mark.parametrize("clipping", ["flat", "automatic_v"])
 @pytest.mark.parametrize("kind", ["bias", "linear", "layer_norm"])
 @pytest.mark.parametrize("engine", ENGINES)

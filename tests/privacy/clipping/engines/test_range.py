@@ -155,6 +155,21 @@ def test_an_example_out_of_range_leaves_the_others_as_they_are(engine, kind):
         assert float((pair - alone).norm()) <= 1e-2 * (1 + 1e-5), extreme
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["linear", "formed", "wide", "conv", "tied", "looped"])
+def test_an_example_of_a_gradient_that_float32_holds_is_kept_however_large(kind, engine):
+    """Entries up to 2e26: the lengths of 40 positions' output gradients add up to 2e27."""
+    model = Model(kind)
+    for activation, backprop in ((1.0, 1e20), (1.0, 1e25), (1e12, 1e12)):
+        with PerExampleClipper(model, 1.0, engine=engine) as clipper:
+            norms = clipper.accumulate(lambda: losses_of(model, [activation], [backprop]))  # noqa: B023
+        exact = truth(kind, activation, backprop)
+        assert norms.tolist() == pytest.approx([float(exact.norm())], rel=1e-5)
+        got = torch.cat([p.grad.double().flatten() for p in model.parameters()])
+        assert torch.allclose(got, exact / exact.norm(), rtol=1e-3, atol=1e-6)
+        model.zero_grad()
+
+
 @pytest.mark.parametrize("clipping", STYLES)
 def test_large_factors_lift_nothing_out_of_range(clipping):
     """Norm 1e-9 from inputs of 1e18: at C = 1e10 the plain factor would be 1e19."""

@@ -17,12 +17,12 @@ def test_rows_of_a_unit_add_up_before_the_norm_and_take_its_factor():
     factored = OuterUse(torch.tensor([[[3.0]], [[1.0]], [[4.0]]]), torch.ones(3, 1, 1))
     assert rows.fold(factored) is factored
     for use in (formed, factored):
-        assert rows.squared_norms([use], 0.0).tolist() == [1.0, 49.0]
+        assert rows.squared_norms([use], 0.0).values.tolist() == [1.0, 49.0]
     decision = ClipDecision(
         norms=torch.tensor([1.0, 7.0]),
         factors=torch.tensor([[10.0, 100.0]]),
         finite=torch.tensor([True, True]),
-        everyone_is_finite=True,
+        non_finite=0,
     )
     for use, shape in ((formed, (1,)), (factored, (1, 1))):
         total = torch.zeros(shape)
@@ -36,7 +36,7 @@ def test_what_is_not_finite_adds_zero_and_is_counted():
         norms=torch.tensor([2.0, 0.0]),
         factors=torch.tensor([[0.5, 1.0]]),
         finite=torch.tensor([True, False]),
-        everyone_is_finite=False,
+        non_finite=1,
     )
     total = torch.zeros(1)
     rows.add_weighted_sum(GradientUse(torch.tensor([[2.0], [float("nan")]])), decision, 0, total)

@@ -1,10 +1,10 @@
 import weakref
 
 import pytest
-import torch
 
 from dpft.privacy.clipping.engines.two_pass import TwoPassEngine
 from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.uses import OuterUse
 from tests.privacy.clipping.oracle import gpt2, records
 
 STYLE = clipping_style("flat", max_grad_norm=0.5)
@@ -36,10 +36,13 @@ def test_output_gradients_are_let_go_during_the_pass():
 
     def watch(name, use):
         most.append(sum(reference() is not None for reference in alive))
-        alive.extend(weakref.ref(v) for v in vars(use).values() if isinstance(v, torch.Tensor))
+        if isinstance(use, OuterUse):
+            # GPT-2's blocks have their inputs on the left, its head on the right.
+            alive.append(weakref.ref(use.left if name == "lm_head.weight" else use.right))
         record(name, use)
 
     engine.recorder.record_as = watch
     engine.accumulate(batch.losses(model)(), None)
     engine.remove()
-    assert max(most) < len(alive) / 4
+    # A gradient that autograd adds the next one to, in place, lives on in the residual stream.
+    assert max(most) < len(alive) / 3

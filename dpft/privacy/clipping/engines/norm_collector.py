@@ -1,0 +1,207 @@
+"""The squared norms of all parameters' per-example gradients, collected without a look at any.
+
+A look at a number makes the host wait for an accelerator, so whether each parameter's norms can be
+believed (``norms``) is found out on the device, and looked at once for all of them. Where one
+cannot, which is rare, it is taken again. Many small operations are done as a few large ones: on
+matrices of small gradients side by side, and on inner products of many layers in one tensor.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dpft.privacy.clipping.blocks import numbers_at_a_time, sent
+from dpft.privacy.clipping.costs import ghost_is_cheaper
+from dpft.privacy.clipping.engines.rows import Rows
+from dpft.privacy.clipping.norms import distance_from_doubt, squares_at_a_glance
+from dpft.privacy.clipping.small_gradients import GradientMatrix, SmallGradients, is_small
+from dpft.privacy.clipping.squares import (
+    GramPair,
+    Squares,
+    gram_pairs,
+    in_norm_dtype,
+    squares_of_grams,
+)
+from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use
+from dpft.privacy.clipping.wide import WideUse
+
+Names = tuple[str, ...]
+GRAM_SHARE = 4
+"""A part of the numbers worked on at a time are a layer's inner products: there are two of each."""
+
+
+@dataclass(frozen=True)
+class CollectedNorms:
+    """Squared norms that nobody has looked at yet.
+
+    Attributes:
+        names: Which parameters each row of ``values`` is of.
+        groups: The group of each row.
+        values: Squared norms of the parameters of a row together, shape (rows, b), float64.
+        believed: Which of them can be believed, shape (rows, b).
+        doubts: By parameter, whether its use at a glance was not the whole use.
+        matrices: The small gradients, side by side.
+    """
+
+    names: Sequence[Names]
+    groups: Sequence[int]
+    values: Tensor
+    believed: Tensor
+    doubts: Mapping[str, Tensor]
+    matrices: Sequence[GradientMatrix]
+
+    def squares(self, count: int) -> Tensor:
+        """Returns the squared norms of each group, shape (count, b)."""
+        if count == 1:
+            return self.values.sum(0, keepdim=True)
+        index = sent(self.groups, torch.long, self.values.device)
+        return self.values.new_zeros(count, self.values.shape[1]).index_add_(0, index, self.values)
+
+    def with_squares(self, rows: Sequence[int], squares: Mapping[str, Tensor]) -> "CollectedNorms":
+        """Returns the norms with some rows taken again.
+
+        Args:
+            rows: Which.
+            squares: By parameter, shape (b,).
+        """
+        values = self.values.clone()
+        for row in rows:
+            values[row] = torch.stack([squares[n].double() for n in self.names[row]]).sum(0)
+        return replace(self, values=values)
+
+    def doubt(self, finite: Tensor) -> Tensor:
+        """Returns whether anything here must be taken again, a number to be looked at.
+
+        Args:
+            finite: Which examples' losses are finite; the others are left out whatever they give.
+        """
+        wrong = (self.believed | ~finite).all().logical_not()
+        return torch.stack([wrong, *(doubt.bool() for doubt in self.doubts.values())]).any()
+
+    def doubted_rows(self, finite: Tensor) -> list[int]:
+        """Returns the rows to take again; looks at the device."""
+        rows = (self.believed | ~finite).all(1).tolist()
+        doubted = {name for name, doubt in self.doubts.items() if bool(doubt)}
+        return [i for i, fine in enumerate(rows) if not fine or doubted & set(self.names[i])]
+
+
+class NormCollector:
+    """Takes parameters' uses, each parameter once, and gives the norms of all."""
+
+    def __init__(self, groups: Mapping[str, int], rows: Rows) -> None:
+        """Starts with none.
+
+        Args:
+            groups: Group number of every trainable parameter.
+            rows: The batch's rows.
+        """
+        self._groups, self._batch = groups, rows
+        self._count, self._device = len(rows.finite), rows.finite.device
+        self._rows: list[tuple[Names, int]] = []
+        self._squares: dict[torch.dtype, list[tuple[int, Squares]]] = defaultdict(list)
+        self._stacks: list[tuple[list[int], Squares]] = []
+        self._grams: dict[tuple[int, ...], list[tuple[int, GramPair]]] = defaultdict(list)
+        self._lengths: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
+        self._formed: list[tuple[int, Tensor, Tensor]] = []
+        self._doubts: dict[str, Tensor] = {}
+        self._matrices: list[GradientMatrix] = []
+        self._small = SmallGradients(self._take_matrix)
+
+    def add(self, name: str, folded: Sequence[Use]) -> None:
+        """Takes all uses of a parameter, folded by unit, at most one of each kind."""
+        for each in folded:
+            if isinstance(each, WideUse) and each.doubt is not None:
+                self._doubts[name] = each.doubt
+        uses = self._batch.by_unit(folded)
+        use = uses[0]
+        if len(uses) == 1 and isinstance(use, GradientUse):
+            self._add_formed(name, use.values)
+        elif len(uses) == 1 and type(use) is OuterUse and ghost_is_cheaper(use.shape):
+            self._add_grams(name, use)
+        else:
+            squares = squares_at_a_glance(uses)
+            self._squares[squares.values.dtype].append((self._new_row(name), squares))
+
+    def result(self, negligible: float) -> CollectedNorms:
+        """Returns the norms of what was added.
+
+        Args:
+            negligible: A square so small that no factor depends on it; errors of its size stay.
+        """
+        self._small.close()
+        for key in list(self._grams):
+            self._close_grams(key)
+        self._close_lengths()
+        for squares in self._squares.values():
+            values, terms = (torch.stack([getattr(s, x) for _, s in squares]) for x in SIDES)
+            self._stacks.append(([row for row, _ in squares], Squares(values, terms)))
+        values, distances = self._assembled()
+        names, groups = [names for names, _ in self._rows], [group for _, group in self._rows]
+        believed = distances >= -negligible
+        return CollectedNorms(names, groups, values, believed, self._doubts, self._matrices)
+
+    def _assembled(self) -> tuple[Tensor, Tensor]:
+        """Returns the squares of all rows and their distance from doubt, shape (rows, b)."""
+        if not self._rows:
+            return (torch.zeros(0, self._count, dtype=torch.float64, device=self._device),) * 2
+        rows = [row for stack, _ in self._stacks for row in stack]
+        values = [squares.values.double() for _, squares in self._stacks]
+        distances = [distance_from_doubt(squares).double() for _, squares in self._stacks]
+        for row, formed, distance in self._formed:
+            rows.append(row)
+            values.append(formed.unsqueeze(0))
+            distances.append(distance.unsqueeze(0))
+        whole = (torch.cat(values), torch.cat(distances))
+        if len(rows) == 1:
+            return whole
+        index = sent(rows, torch.long, self._device)
+        zeros = torch.zeros(len(self._rows), self._count, dtype=torch.float64, device=self._device)
+        values_of_rows, distances_of_rows = (zeros.index_add(0, index, each) for each in whole)
+        return values_of_rows, distances_of_rows
+
+    def _new_row(self, *names: str) -> int:
+        self._rows.append((names, self._groups[names[0]]))
+        return len(self._rows) - 1
+
+    def _add_formed(self, name: str, values: Tensor) -> None:
+        if is_small(values):
+            self._small.add(name, self._groups[name], values)
+            return
+        values = in_norm_dtype(values)
+        rows = values if values.dim() == 3 else values.reshape(len(values), -1, values.shape[-1])
+        # Row by row: one chain of a million float32 additions would lose digits.
+        lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
+        self._lengths[self._groups[name], values.dtype].append((name, lengths))
+
+    def _close_lengths(self) -> None:
+        for lengths in self._lengths.values():
+            whole = torch.cat([each for _, each in lengths], 1)
+            squares = torch.linalg.vector_norm(whole, dim=1, dtype=torch.float64).square()
+            row = self._new_row(*(name for name, _ in lengths))
+            # Nothing cancels, but a length that float32 does not hold is to be seen.
+            self._formed.append((row, squares, squares - squares))
+
+    def _take_matrix(self, matrix: GradientMatrix) -> None:
+        squares = matrix.squares()
+        # What float64 does not hold is not finite.
+        self._formed.append((self._new_row(*matrix.names), squares, torch.zeros_like(squares)))
+        self._matrices.append(matrix)
+
+    def _add_grams(self, name: str, use: OuterUse) -> None:
+        row = self._new_row(name)
+        for pair in gram_pairs(in_norm_dtype(use.left), in_norm_dtype(use.right)):
+            key = (*pair.left.shape, pair.left.element_size(), pair.steps)
+            self._grams[key].append((row, pair))
+            most = numbers_at_a_time(pair.left.device) // GRAM_SHARE
+            if (len(self._grams[key]) + 1) * pair.left.numel() > most:
+                self._close_grams(key)
+
+    def _close_grams(self, key: tuple[int, ...]) -> None:
+        rows, pairs = zip(*self._grams.pop(key), strict=True)
+        self._stacks.append((list(rows), squares_of_grams(pairs)))
+
+
+SIDES = ("values", "terms")
