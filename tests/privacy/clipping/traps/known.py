@@ -1,0 +1,68 @@
+"""Cases that do not come out right yet, by the reason."""
+
+REASONS: dict[str, tuple[str, ...]] = {
+    "the rows left out are not those that count: what is a maximum or a rank stays what it was": (
+        "losses/weights by rank",
+        "losses/rank in a list",
+        "losses/detached focal weights",
+        "losses/the hardest half alone",
+    ),
+    "rows that were mixed before the call pass where their tensor is taken for no rows": (
+        "arguments/rows less their mean before the call",
+        "arguments/rows scaled by the batch before the call",
+        "closures/mixup in the closure",
+        "closures/mixup by a fixed order",
+    ),
+    "losses are not compared where the inputs are cut to another length": (
+        "mixing/mean over the longest row's length",
+    ),
+    "losses are not compared where the closure draws": ("closures/noise as large as the batch",),
+    "losses that cannot be computed on fewer rows are not compared": (
+        "closures/a number of rows written down, and a mean",
+        "closures/rows in a list, padded inside, and a mean",
+        "coincidences/class weights as many as rows, and a mean",
+    ),
+    "the first batch does not show it, and the next look comes later": (
+        "mixing_rarely/a detached mean at five rows and more, after a batch of three",
+        "mixing_rarely/a detached sum where a value is extreme",
+    ),
+    "only a gradient shows it, and none is compared with that of its example alone": (
+        "hooks/own backward that reads the batch",
+    ),
+    "losses for each unit of a call of more rows are not yet added up": (
+        "pairs/preferences by one call, units of two rows, engine book_keeping",
+        "pairs/preferences by one call, units of two rows, engine two_pass",
+        "pairs/preferences by one call, units of two rows, engine instantiate",
+    ),
+    "a plain tensor in a weight's place is looked for among the parameters": (
+        "calls/the model by functional_call",
+    ),
+    "a table as long as the batch is taken for rows": (
+        "coincidences/a table with as many entries as rows",
+    ),
+    "a norm that evaluates is refused as if it read the batch": (
+        "layers/evaluating BatchNorm1d, trained",
+        "layers/evaluating BatchNorm1d, frozen",
+        "layers/evaluating BatchNorm2d, trained",
+        "layers/evaluating BatchNorm2d, frozen",
+        "layers/evaluating InstanceNorm1d with statistics",
+    ),
+    "a weight of no dimension is not handled": (
+        "weights/a temperature of no dimension",
+        "weights/a gate of no dimension",
+        "weights/two numbers",
+        "weights/a number for a power",
+        "weights/weight norm of the whole, old",
+        "weights/a root of a number",
+        "ordinary/tied, with a temperature",
+    ),
+    "the refusal says no more than the kind of error": ("closures/words in one line with offsets",),
+    "a tensor kept by the model in a run of fewer rows does not fit the batch": (
+        "closures/places kept for as many rows as came first",
+    ),
+    "a scripted module does not take another forward, which no sentence says": (
+        "weights/scripted",
+    ),
+}
+NOT_YET: dict[str, str] = {name: reason for reason, names in REASONS.items() for name in names}
+"""The reason for each case that fails; what is mended leaves the table."""
