@@ -24,17 +24,18 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 whole batch: one long example would change what every other one computes."""
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
     """Passes a model whose examples do not mix.
 
     Args:
         model: The whole model, with what a method added.
+        as_it_trains: Whether to look at it in training mode, whatever mode it is in.
 
     Raises:
         InputError: A layer mixes examples; names the first such module and the reason.
     """
     for name, module in model.named_modules():
-        reason = _mixing_reason(module)
+        reason = _mixing_reason(module, training=module.training or as_it_trains)
         if reason is not None:
             raise InputError(
                 f"The model's module {name or 'at the root'} ({type(module).__name__}) {reason},"
@@ -42,11 +43,14 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def _mixing_reason(module: nn.Module) -> str | None:
-    """Returns why the module mixes the examples of a batch, or None if it does not."""
-    if isinstance(module, _BatchNorm):
+def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
+    """Returns why the module mixes the examples of a batch, or None if it does not.
+
+    In evaluation mode a batch norm normalises by the statistics that it holds.
+    """
+    if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
         return "normalises over the batch"
-    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+    if isinstance(module, _InstanceNorm) and module.track_running_stats and training:
         return "keeps running statistics of the batch"
     if _rope_types(module) & LENGTH_DEPENDENT_ROPE:
         return "scales its rotary positions by the longest example of the batch"

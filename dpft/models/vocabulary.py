@@ -35,7 +35,7 @@ def load_with_tokens(
         InputError: It cannot be found or understood, or mixes examples.
     """
     loaded = load_model(architecture, seed=seed, head=head)
-    check_model(loaded)
+    check_model(loaded, as_it_trains=True)
     if tokens:
         start_rows(loaded, add_tokens(load_tokenizer(architecture, kind=head.kind), tokens))
     return loaded

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.separation.arguments import batch_size_of
@@ -19,7 +18,7 @@ from dpft.privacy.clipping.separation.kept_state import Kept, RandomState, evalu
 from dpft.privacy.clipping.separation.kinds import Kinds
 from dpft.privacy.clipping.separation.loss_company import COUPLED, LossCompany
 from dpft.privacy.clipping.separation.root_calls import Arguments, RootCalls, Survey, is_compiled
-from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_rows_alone
+from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes, check_rows_alone
 from dpft.privacy.clipping.separation.signature import coarsest, signature_of
 
 WITHOUT_THE_MODEL = "a submodule called alone"
@@ -132,7 +131,7 @@ class Checker:
         self._met.append(kind)
         if not self._kinds.are_due(kind):
             return False
-        check_model(self._model)
+        check_modes(self._model)
         draws = check_rows_alone(self._model, self._own, arguments, self._units)
         self._draws[kind] = draws
         return not self._compiled

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.engines.patches import Patches
@@ -32,7 +31,7 @@ from dpft.privacy.clipping.separation.loss_company import COUPLED, Few, LossComp
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import Verdict, bare_run, check_against
 from dpft.privacy.clipping.separation.root_calls import Arguments, Survey, is_compiled
-from dpft.privacy.clipping.separation.rows_alone import RowsMixed
+from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes
 from dpft.privacy.clipping.separation.signature import coarsest
 from dpft.privacy.clipping.uses import Use
 
@@ -156,7 +155,7 @@ class Prover:
         if signature is None or not self._kinds.are_due(signature.kind):
             return False
         if signature.kind not in self._checked:
-            check_model(self._model)
+            check_modes(self._model)
             self._draws[signature.kind] = self._patches.check_rows_alone(arguments, self._units)
             self._checked.add(signature.kind)
         # Where another size equals the batch size, only as many rows show what becomes of it.

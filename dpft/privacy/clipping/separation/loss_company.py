@@ -139,14 +139,17 @@ class LossCompany:
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
-        Of a tensor that has as many entries as the batch has rows nobody says that it is rows:
-        there may be as many classes.
+        Where fewer rows do not fit, because the caller wrote their number down, as many are tried,
+        of which some take the place of others. Of a tensor that has as many entries as the batch
+        has rows nobody says that it is rows: there may be as many classes.
         """
         met = 0
-        for number in range(-1, MOST_READINGS):
+        taken = (survey, survey.exchanged())
+        for number in range(-2, MOST_READINGS):
             if 0 <= number >= met:
                 return
             whole = () if number < 0 else (number,)
+            survey = taken[number == -1]
             state.restore()
             calls = self._calls.rehearsing(survey, lambda _: False, quiet, whole=whole)
             few = None
@@ -243,5 +246,5 @@ def _rows_alike(one: Tensor, other: Tensor) -> Tensor:
 def _close(one: Tensor, other: Tensor, precision: torch.dtype) -> bool:
     share = max(ROUNDING.get(dtype, ROUNDING_IN_HALF) for dtype in (one.dtype, precision))
     finite = other.abs().nan_to_num(0.0, 0.0, 0.0)
-    size = float(finite.max()) if finite.numel() else 0.0
+    size = float(finite.detach().max()) if finite.numel() else 0.0
     return torch.allclose(one, other, rtol=share, atol=1e-2 * share * size, equal_nan=True)

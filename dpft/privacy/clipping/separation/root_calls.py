@@ -7,7 +7,7 @@ called with. In a rehearsal the model, and all that computes losses around it, s
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -55,6 +55,13 @@ class Survey:
             losses: Of all rows.
         """
         self.rows = few_rows(self.first, self.count, self.every_unit, losses)
+
+    def exchanged(self) -> "Survey":
+        """Returns a survey of as many rows, of which chosen ones replace those not chosen."""
+        rows = torch.arange(self.count)
+        others = rows[~torch.isin(rows, self.rows)]
+        rows[others] = self.rows[torch.arange(len(others)) % len(self.rows)]
+        return replace(self, rows=rows)
 
     @property
     def chosen_units(self) -> tuple[Tensor, int] | None:

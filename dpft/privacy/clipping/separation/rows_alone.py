@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import RunError
+from dpft.batch_mixing import check_model
+from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.separation.arguments import (
     batch_size_of,
     named_tensors,
@@ -51,6 +52,18 @@ Forward = Callable[..., Any]
 
 class RowsMixed(RunError):
     """What a model gives for one example changes with the others of its batch."""
+
+
+def check_modes(model: nn.Module) -> None:
+    """Refuses layers that mix examples in the mode they are in, such as a batch norm that trains.
+
+    Raises:
+        RowsMixed: There is such a layer.
+    """
+    try:
+        check_model(model)
+    except InputError as error:
+        raise RowsMixed(str(error)) from error
 
 
 def check_rows_alone(
