@@ -29,11 +29,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "only a gradient shows it, and none is compared with that of its example alone": (
         "hooks/own backward that reads the batch",
     ),
-    "losses for each unit of a call of more rows are not yet added up": (
-        "pairs/preferences by one call, units of two rows, engine book_keeping",
-        "pairs/preferences by one call, units of two rows, engine two_pass",
-        "pairs/preferences by one call, units of two rows, engine instantiate",
-    ),
     "a plain tensor in a weight's place is looked for among the parameters": (
         "calls/the model by functional_call",
     ),
@@ -46,15 +41,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "layers/evaluating BatchNorm2d, trained",
         "layers/evaluating BatchNorm2d, frozen",
         "layers/evaluating InstanceNorm1d with statistics",
-    ),
-    "a weight of no dimension is not handled": (
-        "weights/a temperature of no dimension",
-        "weights/a gate of no dimension",
-        "weights/two numbers",
-        "weights/a number for a power",
-        "weights/weight norm of the whole, old",
-        "weights/a root of a number",
-        "ordinary/tied, with a temperature",
     ),
     "the refusal says no more than the kind of error": ("closures/words in one line with offsets",),
     "a tensor kept by the model in a run of fewer rows does not fit the batch": (
