@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ class LossCompany:
             quiet: Makes the model run as it did in the survey.
             precision: The coarsest dtype that the model computes in.
         """
-        few = next(self._readings(compute_losses, survey, state, quiet), None)
+        few = next(self._readings(compute_losses, survey, state, quiet, exchanged=True), None)
         if few is None:
             logger.info(NOT_COMPARED, "it failed")
         elif expected is not None and not survey.drawn:
@@ -127,7 +128,7 @@ class LossCompany:
 
         Returns ``few`` where there is no such reading.
         """
-        for other in self._readings(compute_losses, few.survey, state, quiet):
+        for other in self._readings(compute_losses, few.survey, state, quiet, exchanged=False):
             if expected is not None:
                 other.compare(expected, precision)
             if other.alike:
@@ -135,7 +136,13 @@ class LossCompany:
         return few
 
     def _readings(
-        self, compute_losses: LossFunction, survey: Survey, state: RandomState, quiet: Quiet
+        self,
+        compute_losses: LossFunction,
+        survey: Survey,
+        state: RandomState,
+        quiet: Quiet,
+        *,
+        exchanged: bool,
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
@@ -144,21 +151,19 @@ class LossCompany:
         has rows nobody says that it is rows: there may be as many classes.
         """
         met = 0
-        taken = (survey, survey.exchanged())
-        for number in range(-2, MOST_READINGS):
-            if 0 <= number >= met:
-                return
-            whole = () if number < 0 else (number,)
-            survey = taken[number == -1]
+        for whole, many in _ways(exchanged=exchanged):
+            if whole and whole[-1] >= met:
+                continue
+            taken = survey.exchanged() if many else survey
             state.restore()
-            calls = self._calls.rehearsing(survey, lambda _: False, quiet, whole=whole)
+            calls = self._calls.rehearsing(taken, lambda _: False, quiet, whole=whole)
             few = None
             with calls as subset, suppress(Exception):
-                few = Few(compute_losses(), survey, whole, self._calls.inputs)
+                few = Few(compute_losses(), taken, whole, self._calls.inputs)
             # What runs between two of them must see all rows again.
             if few is not None and few.fits:
                 yield few
-            met = subset.met
+            met = max(met, subset.met)
 
     def check_without_the_model(self, compute_losses: LossFunction, state: RandomState) -> None:
         """Computes losses on two halves of the rows, where the model itself is not called.
@@ -196,6 +201,17 @@ class LossCompany:
         return True
 
 
+def _ways(*, exchanged: bool) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yields what of the caller's to leave whole, and whether to take as many rows as there are."""
+    yield (), False
+    if exchanged:
+        yield (), True
+    for number in range(MOST_READINGS):
+        yield (number,), False
+    for pair in combinations(range(MOST_READINGS // 2), 2):
+        yield pair, False
+
+
 def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
     """Whether losses of few rows are those among all losses.
 
@@ -206,6 +222,9 @@ def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
     if survey.every_unit is not None and len(expected) != survey.count:
         places = _places_of_units(survey.units, survey.every_unit)
     else:
+        if few.inputs and few.inputs[0].shape[1:] != survey.inputs[0].shape[1:]:
+            # Cut to the longest of them, and sorted perhaps: each is one of those, then.
+            return all(bool(_near(loss, expected, precision).any()) for loss in got)
         places = _places_among(few.inputs[0].detach(), survey) if few.inputs else survey.rows
     return places is not None and _close(got, expected[places.to(expected.device)], precision)
 
@@ -244,7 +263,13 @@ def _rows_alike(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _close(one: Tensor, other: Tensor, precision: torch.dtype) -> bool:
+    return bool(_near(one, other, precision).all())
+
+
+def _near(one: Tensor, other: Tensor, precision: torch.dtype) -> Tensor:
+    """Returns which losses are the same but for rounding, by their broadcast shape."""
     share = max(ROUNDING.get(dtype, ROUNDING_IN_HALF) for dtype in (one.dtype, precision))
     finite = other.abs().nan_to_num(0.0, 0.0, 0.0)
     size = float(finite.detach().max()) if finite.numel() else 0.0
-    return torch.allclose(one, other, rtol=share, atol=1e-2 * share * size, equal_nan=True)
+    atol = 1e-2 * share * size
+    return torch.isclose(one, other.detach(), rtol=share, atol=atol, equal_nan=True)

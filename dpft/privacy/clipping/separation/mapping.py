@@ -145,9 +145,13 @@ class MappedForward:
         known: dict[str, Tensor] = {}
         for path, name in names.items():
             if name not in known:
-                weight = self._region.module.get_parameter(path)
+                owner, _, own = path.rpartition(".")
+                # A caller's functional_call may have put a plain tensor in its place.
+                weight = getattr(self._region.module.get_submodule(owner), own)
+                if not isinstance(weight, nn.Parameter):
+                    continue
                 known[name] = expanded(weight, count, partial(self._recorder.record_as, name))
-        return {f"module.{path}": known[name] for path, name in names.items()}
+        return {f"module.{path}": known[name] for path, name in names.items() if name in known}
 
     def _joined(self, stacked: Tensor) -> Tensor:
         """Returns (b, …) from (b, 1, …)."""

@@ -112,7 +112,9 @@ class RowSubset(TorchFunctionMode):
         taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, options = pytree.tree_unflatten(taken, spec)
         result = func(*args, **options)
-        if any(isinstance(leaf, Tensor) and leaf in self._derived for leaf in taken):
+        # What comes of a tensor left whole is no rows either.
+        known = [leaf for leaf in taken if isinstance(leaf, Tensor)]
+        if any(leaf in self._derived or id(leaf) in self._taken for leaf in known):
             self.mark(result)
         return result
 
