@@ -196,7 +196,7 @@ class LossCompany:
                 got = compute_losses()
             if got.shape != (len(rows),):
                 raise CannotBeCompared
-            if not _close(got, expected[rows.to(expected.device)], got.dtype):
+            if not _same(got, expected, rows, got.dtype):
                 return False
         return True
 
@@ -224,9 +224,9 @@ def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
     else:
         if few.inputs and few.inputs[0].shape[1:] != survey.inputs[0].shape[1:]:
             # Cut to the longest of them, and sorted perhaps: each is one of those, then.
-            return all(bool(_near(loss, expected, precision).any()) for loss in got)
+            return all(bool(_near(loss, expected, expected, precision).any()) for loss in got)
         places = _places_among(few.inputs[0].detach(), survey) if few.inputs else survey.rows
-    return places is not None and _close(got, expected[places.to(expected.device)], precision)
+    return places is not None and _same(got, expected, places, precision)
 
 
 def _places_of_units(some: Tensor | None, every: Tensor) -> Tensor | None:
@@ -262,14 +262,15 @@ def _rows_alike(one: Tensor, other: Tensor) -> Tensor:
     return (one == other).reshape(len(one), -1).all(1)
 
 
-def _close(one: Tensor, other: Tensor, precision: torch.dtype) -> bool:
-    return bool(_near(one, other, precision).all())
+def _same(got: Tensor, expected: Tensor, places: Tensor, precision: torch.dtype) -> bool:
+    """Whether some losses are those at some places among all, but for rounding."""
+    among = expected[places.to(expected.device)]
+    return bool(_near(got, among, expected, precision).all())
 
 
-def _near(one: Tensor, other: Tensor, precision: torch.dtype) -> Tensor:
-    """Returns which losses are the same but for rounding, by their broadcast shape."""
+def _near(one: Tensor, other: Tensor, every: Tensor, precision: torch.dtype) -> Tensor:
+    """Returns which losses are the same but for rounding, of the size of the largest of all."""
     share = max(ROUNDING.get(dtype, ROUNDING_IN_HALF) for dtype in (one.dtype, precision))
-    finite = other.abs().nan_to_num(0.0, 0.0, 0.0)
-    size = float(finite.detach().max()) if finite.numel() else 0.0
+    size = float(every.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
     atol = 1e-2 * share * size
     return torch.isclose(one, other.detach(), rtol=share, atol=atol, equal_nan=True)

@@ -70,20 +70,20 @@ class RowSubset(TorchFunctionMode):
         """Returns nested arguments with the chosen rows of each tensor.
 
         Raises:
-            ValueError: One of them was to be left whole: what a model is given are its rows.
+            ValueError: The first of them was to be left whole: it carries the batch.
         """
         if self.rows is None:
             return arguments
 
         def take(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return fresh(leaf)
-            taken = self._take(leaf)
-            if taken is leaf and id(leaf) in self._taken:
-                raise ValueError("what a model is given are its rows")
-            return taken
+            return self._take(leaf) if isinstance(leaf, Tensor) else fresh(leaf)
 
-        return pytree.tree_map(take, arguments)
+        leaves, spec = pytree.tree_flatten(arguments)
+        taken = [take(leaf) for leaf in leaves]
+        first = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+        if first is not None and taken[first] is leaves[first] and id(leaves[first]) in self._taken:
+            raise ValueError("the first argument of a model carries the batch")
+        return pytree.tree_unflatten(taken, spec)
 
     def mark(self, outputs: Any) -> None:
         """Remembers nested outputs as computed from the chosen rows."""

@@ -7,20 +7,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "losses/detached focal weights",
         "losses/the hardest half alone",
     ),
-    "rows that were mixed before the call pass where their tensor is taken for no rows": (
-        "arguments/rows less their mean before the call",
-        "arguments/rows scaled by the batch before the call",
-        "closures/mixup in the closure",
-        "closures/mixup by a fixed order",
-    ),
-    "losses are not compared where the inputs are cut to another length": (
-        "mixing/mean over the longest row's length",
-    ),
     "losses are not compared where the closure draws": ("closures/noise as large as the batch",),
     "losses that cannot be computed on fewer rows are not compared": (
-        "closures/a number of rows written down, and a mean",
         "closures/rows in a list, padded inside, and a mean",
-        "coincidences/class weights as many as rows, and a mean",
     ),
     "the first batch does not show it, and the next look comes later": (
         "mixing_rarely/a detached mean at five rows and more, after a batch of three",
@@ -28,19 +17,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "only a gradient shows it, and none is compared with that of its example alone": (
         "hooks/own backward that reads the batch",
-    ),
-    "a plain tensor in a weight's place is looked for among the parameters": (
-        "calls/the model by functional_call",
-    ),
-    "a table as long as the batch is taken for rows": (
-        "coincidences/a table with as many entries as rows",
-    ),
-    "a norm that evaluates is refused as if it read the batch": (
-        "layers/evaluating BatchNorm1d, trained",
-        "layers/evaluating BatchNorm1d, frozen",
-        "layers/evaluating BatchNorm2d, trained",
-        "layers/evaluating BatchNorm2d, frozen",
-        "layers/evaluating InstanceNorm1d with statistics",
     ),
     "the refusal says no more than the kind of error": ("closures/words in one line with offsets",),
     "a tensor kept by the model in a run of fewer rows does not fit the batch": (
