@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.separation.held_still import is_held_still
 
 LayerForward = Callable[[Tensor], Tensor]
 
@@ -134,7 +135,7 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
 
     def run(inputs: Tensor) -> Tensor:
         own: LayerForward = partial(type(dropout).forward, dropout)
-        if recorder.token is None or not dropout.training:
+        if recorder.token is None or not dropout.training or is_held_still():
             return own(inputs)
         outputs: Tensor = _OneMask.apply(own, recorder.token, inputs)
         return outputs
@@ -177,7 +178,7 @@ class WholeBatchAttention(TorchFunctionMode):
         if len(args) > len(names) or named["query"].dim() != 4:
             return func(*args, **options)
         tensors = [named.pop(name, None) for name in names]
-        options = named
+        options = named | ({"dropout_p": 0.0} if is_held_still() else {})
         return _Attention.apply(self._token, partial(func, **options), *tensors)
 
 

@@ -20,28 +20,45 @@ def few_rows(
     """Returns the numbers of at most ``MOST_ROWS`` rows, at least two units where there are two.
 
     They are spread over the rows ordered by what marks a kind of row: how many of its numbers are
-    not zero, in masks and ids. Of two rows one comes twice, so that their number differs.
+    not zero, in masks and ids. Of two or three rows one comes twice, so that their number differs.
+    Their number is no other size of the arguments, where that can be.
 
     Args:
         arguments: Of the call; the first tensor carries the batch.
         count: Rows of the batch.
         units: Unit of each row, shape (count,), whose rows are taken together; None where each
             row is its own.
-        losses: Of each row. The row of the largest one is left out, and the fullest, as far as
-            two are left: what others take from the extreme of a batch is missed then.
+        losses: Of each row. The largest and the smallest are left out, and the fullest row, and
+            then more of the larger ones, as far as three are left: what an example takes from a
+            maximum, a rank or a mean of its batch is another then.
     """
     if units is not None:
         return _of_whole_units(units)
-    if count < 3:
-        return torch.tensor([[], [0], [1, 0, 1]][count], dtype=torch.int64)
-    ordered = _fullness(arguments, count).argsort(stable=True)
-    extremes = [int(ordered[-1])]
-    if losses is not None and len(losses) == count:
-        extremes.insert(0, int(losses.detach().argmax()))
-    for row in dict.fromkeys(extremes[: count - 2]):
-        ordered = ordered[ordered != row]
-    places = torch.linspace(0, len(ordered) - 1, min(len(ordered), MOST_ROWS)).round().long()
+    if count < 4:
+        return torch.tensor([[], [0], [1, 0, 1], [2, 0, 1, 2]][count], dtype=torch.int64)
+    fullness = _fullness(arguments, count)
+    kept = _without_extremes(fullness, losses, count)
+    ordered = kept[fullness[kept].argsort(stable=True)]
+    number = _unlike_other_sizes(arguments, min(len(ordered), MOST_ROWS))
+    places = torch.linspace(0, len(ordered) - 1, number).round().long()
     return _shuffled(ordered[places])
+
+
+def _without_extremes(fullness: Tensor, losses: Tensor | None, count: int) -> Tensor:
+    """Returns the numbers of the rows that may be taken, at least three."""
+    order, leave = torch.arange(count), [int(fullness.argmax())]
+    if losses is not None and len(losses) == count:
+        order = losses.detach().cpu().argsort()
+        leave = [int(order[-1]), int(order[0]), *leave]
+    for row in dict.fromkeys(leave[: count - 3]):
+        order = order[order != row]
+    return order[: max(3, MOST_ROWS, -(-2 * len(order) // 3))]
+
+
+def _unlike_other_sizes(arguments: object, most: int) -> int:
+    """Returns the largest number up to ``most`` that is no size of an argument; at least 3."""
+    sizes = {size for tensor in named_tensors(arguments).values() for size in tensor.shape[1:]}
+    return next((number for number in range(most, 2, -1) if number not in sizes), most)
 
 
 def _of_whole_units(units: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 _DROPOUTS = frozenset(
     {
@@ -39,6 +39,11 @@ _CONSTANTS: Mapping[Callable[..., Any], Callable[[Tensor], Tensor]] = {
 """What draws, and what it gives instead, the same for every row and any number of rows."""
 
 
+def is_held_still() -> bool:
+    """Whether what runs now is held still: a mode is not seen where ``vmap`` calls a rule."""
+    return any(isinstance(mode, HeldStill) for mode in _get_current_function_mode_stack())
+
+
 class HeldStill(TorchFunctionMode):
     """Lets dropout pass everything and gives constants for what is drawn; modules stay as they are.
 
@@ -64,7 +69,7 @@ class HeldStill(TorchFunctionMode):
             inputs: Tensor = args[0] if args else options["input"]
             return inputs.clone()
         if self._is_constant(func, options):
-            # A tensor that gives its numbers away, a drawn mask's rate, say, keeps its graph out.
+            # Drawn first, so that shape, dtype and refusals are those of the function.
             with torch.no_grad(), torch.random.fork_rng(devices=()):
                 return _CONSTANTS[func](func(*args, **options))
         place = _WITH_A_RATE.get(func)

@@ -108,7 +108,7 @@ class LossCompany:
             quiet: Makes the model run as it did in the survey.
             precision: The coarsest dtype that the model computes in.
         """
-        few = next(self._readings(compute_losses, survey, state, quiet, exchanged=True), None)
+        few = next(self._readings(compute_losses, survey, state, quiet), None)
         if few is None:
             logger.info(NOT_COMPARED, "it failed")
         elif expected is not None and not survey.drawn:
@@ -128,7 +128,9 @@ class LossCompany:
 
         Returns ``few`` where there is no such reading.
         """
-        for other in self._readings(compute_losses, few.survey, state, quiet, exchanged=False):
+        # Where fewer rows would not run at all, something else than rows was cut.
+        ran = few.survey.compared is None
+        for other in self._readings(compute_losses, few.survey, state, quiet, as_tables=ran):
             if expected is not None:
                 other.compare(expected, precision)
             if other.alike:
@@ -142,21 +144,24 @@ class LossCompany:
         state: RandomState,
         quiet: Quiet,
         *,
-        exchanged: bool,
+        as_tables: bool = False,
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
         Where fewer rows do not fit, because the caller wrote their number down, as many are tried,
         of which some take the place of others. Of a tensor that has as many entries as the batch
-        has rows nobody says that it is rows: there may be as many classes.
+        has rows nobody says that it is rows: there may be as many classes. Where all that may be
+        rows can be taken for them, it is none only if it is looked things up in.
         """
         met = 0
-        for whole, many in _ways(exchanged=exchanged):
+        for whole, many in _ways(exchanged=survey.compared is None and not as_tables):
             if whole and whole[-1] >= met:
                 continue
             taken = survey.exchanged() if many else survey
             state.restore()
-            calls = self._calls.rehearsing(taken, lambda _: False, quiet, whole=whole)
+            calls = self._calls.rehearsing(
+                taken, lambda _: False, quiet, whole=whole, as_tables=as_tables
+            )
             few = None
             with calls as subset, suppress(Exception):
                 few = Few(compute_losses(), taken, whole, self._calls.inputs)
@@ -226,6 +231,8 @@ def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
             # Cut to the longest of them, and sorted perhaps: each is one of those, then.
             return all(bool(_near(loss, expected, expected, precision).any()) for loss in got)
         places = _places_among(few.inputs[0].detach(), survey) if few.inputs else survey.rows
+    if places is not None and survey.compared is not None:
+        got, places = got[survey.compared.to(got.device)], places[survey.compared]
     return places is not None and _same(got, expected, places, precision)
 
 

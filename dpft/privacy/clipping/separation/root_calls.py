@@ -39,6 +39,8 @@ class Survey:
         inputs: First tensor of each call of the model.
         drawn: Whether random numbers were drawn outside of the model's calls.
         first: Arguments of the first call.
+        compared: Which of the chosen rows' losses say something, shape (n,); None for all: a row
+            that took another's place may meet what the caller keeps for that one in a list.
     """
 
     rows: Tensor
@@ -47,6 +49,7 @@ class Survey:
     inputs: list[Tensor] = field(default_factory=list)
     drawn: bool = False
     first: Any = None
+    compared: Tensor | None = None
 
     def choose(self, losses: Tensor) -> None:
         """Chooses the rows of a rehearsal.
@@ -59,9 +62,10 @@ class Survey:
     def exchanged(self) -> "Survey":
         """Returns a survey of as many rows, of which chosen ones replace those not chosen."""
         rows = torch.arange(self.count)
-        others = rows[~torch.isin(rows, self.rows)]
+        stay = torch.isin(rows, self.rows)
+        others = rows[~stay]
         rows[others] = self.rows[torch.arange(len(others)) % len(self.rows)]
-        return replace(self, rows=rows)
+        return replace(self, rows=rows, compared=stay)
 
     @property
     def chosen_units(self) -> tuple[Tensor, int] | None:
@@ -162,6 +166,7 @@ class RootCalls:
         begun: Callable[[], AbstractContextManager[object]],
         *,
         whole: Collection[int] = (),
+        as_tables: bool = False,
     ) -> Iterator[RowSubset]:
         """Makes the model, and all that computes losses around it, see few rows.
 
@@ -170,8 +175,10 @@ class RootCalls:
             meet: As in ``training``; what it says is not heeded.
             begun: As in ``training``, for each call of the rehearsal.
             whole: As ``RowSubset``.
+            as_tables: As ``RowSubset``.
         """
-        subset = RowSubset([*self._model.parameters(), *self._model.buffers()], whole)
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        subset = RowSubset(weights, whole, as_tables=as_tables)
         subset.choose(survey.rows, count=survey.count, units=survey.chosen_units)
         self._meet, self._subset, self.inputs, self._begun = meet, subset, [], begun
         try:

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -25,21 +27,39 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpft.privacy.clipping.separation.arguments import fresh
 
+_LOOK_UPS = frozenset(
+    {
+        F.embedding,
+        F.cross_entropy,
+        F.nll_loss,
+        torch.gather,
+        torch.index_select,
+        torch.take,
+        Tensor.gather,
+        Tensor.index_select,
+        Tensor.take,
+    }
+)
+
 
 class RowSubset(TorchFunctionMode):
     """Makes what runs inside see some rows of its batch, as if the batch had no others."""
 
-    def __init__(self, protected: Iterable[Tensor], whole: Collection[int] = ()) -> None:
+    def __init__(
+        self, protected: Iterable[Tensor], whole: Collection[int] = (), *, as_tables: bool = False
+    ) -> None:
         """Prepares to take rows, once it is known which of how many.
 
         Args:
             protected: Tensors that are no rows, whatever their shape: a model's weights.
             whole: Numbers of the tensors from outside, in the order in which they are met, that
                 are no rows though they have as many.
+            as_tables: Whether those may only be looked things up in: what is added up, say, may
+                be the rows' own numbers.
         """
         super().__init__()
         self._protected = {id(tensor) for tensor in protected}
-        self._whole = frozenset(whole)
+        self._whole, self._as_tables = frozenset(whole), as_tables
         self._derived = WeakTensorKeyDictionary()
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}
         self._asleep = False
@@ -111,12 +131,17 @@ class RowSubset(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, options = pytree.tree_unflatten(taken, spec)
+        if self._as_tables and any(self._is_whole(leaf) for leaf in taken):
+            _check_looked_up(func, args)
         result = func(*args, **options)
         # What comes of a tensor left whole is no rows either.
         known = [leaf for leaf in taken if isinstance(leaf, Tensor)]
         if any(leaf in self._derived or id(leaf) in self._taken for leaf in known):
             self.mark(result)
         return result
+
+    def _is_whole(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and self._taken.get(id(leaf), (None, None))[1] is leaf
 
     def _take(self, tensor: Tensor) -> Tensor:
         """Returns the chosen rows of a tensor from outside; of one tensor always the same ones."""
@@ -131,3 +156,15 @@ class RowSubset(TorchFunctionMode):
                 self._derived[rows] = True
             self._taken[id(tensor)] = (tensor, rows)
         return self._taken[id(tensor)][1]
+
+
+def _check_looked_up(func: Any, args: Any) -> None:
+    """Refuses a function that does something else with a table than to look things up.
+
+    Raises:
+        ValueError: It does.
+    """
+    if func is Tensor.__getitem__ and isinstance(args[1], Tensor):
+        return
+    if func not in _LOOK_UPS:
+        raise ValueError("what is used in another way than as a table may be rows")

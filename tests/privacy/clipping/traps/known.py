@@ -2,8 +2,6 @@
 
 REASONS: dict[str, tuple[str, ...]] = {
     "the rows left out are not those that count: what is a maximum or a rank stays what it was": (
-        "losses/weights by rank",
-        "losses/rank in a list",
         "losses/detached focal weights",
         "losses/the hardest half alone",
     ),

@@ -1,0 +1,90 @@
+"""Losses on all rows and on few: what they must share, and what cannot be seen."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpft.errors import RunError
+from dpft.privacy.clipping.separation.kept_state import RandomState
+from dpft.privacy.clipping.separation.loss_company import LossCompany
+from dpft.privacy.clipping.separation.root_calls import RootCalls
+
+G = torch.Generator().manual_seed(0)
+X, LABELS = torch.randn(6, 3, generator=G), torch.tensor([0, 1, 2, 3, 4, 5])
+COUNTS = torch.tensor([1.0, 4.0, 2.0, 5.0, 3.0, 2.0])
+ORDER = COUNTS.argsort()
+CPU = torch.device("cpu")
+
+
+def compared(losses_of):
+    """Whether losses of few rows are those of all; "nothing" where they could not be computed."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 6)
+    calls = RootCalls(model)
+    model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
+    state, company = RandomState.now(CPU), LossCompany(model, calls)
+    compute = lambda: losses_of(model)  # noqa: E731
+    with calls.training(lambda _: True, None):
+        expected = compute().detach()
+    calls.survey.choose(expected)
+    options = (state, nullcontext, torch.float32)
+    few = company.first(compute, calls.survey, expected, *options)
+    if few is None:
+        return "nothing"
+    return few.alike is not False or bool(company.other(compute, few, expected, *options).alike)
+
+
+def nll(model, x=X, **options):
+    return F.cross_entropy(model(x), LABELS, reduction="none", **options)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda m: nll(m) / COUNTS.sum(),
+        lambda m: nll(m) / len(X),
+        lambda m: nll(m) - 0.01 * nll(m).detach().mean(),
+        lambda m: nll(m) * nll(m).detach().argsort().argsort(),
+        lambda m: nll(m) * (1 + nll(m).detach() / nll(m).detach().max()),
+        lambda m: nll(m, X - X.mean(0)),
+    ],
+    ids=["tokens", "rows", "baseline", "ranks", "largest", "mixed inputs"],
+)
+def test_a_loss_that_reads_other_rows_is_seen(losses):
+    assert compared(losses) is False
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        nll,
+        lambda m: nll(m) * COUNTS,
+        lambda m: nll(m, weight=torch.linspace(1, 2, 6)),
+        lambda m: nll(m) * torch.linspace(1, 2, 6)[LABELS],
+        lambda m: torch.stack([loss * 2 for loss in nll(m)]),
+        lambda m: nll(m) + torch.rand(6),
+        lambda m: nll(m).view(6, -1).sum(1),
+        lambda m: F.cross_entropy(m(X[ORDER]), LABELS[ORDER], reduction="none"),
+    ],
+    ids=["own", "weights", "classes", "table", "stacked", "noise", "number", "sorted"],
+)
+def test_losses_of_ones_own_pass(losses):
+    assert compared(losses) is True
+
+
+def test_a_function_that_keeps_rows_or_labels_in_lists_passes():
+    labels = LABELS.tolist()
+    assert compared(lambda m: torch.stack([m(X)[i, k] for i, k in enumerate(labels)])) is True
+    rows = X.tolist()
+    assert compared(lambda m: m(torch.tensor([*rows[:3], *rows[3:]]))[:, 0]) is True
+
+
+def test_submodules_called_alone_are_compared_on_halves():
+    layer = nn.Linear(3, 1)
+    company, state = LossCompany(nn.Sequential(layer), RootCalls(layer)), RandomState.now(CPU)
+    company.check_without_the_model(lambda: layer(X)[:, 0], state)
+    with pytest.raises(RunError, match="depends on another example's loss or inputs"):
+        company.check_without_the_model(lambda: layer(X - X.mean(0))[:, 0], state)
