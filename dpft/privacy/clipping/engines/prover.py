@@ -158,8 +158,7 @@ class Prover:
             check_modes(self._model)
             self._draws[signature.kind] = self._patches.check_rows_alone(arguments, self._units)
             self._checked.add(signature.kind)
-        # Where another size equals the batch size, only as many rows show what becomes of it.
-        return self._surveys and not signature.is_ambiguous and not self._compiled
+        return self._surveys and not self._compiled
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
@@ -221,6 +220,9 @@ class Prover:
                         return
                 if few is not None and few.alike is False:
                     raise RunError(COUPLED)
+                if self._plans.are_ambiguous:
+                    # Another size equals the batch size: only as many rows show what becomes of it.
+                    few = None
                 if not again:
                     verdict = self._widened_verdict(compute_losses, few)
                 if not self._plans.saw_a_call:

@@ -13,9 +13,12 @@ way. It is found when a kind of call of the model (``signature``) is met for the
    into one example's outputs. ``region_plans`` keeps the choice for the next call of the kind.
 4. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
    the gradients of the expanded weights are the examples' own.
-5. ``proof`` holds all that is recorded against the bare model, on the batch at hand. A plan that
-   it disproves is widened: to modules in the place of broadcasts, to larger modules, at last to
-   the whole model, and then refused.
+5. ``proof`` holds all that is recorded against the bare model, on few rows of the batch at hand
+   (``few_rows``, ``row_subset``, ``root_calls``). A plan that it disproves is widened: to modules
+   in the place of broadcasts, to larger modules, at last to the whole model, and then refused.
+
+That no row changes another is looked at first, by running each alone (``rows_alone``) and by
+computing losses in other company (``loss_company``), at the batches that ``kinds`` says.
 
 Worked example: a scale that is no layer's weight, shared by all examples.
 

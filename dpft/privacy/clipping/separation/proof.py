@@ -2,7 +2,7 @@
 
 Rules and regions are exact if they see what they think they see; a model can still surprise them
 (positions that look like examples, rows permuted inside, a layer that computes something else).
-So the first batch of each kind of call is run three ways before it is used:
+So few rows of the first batch of each kind of call are run three ways before it is used:
 
 1. the bare model's losses, and the gradient of their sum weighted by powers of two;
 2. the clipped model's losses, which must be the same;

@@ -123,6 +123,11 @@ class RegionPlans:
         return [signature.kind for signature, _ in self._calls]
 
     @property
+    def are_ambiguous(self) -> bool:
+        """Whether some size equals the batch size in a call since ``start``."""
+        return any(signature.is_ambiguous for signature, _ in self._calls)
+
+    @property
     def were_proved(self) -> bool:
         """Whether such calls as those since ``start`` were proved, whatever graph they led to."""
         return any(calls == self._key for calls, _ in self._proofs)

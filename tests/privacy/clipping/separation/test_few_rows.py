@@ -26,12 +26,8 @@ def test_of_two_or_three_rows_one_comes_twice_and_one_row_is_itself():
 def test_the_rows_of_extreme_losses_and_the_fullest_are_left_out():
     masks = torch.ones(6, 4, dtype=torch.long)
     masks[[0, 1, 2, 3, 5], 3] = 0
-    assert sorted(rows_of(6, losses=torch.tensor([1.0, 9, 2, 3, 4, 5]), masks=masks)) == [
-        0,
-        2,
-        3,
-        5,
-    ]
+    losses = torch.tensor([1.0, 9.0, 2.0, 3.0, 4.0, 5.0])
+    assert sorted(rows_of(6, losses=losses, masks=masks)) == [2, 3, 5]
 
 
 def test_rows_of_a_long_batch_are_of_every_length():

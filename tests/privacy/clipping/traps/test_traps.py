@@ -54,8 +54,19 @@ CASES: dict[str, Case] = {
 """Every case by the name of its file and its own."""
 
 
+ORDINARY = (layers, ordinary, arguments, weights, sequences)
+"""Files of near twins, of which every third is for ``make test``."""
+QUICK = {
+    name
+    for file in ORDINARY
+    for name in [n for n in CASES if n.startswith(f"{file.__name__.rpartition('.')[2]}/")][::3]
+}
+
+
 def marked(name: str, case: Case):
-    marks = [pytest.mark.slow] if case.slow else []
+    twin = name.partition("/")[0] in {f.__name__.rpartition(".")[2] for f in ORDINARY}
+    slow = case.slow or twin and name not in QUICK and name not in NOT_YET
+    marks = [pytest.mark.slow] if slow else []
     if name in NOT_YET:
         marks.append(pytest.mark.xfail(strict=True, reason=NOT_YET[name]))
     return pytest.param(case, id=name, marks=marks)
