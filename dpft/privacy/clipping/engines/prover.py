@@ -8,17 +8,22 @@ bare and clipped, and the last, which is used. At the 16th batch of a kind, the 
 but the gradients are checked again.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
 
-from dpft.errors import InputError, RunError
+from dpft.errors import RunError
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.engines.patches import Patches
-from dpft.privacy.clipping.separation.fingerprints import Disproved
+from dpft.privacy.clipping.engines.verdicts import (
+    NOT_REPEATABLE,
+    Backward,
+    Computation,
+    NotRepeatable,
+    Verdicts,
+)
 from dpft.privacy.clipping.separation.graph import describe_graph
 from dpft.privacy.clipping.separation.held_still import HeldStill
 from dpft.privacy.clipping.separation.kept_state import (
@@ -29,34 +34,11 @@ from dpft.privacy.clipping.separation.kept_state import (
 from dpft.privacy.clipping.separation.kinds import Kinds
 from dpft.privacy.clipping.separation.loss_company import COUPLED, Few, LossCompany
 from dpft.privacy.clipping.separation.mapping import log_once
-from dpft.privacy.clipping.separation.proof import Verdict, bare_run, check_against
 from dpft.privacy.clipping.separation.root_calls import Arguments, Survey, is_compiled
 from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes
 from dpft.privacy.clipping.separation.signature import coarsest
-from dpft.privacy.clipping.uses import Use
 
-ERRORS_OF_A_PLAN = (
-    InputError,
-    RunError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    AttributeError,
-)
-"""What a model may raise where it is run example by example and is not made for it."""
 ROUNDS = 5
-NOT_REPEATABLE = (
-    "compute_losses must return the same losses when it is called again with the same random state "
-    "of torch, got others: draw its batch before accumulate, not inside."
-)
-Receiver = Callable[[str, Use], None]
-Backward = Callable[..., None]
-"""(losses, receive, retain_graph=…, rows=…): hands each use of a backward pass to ``receive``."""
-
-
-class NotRepeatable(RunError):
-    """What computes the losses gives others each time."""
 
 
 class Prover:
@@ -75,7 +57,7 @@ class Prover:
         """
         self._model, self._patches, self._plans = model, patches, patches.plans
         self._trainable = patches.trainable
-        self._backward, self._loss_scale = backward, loss_scale
+        self._verdicts = Verdicts(model, patches, backward, loss_scale, self._quiet)
         self._company = LossCompany(patches.model, patches.calls)
         self._kinds = Kinds()
         self._draws: dict[Hashable, bool] = {}
@@ -204,17 +186,18 @@ class Prover:
             RunError: No plan is exact, or the loss of one example depends on the others.
         """
         self._kept = self._kept or Kept(self._model)
+        asked = Computation(compute_losses, self._units, self._state)
         survey, verdict = self._patches.calls.survey, None
         again = self._plans.were_proved if survey else self._due() and self._is_known()
         try:
             if failed:
                 # An error of the caller's own comes out of this.
-                self._is_random(compute_losses)
+                self._verdicts.is_random(asked)
             with torch.random.fork_rng(devices=()):
                 few = None
                 if survey is not None and expected is not None:
                     survey.choose(expected)
-                    few = self._few(compute_losses, survey, expected)
+                    few = self._few(asked, survey, expected)
                     if few is None:
                         self._surveys = False
                         return
@@ -224,7 +207,7 @@ class Prover:
                     # Another size equals the batch size: only as many rows show what becomes of it.
                     few = None
                 if not again:
-                    verdict = self._widened_verdict(compute_losses, few)
+                    verdict = self._verdicts.widened(asked, few)
                 if not self._plans.saw_a_call:
                     log_once("the model itself was not called: each batch is proved anew: slow")
                     self._company.check_without_the_model(compute_losses, self._state)
@@ -234,135 +217,24 @@ class Prover:
             self._plans.remember_proof(verdict)
         if verdict is not None or again:
             self._kinds.passed(self._plans.kinds)
+        else:
+            # Nothing was proved on few rows.
+            self._surveys = False
         self._checked.clear()
 
     def _is_known(self) -> bool:
         return self._graph is not None and self._plans.has_proof_of(self._graph)
 
-    def _few(
-        self, compute_losses: LossFunction, survey: Survey, expected: Tensor | None
-    ) -> Few | None:
+    def _few(self, asked: Computation, survey: Survey, expected: Tensor) -> Few | None:
         """Returns losses of few rows of the bare model; None where there are none."""
-        company, state = self._company, self._state
+        company, compute_losses, state = self._company, asked.compute_losses, asked.state
         precision = coarsest(self._model, self._plans.precision)
         with self._patches.without():
             few = company.first(compute_losses, survey, expected, state, self._quiet, precision)
             if few is None or few.alike is not False:
                 return few
-            self._is_random(compute_losses)
+            self._verdicts.is_random(asked)
             return company.other(compute_losses, few, expected, state, self._quiet, precision)
-
-    def _widened_verdict(self, compute_losses: LossFunction, few: Few | None) -> Verdict | None:
-        """Returns what is proved, widening the plans as long as they are disproved.
-
-        None where all plans are disproved on few rows.
-
-        Raises:
-            InputError: A parameter is used where the batch cannot be followed.
-            RunError: No plan is exact.
-        """
-        while True:
-            try:
-                return self._verdict(compute_losses, few)
-            except NotRepeatable:
-                raise
-            except (Disproved, *ERRORS_OF_A_PLAN) as error:
-                if self._plans.widen():
-                    continue
-                if few is not None:
-                    # All rows may show what these do not: a part that was called beside the model.
-                    self._plans.forget()
-                    self._surveys = False
-                    return None
-                if self._plans.refusal is not None:
-                    raise self._plans.refusal from error
-                raise RunError(
-                    f"the clipper cannot be exact for {type(self._model).__name__}: "
-                    f"{_in_words(error)}"
-                ) from error
-
-    def _verdict(self, compute_losses: LossFunction, few: Few | None) -> Verdict:
-        """Returns what is proved of few rows, or of all as the model trains or evaluates.
-
-        Raises:
-            Disproved: The recorded gradients are not the examples' own.
-        """
-        if few is not None:
-            # A checkpoint computes again in the backward pass, where dropout is not held off.
-            with suppress(CheckpointError):
-                return self._verdict_as_is(compute_losses, few)
-        try:
-            return self._verdict_as_is(compute_losses, None)
-        except Disproved:
-            # Where modules run example by example, dropout draws its masks in another order.
-            if not self._is_random(compute_losses):
-                raise
-            with evaluating(self._model):
-                return self._verdict_as_is(compute_losses, None)
-
-    def _verdict_as_is(self, compute_losses: LossFunction, few: Few | None) -> Verdict:
-        units = self._units if few is None else few.survey.units
-        with self._patches.without():
-            losses = self._bare_losses(compute_losses, few)
-            bare = bare_run(losses, self._trainable, self._loss_scale, units)
-            del losses
-        graph: Tensor | None = None
-
-        def run(weights: Tensor, receive: Receiver) -> Tensor:
-            nonlocal graph
-            # Of few rows one graph is kept; of all it would take the memory of two passes.
-            if graph is None or few is None:
-                graph = self._clipped_losses(compute_losses, few)
-            if graph.shape != weights.shape:
-                raise Disproved(f"its losses have shape {tuple(graph.shape)} under the clipper")
-            rows = len(weights) if units is None else len(units)
-            with torch.autocast(graph.device.type, enabled=False):
-                self._backward(graph * weights, receive, retain_graph=few is not None, rows=rows)
-            return graph.detach()
-
-        return check_against(bare, run, precision=self._plans.precision)
-
-    def _bare_losses(self, compute_losses: LossFunction, few: Few | None) -> Tensor:
-        if few is not None and few.losses.requires_grad:
-            losses, few.losses = few.losses, few.losses.detach()
-            return losses
-        self._state.restore()
-        if few is None:
-            return compute_losses()
-        calls = self._patches.calls
-        with calls.rehearsing(few.survey, lambda _: False, self._quiet, whole=few.whole):
-            return compute_losses()
-
-    def _clipped_losses(self, compute_losses: LossFunction, few: Few | None) -> Tensor:
-        def meet(arguments: Arguments) -> bool:
-            self._patches.use_plan_for(arguments)
-            return False
-
-        self._state.restore()
-        calls = self._patches.calls
-        with self._plans.replaying():
-            if few is None:
-                with calls.training(meet, self._units):
-                    return compute_losses()
-            with calls.rehearsing(few.survey, meet, self._quiet, whole=few.whole):
-                return compute_losses()
-
-    def _is_random(self, compute_losses: LossFunction) -> bool:
-        """Returns whether the bare model's losses are drawn.
-
-        Raises:
-            RunError: They differ though the random state does not.
-        """
-        with self._patches.without():
-            self._state.restore()
-            losses = compute_losses().detach()
-            other = compute_losses().detach()
-            self._state.restore()
-            again = compute_losses().detach()
-        same = losses.shape == again.shape
-        if not (same and torch.allclose(losses, again, rtol=1e-3, equal_nan=True)):
-            raise NotRepeatable(NOT_REPEATABLE)
-        return not torch.equal(losses.nan_to_num(), other.nan_to_num())
 
 
 def _is_a_list(losses: object) -> bool:
@@ -374,12 +246,3 @@ def _can_be_proved(losses: object) -> bool:
     if not isinstance(losses, Tensor) or not _is_a_list(losses):
         return False
     return len(losses) > 0 and losses.requires_grad
-
-
-def _in_words(error: Exception) -> str:
-    """Returns what went wrong; of an error that is not dpft's own its kind alone.
-
-    The message of another library's may tell the records' lengths.
-    """
-    known = isinstance(error, Disproved | InputError | RunError)
-    return str(error) if known else f"it ended with {type(error).__name__}"

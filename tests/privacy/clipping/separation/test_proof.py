@@ -216,15 +216,15 @@ def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
 
 def test_each_kind_of_call_is_proved_once(monkeypatch):
     layer, proofs = Positions(lambda p: p).double(), []
-    from dpft.privacy.clipping.engines import prover
+    from dpft.privacy.clipping.engines import verdicts
 
-    check = prover.check_against
+    check = verdicts.check_against
 
     def counted(*args, **options):
         proofs.append(1)
         return check(*args, **options)
 
-    monkeypatch.setattr(prover, "check_against", counted)
+    monkeypatch.setattr(verdicts, "check_against", counted)
     with PerExampleClipper(layer, 0.5) as clipper:
         for b, t in ((3, 5), (4, 5), (3, 6), (2, 7)):
             clipper.accumulate(lambda b=b, t=t: layer(inputs(b, t)).sum((1, 2)))
