@@ -69,7 +69,8 @@ class Recorder:
             raise RunError(
                 f"parameter {name} was used with a leading dimension of {rows}, "
                 f"expected the batch size {self._batch_size}: pass its layer inputs that carry the "
-                "batch (for position embeddings: expanded position_ids)."
+                "batch (for position embeddings: expanded position_ids), or, where a record has "
+                "several rows, as in preference losses, name the rows' records as units."
             )
         self.receive(name, use)
 

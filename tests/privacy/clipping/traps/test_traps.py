@@ -54,7 +54,17 @@ CASES: dict[str, Case] = {
 """Every case by the name of its file and its own."""
 
 
-ORDINARY = (layers, ordinary, arguments, weights, sequences)
+ORDINARY = (
+    layers,
+    ordinary,
+    arguments,
+    weights,
+    sequences,
+    recurrent,
+    coincidences,
+    engines,
+    hooks,
+)
 """Files of near twins, of which every third is for ``make test``."""
 QUICK = {
     name
