@@ -207,6 +207,11 @@ def check_is_tensor(losses: object) -> None:
         )
 
 
+def is_a_list(losses: object) -> bool:
+    """Whether losses are a tensor of one dimension; what is not is refused by ``check_losses``."""
+    return isinstance(losses, Tensor) and losses.dim() == 1
+
+
 def check_losses(losses: Tensor) -> None:
     """Refuses losses that are not one per example with a graph.
 

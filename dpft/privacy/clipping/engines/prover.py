@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
 from dpft.privacy.clipping.engines.patches import Patches
 from dpft.privacy.clipping.engines.verdicts import (
     NOT_REPEATABLE,
@@ -95,7 +95,7 @@ class Prover:
             if survey is None and not failed and self._may_be_used(losses):
                 self._kinds.used(self._plans.kinds)
                 return losses
-            if survey is not None and not failed and not _is_a_list(losses):
+            if survey is not None and not failed and not is_a_list(losses):
                 self._put_back()
                 return losses
             self._prove(compute_losses, losses.detach() if survey else None, failed=failed)
@@ -237,12 +237,8 @@ class Prover:
             return company.other(compute_losses, few, expected, state, self._quiet, precision)
 
 
-def _is_a_list(losses: object) -> bool:
-    return isinstance(losses, Tensor) and losses.dim() == 1
-
-
 def _can_be_proved(losses: object) -> bool:
     """Whether these are losses at all; what is not is refused elsewhere."""
-    if not isinstance(losses, Tensor) or not _is_a_list(losses):
+    if not isinstance(losses, Tensor) or not is_a_list(losses):
         return False
     return len(losses) > 0 and losses.requires_grad
