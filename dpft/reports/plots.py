@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 POINTS = 60
 Point = tuple[float, float, float]
 """A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
+Places = Literal["values", "counts", "scores"]
+"""Values and counts stand on a logarithmic axis, each value labelled, counts at round numbers;
+scores on a linear one."""
 
 
 def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -137,9 +140,9 @@ def line_plot(
     metric: str,
     axis: str,
     title: str = "",
-    sizes: bool = False,
+    places: Places = "values",
 ) -> Markup:
-    """Returns means along a logarithmic axis, a line for each series, bars of one deviation.
+    """Returns means along an axis, a line for each series, bars of one deviation.
 
     Args:
         series: What a line is called, and its points in the order of the axis.
@@ -147,28 +150,34 @@ def line_plot(
         metric: What the means are of.
         axis: What the axis shows.
         title: What tells the lines apart.
-        sizes: Whether places are counts, labelled at round numbers and not each by itself.
+        places: What the places are, as ``Places`` says.
     """
-    from matplotlib.ticker import LogLocator
 
     def draw(axes: "Axes") -> None:
         for number, (label, points) in enumerate(series.items()):
-            places, means, deviations = zip(*points, strict=True)
+            along, means, deviations = zip(*points, strict=True)
             axes.errorbar(
-                places, means, yerr=deviations, label=label, color=COLORS[number % len(COLORS)],
+                along, means, yerr=deviations, label=label, color=COLORS[number % len(COLORS)],
                 marker="os^Dv"[number % 5], capsize=3,
             )  # fmt: skip
-        axes.set_xscale("log")
-        # matplotlib's own labels are powers of ten, which are formulas
-        if sizes:
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-            axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
-        else:
-            ticks = sorted({place for points in series.values() for place, _, _ in points})
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        _set_axis(axes, places, sorted({point[0] for line in series.values() for point in line}))
         axes.set(xlabel=axis, ylabel=metric)
         if set(series) != {""}:
             axes.legend(frameon=False, title=title)
 
     return draw_svg(draw, name=name, label=f"{metric} against {axis}")
+
+
+def _set_axis(axes: "Axes", places: Places, all_places: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    if places == "scores":
+        return
+    axes.set_xscale("log")
+    # matplotlib's own labels are powers of ten, which are formulas
+    if places == "counts":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+    else:
+        axes.set_xticks(all_places, [f"{place:g}" for place in all_places])
+    axes.minorticks_off()

@@ -1,6 +1,7 @@
-"""The plots of a sweep: scores over two keys, over ε or δ, and against the number of parameters.
+"""The plots of a sweep: scores over two keys, over ε or δ, against parameters or earlier scores.
 
-They are those of Li et al. 2022: Figures 2 and 8 (heat maps), 9 (lines), 1 and 5 (parameters).
+They are those of Li et al. 2022: Figures 2 and 8 (heat maps), 9 (lines), 1 and 5 (parameters) and
+7 (scores before fine-tuning).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from dpft.reports.comparison.compare import Comparison
-from dpft.reports.comparison.sweeps import EPS, Setting, number
+from dpft.reports.comparison.sweeps import EPS, WORDS, Setting, number
 from dpft.reports.comparison.tables import Cell, Split
 from dpft.reports.plots import Point, heat_map, line_plot
 
@@ -54,7 +55,11 @@ def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iter
     sizes = _against_parameters(cells, settings, keys)
     if sizes:
         axis, series = sizes
-        yield line_plot(series, name=f"{name}-size", metric=label, axis=axis, sizes=True)
+        yield line_plot(series, name=f"{name}-size", metric=label, axis=axis, places="counts")
+    series = _against_before(cells, split.before[metric], settings, keys)
+    if series:
+        axis = f"{metric} before fine-tuning"
+        yield line_plot(series, name=f"{name}-before", metric=label, axis=axis, places="scores")
 
 
 def _along(
@@ -88,10 +93,32 @@ def _against_parameters(
     series: dict[str, list[Point]] = {}
     for index, cell in cells.items():
         size = float(settings[index].runs[0].privacy[axis])
-        level = f"ε = {settings[index].level}" if number(settings[index].level) else "not private"
-        label = level if EPS in keys else ""
+        label = _level(settings[index]) if EPS in keys else ""
         series.setdefault(label, []).append((size, cell.mean, cell.deviation or 0.0))
     sizes = {place for points in series.values() for place, _, _ in points}
     if len(sizes) < 2:
         return None
     return axis.replace("_", " "), {label: sorted(points) for label, points in series.items()}
+
+
+def _against_before(
+    cells: Mapping[int, Cell],
+    before: Mapping[int, float],
+    settings: Sequence[Setting],
+    keys: Sequence[str],
+) -> dict[str, list[Point]]:
+    """Returns a line for each privacy level where label words differ; none elsewhere.
+
+    Scores before fine-tuning say how well the words fit the task (Li et al. 2022, Appendix E).
+    """
+    series: dict[str, list[Point]] = {}
+    for index, cell in cells.items():
+        if WORDS in keys and index in before:
+            label = _level(settings[index]) if EPS in keys else ""
+            point = (before[index], cell.mean, cell.deviation or 0.0)
+            series.setdefault(label, []).append(point)
+    return {label: sorted(points) for label, points in series.items()}
+
+
+def _level(setting: Setting) -> str:
+    return f"ε = {setting.level}" if number(setting.level) else "not private"

@@ -21,6 +21,10 @@ SPEED_ONLY = frozenset(
 )
 
 
+WORDS = "task.label_words"
+"""A key whose value is a mapping that is one thing: what a model may answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """Runs that differ in their seeds alone."""
@@ -97,6 +101,8 @@ def printed(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {part}" for name, part in value.items())
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -113,7 +119,7 @@ def _differs(key: str, settings: Sequence[Setting]) -> bool:
 
 
 def _flat(value: Any, key: str) -> Iterable[tuple[str, Any]]:
-    if not isinstance(value, Mapping) or not value:
+    if not isinstance(value, Mapping) or not value or key == WORDS:
         yield key, value
         return
     for name, part in value.items():

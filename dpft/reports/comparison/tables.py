@@ -1,7 +1,7 @@
 """Tables of many runs: a row for each setting, scores as mean ± standard deviation over seeds."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,9 @@ from dpft.privacy.accounting.rounding import up
 from dpft.reports.comparison.significance import best
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
 from dpft.reports.run.run_record import RunRecord
+
+Entry = dict[str, Any]
+"""One evaluation of metrics.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class Split:
     metrics: list[str]
     cells: dict[str, dict[int, Cell]]
     """Scores by metric and by the number of the setting."""
+    before: dict[str, dict[int, float]]
+    """Mean scores before fine-tuning, by the same two, of the runs that were scored then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,30 +140,54 @@ def parameters(run: RunRecord) -> tuple[str, str]:
 
 
 def _split(settings: Sequence[Setting], task: str, name: str) -> Split:
-    entries: dict[int, list[Mapping[str, Any]]] = {}
-    for number, setting in enumerate(settings):
-        for run in setting.runs:
-            found = [e for e in run.after() if (e["task"], e["split"]) == (task, name)]
-            entries.setdefault(number, []).extend(found)
+    entries = _entries(settings, RunRecord.after, task, name)
     all_entries = [entry for found in entries.values() for entry in found if entry["metrics"]]
     metrics = list(dict.fromkeys(metric for entry in all_entries for metric in entry["metrics"]))
+    earlier = _entries(settings, RunRecord.before, task, name)
     return Split(
         task=task,
         name=name,
         public=all(entry["split_is_public"] for entry in all_entries),
         metrics=metrics,
         cells={metric: _cells(settings, entries, metric) for metric in metrics},
+        before={
+            metric: {
+                number: statistics.fmean(values)
+                for number, values in _scores(earlier, metric).items()
+            }
+            for metric in metrics
+        },
     )
 
 
-def _cells(
-    settings: Sequence[Setting], entries: Mapping[int, Sequence[Mapping[str, Any]]], metric: str
-) -> dict[int, Cell]:
+def _entries(
+    settings: Sequence[Setting], stage: Callable[[RunRecord], list[Entry]], task: str, name: str
+) -> dict[int, list[Entry]]:
+    """Returns each setting's evaluations of one stage on one split."""
+    return {
+        number: [
+            entry
+            for run in setting.runs
+            for entry in stage(run)
+            if (entry["task"], entry["split"]) == (task, name)
+        ]
+        for number, setting in enumerate(settings)
+    }
+
+
+def _scores(entries: Mapping[int, Sequence[Entry]], metric: str) -> dict[int, tuple[float, ...]]:
+    """Returns the scores by one metric, of the settings that have any."""
     scores = {
         number: tuple(entry["metrics"][metric] for entry in found if metric in entry["metrics"])
         for number, found in entries.items()
     }
-    scores = {number: values for number, values in scores.items() if values}
+    return {number: values for number, values in scores.items() if values}
+
+
+def _cells(
+    settings: Sequence[Setting], entries: Mapping[int, Sequence[Entry]], metric: str
+) -> dict[int, Cell]:
+    scores = _scores(entries, metric)
     bold: set[int] = set()
     for level in dict.fromkeys(settings[number].level for number in scores):
         rivals = {n: values for n, values in scores.items() if settings[n].level == level}

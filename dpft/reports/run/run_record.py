@@ -56,7 +56,14 @@ class RunRecord:
 
     def after(self) -> list[dict[str, Any]]:
         """Returns the scores of the trained model, an entry for each task and split."""
-        return [entry for entry in self.evaluations if entry["stage"] == "after"]
+        return self._of_stage("after")
+
+    def before(self) -> list[dict[str, Any]]:
+        """Returns the scores before training, an entry for each task and split."""
+        return self._of_stage("before")
+
+    def _of_stage(self, stage: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.evaluations if entry["stage"] == stage]
 
 
 def read_record(folder: Path) -> RunRecord:

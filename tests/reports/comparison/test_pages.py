@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 
 from dpft.reports.comparison.pages import csv_table, markdown, page
+from dpft.reports.comparison.sweep_plots import _against_before
 from dpft.reports.run.scores import PRIVATE_SPLIT
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import EVIL, write_run
@@ -39,6 +40,35 @@ def test_the_page_draws_a_heat_map_lines_and_sizes(tmp_path: Path) -> None:
         assert f'aria-label="{label}"' in text
     assert page(comparison) == text
     assert "data:image" not in text and 'href="http' not in text
+
+
+def test_scores_by_label_words_are_drawn_against_those_before_fine_tuning(tmp_path: Path) -> None:
+    """Li et al. 2022, Figure 7."""
+    words = {"great": 70.0, "good": 80.0}
+    folders = [
+        write_run(
+            tmp_path / f"{word}-{eps:g}",
+            eps=eps,
+            bleu=score + eps,
+            bleu_before=score / 2,
+            task={"label_words": {"positive": word, "negative": "terrible"}},
+        )
+        for word, score in words.items()
+        for eps in (3.0, 8.0)
+    ]
+    comparison = compared(folders)
+    assert comparison.keys == ["task.label_words", "privacy.eps"]
+    assert "negative: terrible, positive: great" in markdown(comparison)
+    (split,) = comparison.splits
+    assert _against_before(
+        split.cells["bleu"], split.before["bleu"], comparison.settings, comparison.keys
+    ) == {
+        "ε = 3": [(35.0, 73.0, 0.0), (40.0, 83.0, 0.0)],
+        "ε = 8": [(35.0, 78.0, 0.0), (40.0, 88.0, 0.0)],
+    }
+    label = 'aria-label="bleu against bleu before fine-tuning"'
+    assert label in page(comparison)
+    assert label not in page(compared(sweep(tmp_path / "others")))
 
 
 def test_what_runs_hold_is_escaped(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def write_run(
     eps: float = 3.0,
     privacy: Mapping[str, Any] | None = None,
     overrides: tuple[str, ...] = (),
+    bleu_before: float = 1.0,
     scores: Mapping[str, Any] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
@@ -29,7 +30,7 @@ def write_run(
     config: dict[str, Any] = {**CONFIG, "privacy": {**CONFIG["privacy"], "name": "dp", "eps": eps}}
     for name, values in sections.items():
         config[name] = {**config[name], **values} if isinstance(values, Mapping) else values
-    before, after = entry("before", 1.0), {**entry("after", bleu), **(scores or {})}
+    before, after = entry("before", bleu_before), {**entry("after", bleu), **(scores or {})}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "privacy.json").write_text(json.dumps({**private(), **(privacy or {})}))
     entries = [mark(one, public) for one in (before, after)]
