@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
@@ -15,15 +16,27 @@ from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 
-SWEEPS = sorted(
-    path for path in config_directory().glob("experiment/*.yaml") if "hydra" in OmegaConf.load(path)
-)
+EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))
+SWEEPS = [path for path in EXPERIMENTS if "--multirun" in path.read_text().splitlines()[1]]
 
 
 def swept(path: Path) -> dict[str, list[str]]:
-    """The keys that a sweep goes over, and their values."""
-    params = OmegaConf.load(path).hydra.sweeper.params
-    return {key: str(values).split(",") for key, values in params.items()}
+    """The keys that a sweep goes over, and their values as Hydra's sweeper splits them."""
+    parser = OverridesParser.create()
+    values = {}
+    for key, choices in OmegaConf.load(path).hydra.sweeper.params.items():
+        override = parser.parse_override(f"{key}={choices}")
+        one = not override.is_sweep_override()
+        values[key] = [str(choices)] if one else list(override.sweep_string_iterator())
+    return values
+
+
+def whole_sweep(path: Path) -> dict[str, str]:
+    """What --multirun of a recipe goes over: its own values above those that it builds on."""
+    recipe = OmegaConf.to_container(OmegaConf.load(path))
+    bases = [one for one in recipe.get("defaults", []) if isinstance(one, str) and one != "_self_"]
+    inherited = whole_sweep(path.with_stem(bases[0])) if bases else {}
+    return inherited | recipe.get("hydra", {}).get("sweeper", {}).get("params", {})
 
 
 def command(path: Path, subcommand: str) -> list[str]:
@@ -33,9 +46,23 @@ def command(path: Path, subcommand: str) -> list[str]:
     return shlex.split(words)
 
 
-def test_figures_2_8_and_9_are_there() -> None:
+def test_the_figures_are_there() -> None:
     names = {path.stem.split("_")[1] for path in SWEEPS}
-    assert {"figure1", "figure2", "figure5", "figure8", "figure9"} <= names
+    assert {"figure1", "figure2", "figure5", "figure7", "figure8", "figure9"} <= names
+
+
+SECTION_5 = re.compile(r"\(Li et al\. 2022, Tables? [12378]\b|\(Li et al\. 2022, Figures? [15]\b")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_three_seeds_are_swept_where_the_paper_has_three(path: Path) -> None:
+    """Li et al. 2022, section 5: "averaged over three seeds"; Table 14; Appendix S's code."""
+    purpose = path.read_text().splitlines()[1]
+    three = SECTION_5.search(purpose) or "(Li et al. 2022, Appendix S)" in purpose
+    seeds = whole_sweep(path).get("train.seed")
+    assert (seeds == "0,1,2") == bool(three)
+    if three and path not in SWEEPS:
+        assert f"dpft train --multirun experiment={path.stem} " in path.read_text()
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

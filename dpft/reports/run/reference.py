@@ -1,7 +1,7 @@
 """Published results beside which a run's own are shown: ``reference:`` of a recipe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpft.errors import InputError
@@ -10,6 +10,8 @@ PUBLISHED_NOTE = (
     "A published row compares to this run as far as task, model, method and ε agree; its ε is by"
     " the paper's own accounting."
 )
+OTHER_ACCOUNTANTS = frozenset({"gdp", "prv"})
+"""Accountants whose epsilons papers print beside the one that they calibrate to."""
 FRACTIONS = frozenset(
     {"accuracy", "f1", "meteor", "rouge_1", "rouge_2", "rouge_l", "matthews_correlation"}
     | {"pearson", "spearman", "distinct_1", "distinct_2"}
@@ -29,12 +31,21 @@ class Reference:
     """The model's name in conf/model; None: any."""
     eps: float | None = None
     """Epsilon as the paper gives it; None: trained without privacy."""
+    epsilons: dict[str, float] = field(default_factory=dict)
+    """Epsilon of the row's noise by other accountants, as published: gdp (CLT) and prv (composed
+    tradeoff functions)."""
     metrics: dict[str, float]
     """Metric name to value, on the scales of metrics.json."""
 
     def __post_init__(self) -> None:
         if self.eps is not None and self.eps <= 0:
             raise InputError(f"reference eps must be above 0, or null for none, got {self.eps}.")
+        for name, value in self.epsilons.items():
+            if name not in OTHER_ACCOUNTANTS or value <= 0:
+                raise InputError(
+                    "reference epsilons must be above 0 and of"
+                    f" {', '.join(sorted(OTHER_ACCOUNTANTS))}, got {name}={value}."
+                )
         for name, value in self.metrics.items():
             if name in FRACTIONS and abs(value) > 1:
                 raise InputError(
