@@ -10,10 +10,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.account import AccountConfig
 from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
+from dpft.privacy.plan import planned_steps
 
 SWEEPS = sorted(
     path for path in config_directory().glob("experiment/*.yaml") if "hydra" in OmegaConf.load(path)
@@ -33,9 +35,9 @@ def command(path: Path, subcommand: str) -> list[str]:
     return shlex.split(words)
 
 
-def test_figures_2_8_and_9_are_there() -> None:
+def test_the_sweeps_of_the_figures_are_there() -> None:
     names = {path.stem.split("_")[1] for path in SWEEPS}
-    assert {"figure1", "figure2", "figure5", "figure8", "figure9"} <= names
+    assert {"figure1", "figure2", "figure3", "figure5", "figure8", "figure9"} <= names
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -81,3 +83,20 @@ def test_figure_2_is_a_part_of_figure_8() -> None:
     assert rates == [1e-3 * 2.0**power for power in (2, 1, 0, -1, -2, -5, -6, -7, -8, -9)]
     assert part["train.learning_rate"] == whole["train.learning_rate"][2:8]
     assert part["train.expected_batch_size"] == whole["train.expected_batch_size"]
+
+
+def test_figure_3_has_both_plots_over_the_same_batch_sizes_at_fixed_steps() -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Table 4: ten epochs at 1024, learning rate 1e-3."""
+    path = config_directory() / "experiment/li2022_figure3.yaml"
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("train", overrides=["experiment=li2022_figure3", "privacy.eps=3"])
+        left = load(compose("account", overrides=command(path, "account")), AccountConfig)
+        right = load(compose("report", overrides=command(path, "report")), ReportConfig)
+    assert right.signal_to_noise
+    ten_epochs = planned_steps(epochs=10, num_examples=42061, expected_batch_size=1024)
+    assert (config.train.steps, config.train.learning_rate) == (ten_epochs, 1e-3)
+    assert (left.steps, left.epochs, left.eps, left.accountant) == (ten_epochs, None, 3, "rdp")
+    assert left.num_examples == config.task.num_train_examples == 42061
+    sizes = swept(path)["train.expected_batch_size"]
+    assert [f"{size:g}" for size in left.batch_sizes or ()] == sizes
+    assert sizes == swept(path.with_stem("li2022_figure2"))["train.expected_batch_size"]
