@@ -40,7 +40,7 @@ class Panel:
 
 
 def write_signal_to_noise(comparison: Comparison, folder: Path) -> Path:
-    """Writes a table and a plot a metric into the folder's ``private/``, for the owner alone.
+    """Writes a table, and a plot for each metric, into the folder's ``private/``.
 
     Args:
         comparison: The runs, and which metrics are drawn of them.
@@ -62,7 +62,6 @@ def write_signal_to_noise(comparison: Comparison, folder: Path) -> Path:
         "signal_to_noise.html.j2",
         title="Final scores against signal to noise",
         owners=OWNERS,
-        axis=AXIS,
         keys=comparison.keys,
         runs=_runs(comparison),
         ratios=ratios,
