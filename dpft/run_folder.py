@@ -76,6 +76,10 @@ SWEEP_RECORD = "multirun.yaml"
 EXIT_CODES = f"{PRIVATE}/exit_codes"
 """Folder of how each job ended, ``NUMBER.json``."""
 
+# In the folder of a report of many runs.
+SIGNAL_TO_NOISE = f"{PRIVATE}/signal_to_noise.html"
+"""Scores over signal-to-noise ratios, which are of the records."""
+
 
 def private_folder(run: Path) -> Path:
     """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released.

@@ -9,7 +9,7 @@ from dpft.config.keys import quoted
 from dpft.config.report import ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
-from dpft.reports.comparison.compare import compare
+from dpft.reports.comparison.compare import Comparison, compare
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run.scores import mark
@@ -70,12 +70,25 @@ def report_runs(config: ReportConfig) -> None:
     )
     if config.to is not None:
         folder = Path(config.to).expanduser()
+        if config.signal_to_noise:
+            draw_signal_to_noise(comparison, folder)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))
     if config.output == "json":
         print(json.dumps(record(comparison), indent=2, sort_keys=True, ensure_ascii=False))
     elif config.to is None:
         print(markdown(comparison), end="")
+
+
+def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
+    """Draws scores over signal to noise into the folder's ``private/``, and says whose that is.
+
+    Raises:
+        InputError: The first updates of a run were not measured.
+    """
+    from dpft.runs.signal_to_noise import OWNERS, write_signal_to_noise
+
+    logger.info("%s: %s", write_signal_to_noise(comparison, folder), OWNERS)
 
 
 def describe(key: Key, ratings: Ratings) -> dict[str, Any]:

@@ -23,6 +23,9 @@ class ReportConfig:
     """Folder for report.md, table.csv and report.html; None: Markdown on stdout."""
     rebuild: bool = False
     """Whether each run's own report.md, report.html and card are written anew, and no table."""
+    signal_to_noise: bool = False
+    """Whether scores over the first updates' signal-to-noise ratios, which are private, are drawn
+    into ``to``'s private folder."""
     ratings: Names = None
     """Filled rating sheets of one key: a file or a list of files."""
     key: str | None = None
@@ -66,6 +69,12 @@ class ReportConfig:
         for name in ("over", "metric", "to"):
             if self.sheets and getattr(self, name) is not None:
                 raise InputError(f"{name} is for runs, got it with ratings; leave one of them out.")
+        if self.signal_to_noise and (self.sheets or self.to is None):
+            given = "ratings" if self.sheets else "no to"
+            raise InputError(
+                "signal_to_noise=true is for runs, and draws into the private folder of to=FOLDER,"
+                f" got {given}; give runs and to, or leave signal_to_noise out."
+            )
         if self.rebuild and (self.sheets or self.to is not None):
             given = "ratings" if self.sheets else "to"
             raise InputError(

@@ -24,6 +24,7 @@ from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness
 from dpft.privacy.sampling import PoissonSampler
+from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
 
 
 class StepLog(Protocol):
@@ -155,11 +156,15 @@ class PrivacyEngine:
             raise RuntimeError("accumulate must come between draw and finish_step.")
         return self._clipper.accumulate(compute_losses, units)
 
-    def finish_step(self) -> None:
+    def finish_step(self) -> SignalAndNoise | None:
         """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
 
         ``(clipped sum + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size``. The
         divisor is public configuration, never the size of the draw.
+
+        Returns:
+            Of the plan's first ``SIGNAL_STEPS`` steps, how long signal and noise were, which
+            epsilon does not cover; None of a later one.
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
@@ -167,14 +172,17 @@ class PrivacyEngine:
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.mechanism().noise_multiplier * sensitivity
         noise, everything = self._randomness.noise, dict(self._model.named_parameters())
-        add_noise(everything, noise_std, noise, step=self.steps_taken)
+        meter = SignalMeter(noise.device) if self.steps_taken < SIGNAL_STEPS else None
+        add_noise(everything, noise_std, noise, step=self.steps_taken, meter=meter)
         gradients = [p.grad for p in self._clipper.parameters if p.grad is not None]
         self._ledger.record_step(self.plan.mechanism_at(self.steps_taken), gradients)
+        divisor = self.plan.expected_batch_size
         for gradient in gradients:
-            gradient.div_(self.plan.expected_batch_size)
+            gradient.div_(divisor)
         self.steps_taken += 1
         self._randomness.forget(self.steps_taken)
         self._open_step = False
+        return None if meter is None else meter.mean(noise_std, divisor)
 
     def secret_keys(self) -> dict[str, Any]:
         """Returns what the next step draws from, for a private checkpoint; never to be shown."""

@@ -33,6 +33,7 @@ from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
 from dpft.privacy.gaussians import WORD_BYTES, BoxMuller
 from dpft.privacy.keys import AgingKey
+from dpft.privacy.signal_to_noise import SignalMeter
 
 NOISE_SOURCE = (
     "ChaCha20 (RFC 8439), keyed by the operating system; float64 Gaussians, rounded once, with the"
@@ -93,6 +94,8 @@ def add_noise(
     noise_std: float,
     noise: NoiseStream,
     step: int = 0,
+    *,
+    meter: SignalMeter | None = None,
 ) -> None:
     """Adds N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
@@ -104,6 +107,8 @@ def add_noise(
         noise: Where the noise comes from.
         step: The run's step, counted from 0, a different one at each call for a run: the same
             step is the same noise.
+        meter: Measures each block before its noise is added; it changes neither. None: nothing is
+            measured.
 
     Guarantees:
         Coordinates get independent draws, added in float64 whatever the gradient's dtype. Each
@@ -127,8 +132,10 @@ def add_noise(
             for half in halves:
                 target = block[start : start + len(half)]
                 start += len(half)
-                half = half[: len(target)].mul_(noise_std)
-                target.copy_(_on_grid(half.add_(target), spacing))
+                half = half[: len(target)]
+                if meter is not None:
+                    meter.add(target, half)
+                target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
 
 
 def grid(noise_std: float) -> float:

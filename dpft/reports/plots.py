@@ -1,4 +1,4 @@
-"""The plots of the reports: epsilon against steps, heat maps, and scores along an axis."""
+"""The plots of the reports: epsilon against steps, heat maps, scores along an axis, scatter."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -166,6 +166,40 @@ def line_plot(
             axes.legend(frameon=False, title=title)
 
     return draw_svg(draw, name=name, label=f"{metric} against {axis}")
+
+
+def scatter_plot(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    name: str,
+    metric: str,
+    axis: str,
+    title: str = "",
+) -> Markup:
+    """Returns scores against a measured quantity, a point for each run.
+
+    Args:
+        series: What points of one color are called, and the points: quantity, then score.
+        name: Of the figure.
+        metric: What the scores are of.
+        axis: What the quantity is.
+        title: What tells the colors apart.
+    """
+    lines = 0.2 * len(series)
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, points) in enumerate(series.items()):
+            axes.scatter(
+                *zip(*points, strict=True), label=label, color=COLORS[number % len(COLORS)],
+                marker="os^Dv"[number % 5],
+            )  # fmt: skip
+        axes.set(xlabel=axis, ylabel=metric)
+        if set(series) != {""}:
+            # beside the points, which may be anywhere
+            axes.legend(frameon=False, title=title, loc="center left", bbox_to_anchor=(1, 0.5))
+
+    label = f"{metric} against {axis}, a point for each run"
+    return draw_svg(draw, name=name, label=label, width=7.6, height=max(3.3, 0.6 + lines))
 
 
 def _set_axis(axes: "Axes", places: Places, all_places: Sequence[float]) -> None:

@@ -1,17 +1,24 @@
 """What training shows of its records, written where only the owner of the data looks.
 
-None of this is covered by epsilon (docs/design.md, rule 7).
+None of this is covered by epsilon (docs/design.md, rule 7): ``Diagnostics`` writes it and
+``read_signal_to_noise`` reads a part of it, for the owner again.
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dpft.files import read_file
+from dpft.privacy.signal_to_noise import SIGNAL_STEPS
 from dpft.run_folder import DIAGNOSTICS, private_path
 from dpft.training.loop import StepStatistics, TrainingSet
+
+RATIO = "signal_to_noise"
+"""Key of a step's signal-to-noise ratio, in the lines of the first ``SIGNAL_STEPS``."""
 
 
 class Diagnostics:
@@ -42,7 +49,7 @@ class Diagnostics:
         self._file.write(json.dumps(size, sort_keys=True) + "\n")
 
     def write(self, statistics: StepStatistics, *, non_finite: int) -> None:
-        """Writes one step's losses, norms, clip fraction and batch size."""
+        """Writes one step's losses, norms, clip fraction, batch size, and signal to noise."""
         line = {**self._summary(statistics), "non_finite_examples_so_far": non_finite}
         self._file.write(json.dumps(line, sort_keys=True) + "\n")
         self._file.flush()
@@ -60,4 +67,42 @@ class Diagnostics:
             summary["median_gradient_norm"] = float(norms.median())
             if self._max_grad_norm is not None:
                 summary["clipped_fraction"] = float((norms > self._max_grad_norm).float().mean())
+        measured = statistics.signal_and_noise
+        if measured is not None:
+            summary["signal_norm"], summary["noise_norm"] = measured.signal, measured.noise
+            summary[RATIO] = measured.ratio
         return summary
+
+
+def read_signal_to_noise(run: Path) -> list[float]:
+    """Returns the signal-to-noise ratios of a run's first updates, as far as ``SIGNAL_STEPS``.
+
+    Of an update that was taken again the last ratio counts, and what followed its first time does
+    not: the weights never had it. A line that a crash tore is passed over; its step came again.
+
+    Args:
+        run: The run's folder.
+
+    Returns:
+        Private. Empty where one of these updates was not measured, as without privacy.
+    """
+    path = run / DIAGNOSTICS
+    ratios: list[object] = []
+    for line in read_file(path).split(b"\n") if path.exists() else []:
+        step, ratio = _measured(line)
+        if 1 <= step <= SIGNAL_STEPS:
+            ratios = [*ratios[: step - 1], ratio]
+            if len(ratios) < step:  # a line before it is gone
+                return []
+    known = [ratio for ratio in ratios if isinstance(ratio, float) and 0 <= ratio < math.inf]
+    return known if len(known) == len(ratios) else []
+
+
+def _measured(line: bytes) -> tuple[int, object]:
+    """Returns a line's step and its ratio; step 0 where it is no step's, or is torn."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return 0, None
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return (step, entry.get(RATIO)) if type(step) is int else (0, None)

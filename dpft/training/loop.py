@@ -19,6 +19,7 @@ from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.privacy.signal_to_noise import SignalAndNoise
 from dpft.training.precision import autocast
 
 
@@ -51,8 +52,12 @@ class StepEngine(Protocol):
     ) -> Tensor | None:
         """Adds one micro-batch; returns the units' gradient norms where it has them."""
 
-    def finish_step(self) -> None:
-        """Leaves the step's gradient in ``grad`` of every trainable parameter."""
+    def finish_step(self) -> SignalAndNoise | None:
+        """Leaves the step's gradient in ``grad`` of every trainable parameter.
+
+        Returns:
+            How long its signal and its noise are, where that is measured; private.
+        """
 
 
 class StepHooks(Protocol):
@@ -86,6 +91,8 @@ class StepStatistics:
     """Per-example losses of each micro-batch, shape (b,), in nats."""
     norms: list[Tensor] = field(default_factory=list)
     """Gradient norms of each micro-batch's units, shape (b,) where each example is one."""
+    signal_and_noise: SignalAndNoise | None = None
+    """Lengths of the step's mean clipped gradient and of its noise; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +182,7 @@ def compute_gradient(
     for batch in training_set.micro_batches(indices):
         on_device = batch.to(training_set.device)
         accumulate(model, on_device, engine, statistics, precision=training_set.precision)
-    engine.finish_step()
+    statistics.signal_and_noise = engine.finish_step()
     return statistics
 
 

@@ -1,4 +1,5 @@
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from dpft.cli.report import expand
 from dpft.evaluation.human import REFERENCE, Item, sheet_key, sheet_rows
 from dpft.run_folder import SHEET, SHEET_KEY
 from tests.reports.run.folders import write_run
+from tests.runs.measured import measure
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
@@ -150,3 +152,27 @@ def test_a_runs_own_report_is_rebuilt_and_no_table_printed(workspace: Workspace)
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "INFO: run: report.md and report.html written anew\n"
     assert "60.0" in (folder / "report.html").read_text()
+
+
+def test_signal_to_noise_goes_to_a_private_folder_and_no_value_of_it_is_said(
+    runs: Workspace,
+) -> None:
+    for number in range(4):
+        measure(runs.root / f"sweep/{number}", 0.0371 + number)
+    outcome = runs.run("report", "sweep", "to=tables", "signal_to_noise=true")
+    assert outcome.code == 0, outcome.err
+    path = runs.root / "tables/private/signal_to_noise.html"
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)]
+    assert modes == [0o700, 0o600]
+    sentence = "it reads the records, no epsilon covers it, and it stays with the owner of the data"
+    assert outcome.err.splitlines()[0] == f"INFO: tables/private/signal_to_noise.html: {sentence}"
+    assert "0.0371" in path.read_text()
+    public = [each.read_text() for each in (runs.root / "tables").iterdir() if each.is_file()]
+    assert len(public) == 3
+    assert not [text for text in (outcome.out, outcome.err, *public) if "0371" in text]
+
+
+def test_where_it_is_not_asked_for_no_ratio_is_read(runs: Workspace) -> None:
+    measure(runs.root / "sweep/0", 0.0371)
+    assert runs.run("report", "sweep", "to=tables").code == 0
+    assert not (runs.root / "tables/private").exists()

@@ -11,10 +11,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.account import AccountConfig
 from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
+from dpft.privacy.plan import planned_steps
 
 EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))
 SWEEPS = [path for path in EXPERIMENTS if "--multirun" in path.read_text().splitlines()[1]]
@@ -48,7 +50,7 @@ def command(path: Path, subcommand: str) -> list[str]:
 
 def test_the_figures_are_there() -> None:
     names = {path.stem.split("_")[1] for path in SWEEPS}
-    assert {"figure1", "figure2", "figure5", "figure7", "figure8", "figure9"} <= names
+    assert {f"figure{number}" for number in (1, 2, 3, 5, 7, 8, 9)} <= names
 
 
 SECTION_5 = re.compile(r"\(Li et al\. 2022, Tables? [12378]\b|\(Li et al\. 2022, Figures? [15]\b")
@@ -108,3 +110,20 @@ def test_figure_2_is_a_part_of_figure_8() -> None:
     assert rates == [1e-3 * 2.0**power for power in (2, 1, 0, -1, -2, -5, -6, -7, -8, -9)]
     assert part["train.learning_rate"] == whole["train.learning_rate"][2:8]
     assert part["train.expected_batch_size"] == whole["train.expected_batch_size"]
+
+
+def test_figure_3_has_both_plots_over_the_same_batch_sizes_at_fixed_steps() -> None:
+    """Li et al. 2022 (arXiv 2110.05679), Table 4: ten epochs at 1024, learning rate 1e-3."""
+    path = config_directory() / "experiment/li2022_figure3.yaml"
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("train", overrides=["experiment=li2022_figure3", "privacy.eps=3"])
+        left = load(compose("account", overrides=command(path, "account")), AccountConfig)
+        right = load(compose("report", overrides=command(path, "report")), ReportConfig)
+    assert right.signal_to_noise
+    ten_epochs = planned_steps(epochs=10, num_examples=42061, expected_batch_size=1024)
+    assert (config.train.steps, config.train.learning_rate) == (ten_epochs, 1e-3)
+    assert (left.steps, left.epochs, left.eps, left.accountant) == (ten_epochs, None, 3, "rdp")
+    assert left.num_examples == config.task.num_train_examples == 42061
+    sizes = swept(path)["train.expected_batch_size"]
+    assert [f"{size:g}" for size in left.batch_sizes or ()] == sizes
+    assert sizes == swept(path.with_stem("li2022_figure2"))["train.expected_batch_size"]

@@ -53,3 +53,11 @@ def test_a_report_is_not_written_where_a_file_lies(tmp_path: Path) -> None:
 def test_rebuilding_is_of_runs_and_into_their_own_folders(given: dict[str, str]) -> None:
     other = "ratings" if "ratings" in given else "to"
     assert f"into its folder, got it with {other};" in refusal(rebuild=True, **given)
+
+
+@pytest.mark.parametrize("given", [{"ratings": "a.csv"}, {"runs": "a"}])
+def test_signal_to_noise_is_of_runs_and_into_a_folder_that_is_named(given: dict[str, str]) -> None:
+    other = "ratings" if "ratings" in given else "no to"
+    said = refusal(signal_to_noise=True, **given)
+    assert f"into the private folder of to=FOLDER, got {other};" in said
+    assert ReportConfig(runs="a", to="x", signal_to_noise=True).signal_to_noise

@@ -1,9 +1,11 @@
 """A figure's sweep end to end: ``train --multirun experiment=…``, then ``report``."""
 
 import json
+import stat
 
 import pytest
 
+from dpft.reports.pages import digits
 from tests.stories.tiny import EVALUATION, TRAINING, make_workspace
 
 AXES = ("train.learning_rate", "train.expected_batch_size")
@@ -30,3 +32,25 @@ def test_a_sweep_of_a_figure_ends_in_its_heat_map(tmp_path) -> None:
     assert [tuple(row[key] for key in AXES) for row in rows] == [
         ("0.001", "4"), ("0.001", "8"), ("0.002", "4"), ("0.002", "8")
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_sweep_of_figure_3_ends_in_its_private_plot(tmp_path) -> None:
+    """Two batch sizes of two steps, each of which was measured."""
+    workspace = make_workspace(tmp_path)
+    outcome = workspace.run(
+        "train", "--multirun", "experiment=li2022_figure3", *TRAINING, *EVALUATION,
+        "train.expected_batch_size=4,8", "train.steps=2", "privacy.noise_multiplier=1",
+        "privacy.self_check=false", "hydra.sweep.dir=sweep",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    outcome = workspace.run(
+        "report", "runs=sweep", "metric=bleu", "to=figure3", "signal_to_noise=true"
+    )
+    assert outcome.code == 0, outcome.err
+    page = tmp_path / "figure3/private/signal_to_noise.html"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    lines = (tmp_path / "sweep/0/private/diagnostics.jsonl").read_text().splitlines()
+    ratios = [entry["signal_to_noise"] for line in lines if "step" in (entry := json.loads(line))]
+    assert len(ratios) == 2
+    assert f'<td class="n">2</td><td class="n">{digits(sum(ratios) / 2)}</td>' in page.read_text()

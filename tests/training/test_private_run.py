@@ -20,6 +20,7 @@ from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
+from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from dpft.training.session import train_ordinarily
@@ -115,6 +116,21 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, und
     ledgers = [(each / "ledger.jsonl").read_bytes() for each in (folder, undisturbed[0])]
     assert ledgers[0] == ledgers[1]
     assert not list(folder.rglob("*.partial"))
+
+
+def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
+    tmp_path, monkeypatch, undisturbed
+):
+    """Steps 3 and 4 are taken again, and measured again."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "inside a checkpoint's write")
+    broken = read_signal_to_noise(folder)
+    go(folder, resume_point=find_resume_point(folder))
+    lines = (folder / "private/diagnostics.jsonl").read_text().splitlines()
+    steps = [entry["step"] for line in lines if "step" in (entry := json.loads(line))]
+    assert steps == [1, 2, 3, 4, 3, 4, 5]
+    expected = read_signal_to_noise(undisturbed[0])
+    assert read_signal_to_noise(folder) == expected and broken == expected[:4]
 
 
 @pytest.mark.parametrize("method", ["rgp", "bitfit", "lora"])

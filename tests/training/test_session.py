@@ -99,7 +99,9 @@ def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):
         "public_num_examples": 12,
     }
     assert [line["step"] for line in lines[1:]] == [1, 2, 3, 4, 5]
-    assert {"batch_size", "clipped_fraction", "median_gradient_norm"} <= set(lines[1])
+    named = {"batch_size", "clipped_fraction", "median_gradient_norm"}
+    named |= {"signal_norm", "noise_norm", "signal_to_noise"}
+    assert all(named <= set(line) for line in lines[1:])
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]
 
 
@@ -123,6 +125,7 @@ def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
     lines = (tmp_path / "private" / "diagnostics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["mean_loss"] for line in lines[1:]]
     assert losses[-1] < losses[0] - 0.1
+    assert not [line for line in lines if "signal" in line or "noise" in line]
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
