@@ -43,6 +43,15 @@ def digits(value: float) -> str:
     return f"{value:.{max(0, 2 - exponent)}f}" if exponent >= -4 else f"{value:.2e}"
 
 
+def printed(value: Any) -> str:
+    """Returns a value of the configuration as it is printed."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def line(text: object) -> str:
     """Returns a text that fits a cell of a Markdown table and holds no HTML."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
