@@ -18,6 +18,7 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
+from dpft.reports.run.reference_map import ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
@@ -97,6 +98,8 @@ class TrainConfig(CrossChecked):
     tracking: TrackingConfig = field(default_factory=NoTracking)
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
+    reference_maps: tuple[ReferenceMap, ...] = ()
+    """Published heat maps: reports set them beside a sweep's, and a cell beside a run of it."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         (("task",), check_complete),

@@ -5,6 +5,7 @@ a browser. In sentences of dpft's own, `` `x` `` is code and ``**x**`` is strong
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -41,6 +42,17 @@ def digits(value: float) -> str:
         return "0"
     exponent = int(f"{value:.2e}".partition("e")[2])
     return f"{value:.{max(0, 2 - exponent)}f}" if exponent >= -4 else f"{value:.2e}"
+
+
+def printed(value: Any) -> str:
+    """Returns a value of the configuration as it is printed."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {part}" for name, part in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def line(text: object) -> str:

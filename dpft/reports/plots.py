@@ -100,6 +100,7 @@ def heat_map(
     metric: str,
     rows: tuple[str, Sequence[str]],
     columns: tuple[str, Sequence[str]],
+    scale: tuple[float, float],
 ) -> Markup:
     """Returns means over two keys as a grid of colors with the numbers in them.
 
@@ -109,17 +110,19 @@ def heat_map(
         metric: What the means are of.
         rows: The key along the vertical axis and its values.
         columns: The key along the horizontal axis and its values.
+        scale: The values that the first and the last color stand for.
     """
-    values = [value for row in cells for value in row if value is not None]
-    middle = (min(values) + max(values)) / 2
+    least, most = scale
 
     def draw(axes: "Axes") -> None:
         numbers = [[math.nan if value is None else value for value in row] for row in cells]
         # a mesh, not an image, which would be pixels in the page
-        axes.pcolormesh(numbers, cmap="viridis", edgecolors="white", linewidth=1)
+        axes.pcolormesh(
+            numbers, cmap="viridis", vmin=least, vmax=most, edgecolors="white", linewidth=1
+        )
         for y, row in enumerate(cells):
             for x, value in enumerate(row):
-                color = "black" if value is None or value > middle else "white"
+                color = "black" if value is None or value > (least + most) / 2 else "white"
                 text = "–" if value is None else f"{value:.4g}"
                 axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=color)
         axes.set_xticks([x + 0.5 for x in range(len(columns[1]))], columns[1])
@@ -131,6 +134,12 @@ def heat_map(
     label = f"{metric} over {rows[0]} and {columns[0]}, as a heat map"
     height = 1.4 + 0.42 * len(rows[1])
     return draw_svg(draw, name=name, label=label, height=height)
+
+
+def extremes(*maps: Sequence[Sequence[float | None]]) -> tuple[float, float]:
+    """Returns the least and the greatest value of some heat maps, one color scale for all."""
+    values = [value for cells in maps for row in cells for value in row if value is not None]
+    return min(values), max(values)
 
 
 def line_plot(

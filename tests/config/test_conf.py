@@ -193,7 +193,7 @@ def test_a_run_saved_before_there_were_metrics_and_references_still_loads(
 ) -> None:
     config = loaded("train", ["privacy.eps=3"]).settings()
     saved = OmegaConf.create(to_yaml(config))
-    del saved["metrics"], saved["reference"]
+    del saved["metrics"], saved["reference"], saved["reference_maps"]
     path = tmp_path / "config.yaml"
     path.write_text(OmegaConf.to_yaml(saved))
     assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config

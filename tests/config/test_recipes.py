@@ -313,6 +313,9 @@ def test_every_recipe_of_a_paper_names_its_figure_and_carries_its_rows() -> None
 
 
 def published_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a recipe, or, where it has none, of the one that it builds on."""
+    """The rows of a recipe, or its map as one; or, where it has none, of what it builds on."""
     values = OmegaConf.to_container(OmegaConf.load(path))
-    return values.get("reference") or published_rows(path.with_stem(values["defaults"][0]))
+    names = ("source", "what", "model", "eps")
+    maps = [{name: one[name] for name in names} for one in values.get("reference_maps", ())]
+    rows = values.get("reference") or [{**one, "metrics": {}} for one in maps]
+    return rows or published_rows(path.with_stem(values["defaults"][0]))

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpft.files import SCHEMA_VERSION, write_text
 from dpft.reports.comparison.compare import Comparison
+from dpft.reports.comparison.published import published_pivots
 from dpft.reports.comparison.significance import BOLD_NOTE
 from dpft.reports.comparison.sweep_plots import split_plots
 from dpft.reports.comparison.sweeps import EPS
@@ -101,7 +102,13 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
         "epsilons": [printed_epsilon(setting.runs) for setting in settings],
         "parameters": [parameters(setting.runs[0]) for setting in settings],
         "splits": comparison.splits,
-        "pivots": [comparison.pivots(split) for split in comparison.splits],
+        "pivots": [
+            [
+                (pivot, published_pivots(pivot, split, settings))
+                for pivot in comparison.pivots(split)
+            ]
+            for split in comparison.splits
+        ],
         "costs": comparison.costs,
         "left_out": comparison.left_out,
         "bold_note": BOLD_NOTE if several else "",

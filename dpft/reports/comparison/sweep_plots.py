@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from dpft.reports.comparison.compare import Comparison
+from dpft.reports.comparison.published import PublishedPivot, published_pivots
 from dpft.reports.comparison.sweeps import EPS, WORDS, Setting, number
-from dpft.reports.comparison.tables import Cell, Split
-from dpft.reports.plots import Point, heat_map, line_plot
+from dpft.reports.comparison.tables import Cell, Pivot, Split
+from dpft.reports.plots import Point, extremes, heat_map, line_plot
 
 DELTA = "privacy.delta"
 LINES = (EPS, DELTA)
@@ -39,13 +40,8 @@ def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iter
     label = metric if split.public else f"{metric} (private split)"
     for place, pivot in enumerate(comparison.pivots(split)):
         if pivot.metric == metric and len(pivot.rows) > 1 and len(pivot.columns) > 1:
-            yield heat_map(
-                [[None if cell is None else cell.mean for cell in row] for row in pivot.cells],
-                name=f"{name}-map{place}",
-                metric=f"{label}, {pivot.fixed}" if pivot.fixed else label,
-                rows=(pivot.row_key, pivot.rows),
-                columns=(pivot.column_key, pivot.columns),
-            )
+            published = published_pivots(pivot, split, comparison.settings)
+            yield _heat_maps(pivot, published, label, f"{name}-map{place}")
     cells, settings, keys = split.cells[metric], comparison.settings, comparison.keys
     for key in LINES:
         series = _along(key, cells, settings, keys)
@@ -60,6 +56,37 @@ def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iter
     if series:
         axis = f"{metric} before fine-tuning"
         yield line_plot(series, name=f"{name}-before", metric=label, axis=axis, places="scores")
+
+
+def _heat_maps(pivot: Pivot, published: Sequence[PublishedPivot], label: str, name: str) -> Markup:
+    """Returns a two-way table as a heat map, and the published ones beside it in its colors."""
+    own = [[None if cell is None else cell.mean for cell in row] for row in pivot.cells]
+    scale = extremes(own, *(one.cells for one in published))
+    drawn = heat_map(
+        own,
+        name=name,
+        metric=f"{label}, {pivot.fixed}" if pivot.fixed else label,
+        rows=(pivot.row_key, pivot.rows),
+        columns=(pivot.column_key, pivot.columns),
+        scale=scale,
+    )
+    for place, one in enumerate(published):
+        drawn += heat_map(
+            one.cells,
+            name=f"{name}-published{place}",
+            metric=f"published {pivot.metric}, {one.source}",
+            rows=(one.row_title, one.rows),
+            columns=(one.column_title, one.columns),
+            scale=scale,
+        )
+    if not published:
+        return drawn
+    names = ", then ".join(one.name for one in published)
+    caption = (
+        f"These runs, then {names}; their colors are of one scale, from {scale[0]:.4g} to"
+        f" {scale[1]:.4g}."
+    )
+    return drawn + Markup("<figcaption>{}</figcaption>").format(caption)
 
 
 def _along(

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpft.reports.pages import printed
 from dpft.reports.run.run_record import RunRecord
 
 EPS = "privacy.eps"
 NOT_PRIVATE = "not private"
 SPEED_ONLY = frozenset(
     {"train.device", "train.num_threads", "train.micro_batch_size", "train.checkpoint_every"}
-    | {"train.keep", "privacy.engine", "privacy.clipper_memory_mb", "eval.batch_size", "reference"}
+    | {"train.keep", "privacy.engine", "privacy.clipper_memory_mb", "eval.batch_size"}
     | {"model.gradient_checkpointing", "privacy.self_check", "privacy.show_diagnostics"}
+    | {"reference", "reference_maps"}
 )
 
 
@@ -93,17 +95,6 @@ def number(label: str) -> float | None:
         return float(label)
     except ValueError:
         return None
-
-
-def printed(value: Any) -> str:
-    """Returns a value of the configuration as it is printed."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {part}" for name, part in value.items())
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _differs(key: str, settings: Sequence[Setting]) -> bool:

@@ -64,6 +64,8 @@ class Pivot:
     rows: list[str]
     columns: list[str]
     cells: list[list[Cell | None]]
+    settings: list[list[int | None]]
+    """The number of each cell's setting."""
 
 
 def split_tables(settings: Sequence[Setting]) -> list[Split]:
@@ -97,22 +99,28 @@ def pivots(
     Returns:
         None at all where a cell would hold two settings.
     """
-    tables: dict[str, dict[tuple[str, str], Cell]] = {}
-    for number, cell in split.cells[metric].items():
+    tables: dict[str, dict[tuple[str, str], int]] = {}
+    for number in split.cells[metric]:
         setting = settings[number]
         fixed = ", ".join(f"{key} = {setting.label(key)}" for key in others)
         found = tables.setdefault(fixed, {})
         place = (setting.label(keys[0]), setting.label(keys[1]))
         if place in found:
             return []
-        found[place] = cell
-    return [_pivot(metric, keys, fixed, found) for fixed, found in tables.items()]
+        found[place] = number
+    return [_pivot(split, metric, keys, fixed, found) for fixed, found in tables.items()]
 
 
 def _pivot(
-    metric: str, keys: tuple[str, str], fixed: str, found: Mapping[tuple[str, str], Cell]
+    split: Split,
+    metric: str,
+    keys: tuple[str, str],
+    fixed: str,
+    found: Mapping[tuple[str, str], int],
 ) -> Pivot:
     rows, columns = (ordered(place[side] for place in found) for side in (0, 1))
+    numbers = [[found.get((row, column)) for column in columns] for row in rows]
+    scores = split.cells[metric]
     return Pivot(
         metric=metric,
         row_key=keys[0],
@@ -120,7 +128,8 @@ def _pivot(
         fixed=fixed,
         rows=rows,
         columns=columns,
-        cells=[[found.get((row, column)) for column in columns] for row in rows],
+        cells=[[None if one is None else scores[one] for one in row] for row in numbers],
+        settings=numbers,
     )
 
 

@@ -15,7 +15,7 @@ from dpft.reports.run.run_record import RunRecord
 from dpft.run_folder import is_base_model
 
 SECRET = "privacy.noise_seed"
-LEFT_OUT = ("reference",)
+LEFT_OUT = ("reference", "reference_maps")
 """Sections that have their place elsewhere in the report."""
 A_PATH = "(a path on the machine of the run)"
 

@@ -1,15 +1,11 @@
-"""Published results beside which a run's own are shown: ``reference:`` of a recipe."""
+"""One published result beside which a run's own are shown: ``reference:`` of a recipe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpft.errors import InputError
 
-PUBLISHED_NOTE = (
-    "A published row compares to this run as far as task, model, method and ε agree; its ε is by"
-    " the paper's own accounting."
-)
 OTHER_ACCOUNTANTS = frozenset({"gdp", "prv"})
 """Accountants whose epsilons papers print beside the one that they calibrate to."""
 FRACTIONS = frozenset(
@@ -36,10 +32,11 @@ class Reference:
     tradeoff functions)."""
     metrics: dict[str, float]
     """Metric name to value, on the scales of metrics.json."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted key of the configuration to its value in the row; empty: the table's own, not told."""
 
     def __post_init__(self) -> None:
-        if self.eps is not None and self.eps <= 0:
-            raise InputError(f"reference eps must be above 0, or null for none, got {self.eps}.")
+        check_eps(self.eps, "reference")
         for name, value in self.epsilons.items():
             if name not in OTHER_ACCOUNTANTS or value <= 0:
                 raise InputError(
@@ -47,60 +44,45 @@ class Reference:
                     f" {', '.join(sorted(OTHER_ACCOUNTANTS))}, got {name}={value}."
                 )
         for name, value in self.metrics.items():
-            if name in FRACTIONS and abs(value) > 1:
-                raise InputError(
-                    f"reference metric {name} must be at most 1, as in metrics.json, got {value};"
-                    " divide a percentage by 100."
-                )
+            check_scale(name, value, "reference")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """A run's scores above those published."""
+def check_eps(eps: float | None, key: str) -> None:
+    """Refuses a published epsilon that is none.
 
-    metrics: list[str]
-    rows: list[tuple[str, str, list[float | None]]]
-    """What a row is, its epsilon, and its value of each metric."""
+    Raises:
+        InputError: It is not above 0.
+    """
+    if eps is not None and eps <= 0:
+        raise InputError(f"{key} eps must be above 0, or null for none, got {eps}.")
 
 
-def published_table(
-    config: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]], epsilon: str
-) -> PublishedTable | None:
-    """Returns the published rows for the run's model, or all where none is; None without any.
+def check_scale(metric: str, value: float, key: str) -> None:
+    """Refuses a percentage where metrics.json has a fraction.
+
+    Raises:
+        InputError: The metric's scale ends at 1, and the value is beyond it.
+    """
+    if metric in FRACTIONS and abs(value) > 1:
+        raise InputError(
+            f"{key} metric {metric} must be at most 1, as in metrics.json, got {value};"
+            " divide a percentage by 100."
+        )
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Returns the value of a dotted key in a saved configuration; None where there is none."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def agrees(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Returns whether a run has all of a published result's settings; 3 and 3.0 are one number.
 
     Args:
-        config: Content of config.yaml.
-        evaluations: Entries of metrics.json.
-        epsilon: The run's own, as printed.
+        settings: Dotted key to value.
+        config: Content of the run's config.yaml.
     """
-    rows = config.get("reference") or []
-    rows = [row for row in rows if row["model"] in (None, config["model"]["name"])] or rows
-    if not rows:
-        return None
-    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    own = [
-        (f"this run, split {entry['split']}{_mark(entry)}", epsilon, entry["metrics"])
-        for entry in evaluations
-        if entry["stage"] == "after" and entry["metrics"]
-    ]
-    published = [(_name(row), _epsilon(row), row["metrics"]) for row in rows]
-    return PublishedTable(
-        metrics=metrics,
-        rows=[
-            (name, eps, [scores.get(metric) for metric in metrics])
-            for name, eps, scores in [*own, *published]
-        ],
-    )
-
-
-def _mark(entry: Mapping[str, Any]) -> str:
-    return "" if entry["split_is_public"] else " (private)"
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    model = "" if row["model"] is None else f", {row['model']}"
-    return f"{row['source']}: {row['what']}{model}"
-
-
-def _epsilon(row: Mapping[str, Any]) -> str:
-    return "not private" if row["eps"] is None else f"{row['eps']:g}"
+    return all(value_at(config, key) == value for key, value in settings.items())

@@ -15,8 +15,8 @@ from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.card import write_card
 from dpft.reports.run.figures import figures, meaning
 from dpft.reports.run.metric_words import metric_words
+from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
-from dpft.reports.run.reference import PUBLISHED_NOTE, published_table
 from dpft.reports.run.run_record import RunRecord, read_evaluations, read_record
 from dpft.reports.run.scores import (
     PRIVATE_SPLIT,

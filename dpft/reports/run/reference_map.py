@@ -1,0 +1,197 @@
+"""A published heat map: a score over the values of two keys, ``reference_maps:`` of a recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpft.errors import InputError
+from dpft.reports.run.reference import Reference, agrees, check_eps, check_scale, value_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapAxis:
+    """The rows or the columns of a published heat map."""
+
+    key: str
+    """Dotted key of the configuration, such as train.learning_rate."""
+    values: tuple[int | float | str, ...]
+    """Its value in each row, or in each column."""
+    values_are: str | None = None
+    """Whose the values are, in words, where they are not the paper's; None: the paper's."""
+
+    def place(self, config: Mapping[str, Any]) -> int | None:
+        """Returns in which row, or column, a run's value of the key is; None: in none.
+
+        Args:
+            config: Content of the run's config.yaml.
+        """
+        value = value_at(config, self.key)
+        return self.values.index(value) if value in self.values else None
+
+    @property
+    def remark(self) -> str:
+        """Whose the values are, as a clause with the key; empty where they are the paper's."""
+        return f"values of {self.key} {self.values_are}" if self.values_are else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceMap:
+    """A published heat map of one metric over two keys."""
+
+    source: str
+    """Paper and figure."""
+    what: str
+    """Method, task and split of the map, in words."""
+    task: str
+    """The task's name in conf/task."""
+    split: str
+    """The split of which the scores are."""
+    model: str | None = None
+    """The model's name in conf/model; None: any."""
+    eps: float | None = None
+    """Epsilon as the paper gives it; None: trained without privacy."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted key of the configuration to the value that it has in every cell."""
+    metric: str
+    """What the cells are, a key of metrics.json."""
+    rows: MapAxis
+    """The key that has one value in each row."""
+    columns: MapAxis
+    """The key that has one value in each column."""
+    cells: tuple[tuple[float | None, ...], ...]
+    """A score for each row and column, on the scale of metrics.json; null where none is known."""
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps, "reference_maps")
+        _check_axes(self)
+        _check_shape(self)
+        for value in (value for row in self.cells for value in row if value is not None):
+            check_scale(self.metric, value, "reference_maps")
+
+    @property
+    def name(self) -> str:
+        """What the map is, in words."""
+        model = "" if self.model is None else f", {self.model}"
+        level = "not private" if self.eps is None else f"ε = {self.eps:g}"
+        return f"{self.source}: {self.what}{model}, {level}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Clauses on the axes whose values are not the paper's."""
+        return [axis.remark for axis in (self.rows, self.columns) if axis.remark]
+
+    def fits(self, config: Mapping[str, Any]) -> bool:
+        """Returns whether a run is as every cell is, but for the two keys of the map.
+
+        Args:
+            config: Content of the run's config.yaml.
+        """
+        private = value_at(config, "privacy.name") != "none"
+        return (
+            value_at(config, "task.name") == self.task
+            and self.model in (None, value_at(config, "model.name"))
+            and private == (self.eps is not None)
+            and value_at(config, "privacy.eps") == self.eps
+            and agrees(self.settings, config)
+        )
+
+    def score_of(self, config: Mapping[str, Any]) -> float | None:
+        """Returns the published score of a run's settings; None where there is none.
+
+        Args:
+            config: Content of the run's config.yaml.
+        """
+        row, column = self.rows.place(config), self.columns.place(config)
+        if row is None or column is None or not self.fits(config):
+            return None
+        return self.cells[row][column]
+
+    def row_of(self, config: Mapping[str, Any]) -> Reference | None:
+        """Returns the cell that has a run's settings, as a published row; None where none has.
+
+        Args:
+            config: Content of the run's config.yaml.
+        """
+        value = self.score_of(config)
+        if value is None:
+            return None
+        remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
+        return Reference(
+            source=self.source,
+            what=self.what + remarks,
+            model=self.model,
+            eps=self.eps,
+            metrics={self.metric: value},
+            settings={axis.key: value_at(config, axis.key) for axis in (self.rows, self.columns)},
+        )
+
+    def transposed(self) -> "ReferenceMap":
+        """Returns the map with its columns as rows."""
+        cells = tuple(zip(*self.cells, strict=True))
+        return replace(self, rows=self.columns, columns=self.rows, cells=cells)
+
+
+def saved_maps(config: Mapping[str, Any]) -> list[ReferenceMap]:
+    """Returns the published maps of a run.
+
+    Args:
+        config: Content of the run's config.yaml.
+
+    Raises:
+        InputError: One of them is no map.
+    """
+    try:
+        return [_from_saved(saved) for saved in config.get("reference_maps") or ()]
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            "reference_maps of a run's config.yaml must be as a recipe writes them, got what lacks"
+            f" or adds a part ({error}); put the file back."
+        ) from error
+
+
+def _from_saved(saved: Mapping[str, Any]) -> ReferenceMap:
+    axes = {
+        name: MapAxis(**{**saved[name], "values": tuple(saved[name]["values"])})
+        for name in ("rows", "columns")
+    }
+    cells = tuple(
+        tuple(None if cell is None else float(cell) for cell in row) for row in saved["cells"]
+    )
+    return ReferenceMap(**{**saved, **axes, "cells": cells})
+
+
+def _check_axes(of: ReferenceMap) -> None:
+    """Refuses keys and values that do not tell the cells apart.
+
+    Raises:
+        InputError: An axis has no value, or one twice, or both have one key.
+    """
+    for name, axis in (("rows", of.rows), ("columns", of.columns)):
+        if not axis.values or len(set(axis.values)) < len(axis.values):
+            raise InputError(
+                f"reference_maps {name}.values must be one or more values, none of them twice, got"
+                f" {list(axis.values)} for {of.source}."
+            )
+    if of.rows.key == of.columns.key:
+        raise InputError(
+            f"reference_maps rows.key and columns.key must differ, got {of.rows.key} twice for"
+            f" {of.source}."
+        )
+
+
+def _check_shape(of: ReferenceMap) -> None:
+    """Refuses cells that are not a score for each row and column.
+
+    Raises:
+        InputError: There are too many or too few.
+    """
+    shape = [len(of.columns.values)] * len(of.rows.values)
+    found = [len(row) for row in of.cells]
+    if found != shape:
+        raise InputError(
+            f"reference_maps cells must be {len(shape)} lists of {shape[0]} scores, as rows.values"
+            f" and columns.values are long, got {len(found)} lists of {found} for {of.source};"
+            " write null for a score that is not known."
+        )

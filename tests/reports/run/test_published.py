@@ -1,0 +1,56 @@
+"""Which published results a run's page has, and of what settings it says that they are."""
+
+from typing import Any
+
+from dpft.reports.run.published import published_table
+from dpft.reports.run.recipe import public_configuration
+from tests.reports.run.published_map import NOT_THE_PAPERS, run_config
+from tests.reports.run.test_report import BOTH, CONFIG, private, render
+
+TABLE = {"source": "Paper, Table 7", "what": "full", "model": None, "eps": 3.0}
+ROW = {**TABLE, "metrics": {"bleu": 61.5}}
+
+
+def published(config: dict[str, Any]) -> list[tuple[str, str, list[float | None]]]:
+    """The rows below the run's own."""
+    table = published_table(config, BOTH, "2.99")
+    return [] if table is None else table.rows[1:]
+
+
+def test_a_run_of_a_cell_shows_it_with_its_settings_and_those_that_are_not_the_papers() -> None:
+    ((name, epsilon, values),) = published(run_config(1e-3, 128))
+    assert (epsilon, values) == ("3", [20.5])
+    assert name == (
+        "Paper, Figure 1: full, E2E test (values of train.expected_batch_size"
+        f" {NOT_THE_PAPERS}), gpt2; at this run's train.learning_rate 0.001,"
+        " train.expected_batch_size 128"
+    )
+
+
+def test_a_run_elsewhere_shows_no_cell() -> None:
+    assert published(run_config(1e-3, 256)) == published(run_config(5e-4, 128)) == []
+
+
+def test_the_configuration_on_the_page_leaves_the_whole_map_out() -> None:
+    config = run_config(1e-3, 64)
+    assert set(config) - set(public_configuration(config, ())) == {"reference_maps"}
+
+
+def test_inherited_rows_of_a_map_s_run_are_of_their_table_s_own_settings() -> None:
+    config = {**run_config(1e-3, 64), "reference": [ROW]}
+    (cell, _, _), (table, _, _) = published(config)
+    assert "Figure 1" in cell
+    assert table == "Paper, Table 7: full; at its table's own settings"
+    assert published({**CONFIG, "reference": [ROW]})[0][0] == "Paper, Table 7: full"
+    assert "Where a row names no settings, they are its table's own" in render(
+        {**CONFIG, "reference": [ROW]}, private(), BOTH
+    )
+
+
+def test_a_row_with_settings_says_whether_they_are_the_runs() -> None:
+    row = {**ROW, "settings": {"train.learning_rate": 2e-3}}
+    config = {**CONFIG, "reference": [row]}
+    assert published(config)[0][0].endswith("full; at this run's train.learning_rate 0.002")
+    other = {**config, "train": {**CONFIG["train"], "learning_rate": 1e-3}}
+    name = "full; at train.learning_rate 0.002, which this run's settings are not"
+    assert published(other)[0][0].endswith(name)
