@@ -113,7 +113,7 @@ def _encoded(
     """
     rows, usable = TokenRows(), [np.empty(0, np.bool_)]
     for some in pieces(drained(records), TOGETHER):
-        made = TokenRows(encoding.rows(some))
+        made = encoding.rows_together(some)
         usable.append(made.has_label)
         if not keeps_empty and not made.has_label.all():
             made = TokenRows(row for row in made if row.has_label)
