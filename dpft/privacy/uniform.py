@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpft.privacy.cipher import Address, Purpose, keystream
-from dpft.privacy.sampling import uniforms
 
 
 class UniformStream:
@@ -19,4 +18,5 @@ class UniformStream:
         """Returns the next ``count`` numbers, shape (count,)."""
         address = Address(Purpose.SEARCH, block=self._draws)
         self._draws += 1
-        return uniforms(keystream(self._key, address, 8 * count))
+        words = np.frombuffer(keystream(self._key, address, 8 * count), dtype=np.uint64)
+        return (words >> np.uint64(11)) * np.float64(2.0**-53)

@@ -22,6 +22,7 @@ from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
@@ -93,6 +94,7 @@ def environment(
         "noise": NOISE_SOURCE,
         "packages": {name: version(name) for name in PACKAGES},
         "precision": training_set.precision,
+        "sampling": SAMPLING_SOURCE,
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,4 +1,5 @@
-import numpy as np
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase
 from dpft.privacy.randomness import make_randomness
+from dpft.privacy.sampling import PoissonSampler
 from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_plan import plan
 
@@ -58,10 +60,11 @@ def test_trust_rule_1_the_sampler_draws_at_the_sample_rate_that_is_accounted_for
     engine = make_engine(linear(), ledger, sample_rate=0.5)
     with engine:
         indices = engine.draw(1000)
-    uniforms = make_randomness(CPU, noise_seed=1).sampling.draw(1000, step=0)
-    rate = engine.plan.mechanism().event().event.sampling_probability
-    assert rate == 0.5
-    assert indices == np.flatnonzero(uniforms < rate).tolist()
+    stream = make_randomness(CPU, noise_seed=1).sampling
+    assert indices == PoissonSampler(plan(sample_rate=0.5), stream).draw(1000, step=0)
+    assert abs(len(indices) - 500) < 5 * math.sqrt(250)
+    accounted = engine.plan.mechanism().event().event.sampling_probability
+    assert 0.5 < accounted <= 0.5 * (1 + 2e-9)
 
 
 def test_the_private_gradient_is_the_clipped_sum_plus_noise_over_the_expected_batch_size(ledger):

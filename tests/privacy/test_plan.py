@@ -9,6 +9,7 @@ from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
@@ -67,7 +68,7 @@ def followed(request) -> PrivacyPlan:
 
 def test_the_mechanism_is_of_the_plans_own_numbers_and_its_event_poisson_sampled():
     gaussian = dp_accounting.GaussianDpEvent(1.5)
-    sampled = dp_accounting.PoissonSampledDpEvent(0.25, gaussian)
+    sampled = dp_accounting.PoissonSampledDpEvent(0.25 * (1 + RATE_MARGIN), gaussian)
     assert plan().mechanism().event() == dp_accounting.SelfComposedDpEvent(sampled, 3)
     assert plan().mechanism(2).event() == dp_accounting.SelfComposedDpEvent(sampled, 2)
     assert plan().mechanism().delta == 1e-3

@@ -13,7 +13,7 @@ def drawn(randomness, step: int = 0) -> list[list[float]]:
     randomness.dropout.begin_step(step)
     mask = randomness.dropout.dropout(torch.ones(64), 0.5)
     return [
-        randomness.sampling.draw(8, step=step).tolist(),
+        randomness.sampling.words(8, step=step).tolist(),
         block_noise(randomness.noise, 8, step=step).tolist(),
         mask.tolist(),
         torch.rand(8).tolist(),

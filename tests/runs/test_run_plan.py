@@ -35,12 +35,12 @@ def test_local_rows_are_counted() -> None:
 
 
 def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplog) -> None:
-    """Li et al. 2022, Appendix L: QNLI at the sample rate of SST-2 in batches of 1024."""
-    config = loaded("train", ["experiment=li2022_qnli", "privacy.eps=3"])
+    """Li et al. 2022, Appendix L: QQP at the sample rate of SST-2 in batches of 1024."""
+    config = loaded("train", ["experiment=li2022_qqp", "privacy.eps=3"])
     with caplog.at_level("INFO"):
         transferred = with_batch_size(config, never)
-    assert transferred.train.expected_batch_size == round(1024 / 67349 * 104743) == 1593
-    assert "train.expected_batch_size=1593: the sample rate of sst2" in caplog.text
+    assert transferred.train.expected_batch_size == round(1024 / 67349 * 363846) == 5532
+    assert "train.expected_batch_size=5532: the sample rate of sst2" in caplog.text
     # Written to config.yaml so, it is not transferred a second time.
     assert transferred.train.transfer_sample_rate_from is None
     assert with_batch_size(transferred, never) is transferred

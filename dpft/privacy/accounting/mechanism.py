@@ -25,6 +25,11 @@ class AccountantTimeout(AccountantError):
     way_out = "try again on a quieter machine, or choose another privacy.accountant"
 
 
+RATE_MARGIN = 1e-9
+"""By how much of it the sample rate may be exceeded before an epsilon would be too small; the draw
+itself is far nearer (``privacy.binomial``)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampledGaussian:
     """Poisson sampling, then Gaussian noise on a clipped sum, repeated ``steps`` times.
@@ -64,12 +69,20 @@ class SampledGaussian:
             f"delta must be in (0, 1), got {self.delta}; 1/(2*num_examples) is the default.",
         )
 
+    @property
+    def accounted_rate(self) -> float:
+        """The rate that accountants are asked about: above ``sample_rate`` by ``RATE_MARGIN``."""
+        return min(1.0, self.sample_rate * (1 + RATE_MARGIN))
+
     def event(self) -> "dp_accounting.DpEvent":
-        """Returns the mechanism as dp_accounting's event, for add-or-remove-one neighbors."""
+        """Returns the mechanism as dp_accounting's event, for add-or-remove-one neighbors.
+
+        Its sampling probability is ``accounted_rate``.
+        """
         import dp_accounting
 
         gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, gaussian)
+        step = dp_accounting.PoissonSampledDpEvent(self.accounted_rate, gaussian)
         return dp_accounting.SelfComposedDpEvent(step, self.steps)
 
 

@@ -58,7 +58,7 @@ def _upper_bound(mechanism: Mechanism, delta: float, interval: float) -> float:
     import dp_accounting
 
     if isinstance(mechanism, SampledGaussian):
-        one = _one_step(mechanism.noise_multiplier, mechanism.sample_rate, interval)
+        one = _one_step(mechanism.noise_multiplier, mechanism.accounted_rate, interval)
         nothing = dp_accounting.pld.privacy_loss_distribution.identity(interval)
         # onto nothing, as the library's accountant composes: the same numbers to the last bit
         whole = nothing.compose(one.self_compose(mechanism.steps))

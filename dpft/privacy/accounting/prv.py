@@ -47,7 +47,7 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
             take more than half of delta.
         RuntimeError: The mesh is too coarse for the mechanism (from prv_accountant).
     """
-    if mechanism.sample_rate == 1:
+    if mechanism.accounted_rate == 1:
         return _exact(mechanism)
     lower, estimate, upper = _bounds(mechanism, longest)
     return Epsilon(lower=lower, estimate=estimate, upper=upper)
@@ -89,7 +89,7 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
     import prv_accountant
 
     variable = prv_accountant.PoissonSubsampledGaussianMechanism(
-        noise_multiplier=mechanism.noise_multiplier, sampling_probability=mechanism.sample_rate
+        noise_multiplier=mechanism.noise_multiplier, sampling_probability=mechanism.accounted_rate
     )
     delta_error = mechanism.delta * DELTA_ERROR_SHARE
     half_width = _half_width(variable, mechanism.steps, delta_error)

@@ -5,6 +5,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.mechanism import (
+    RATE_MARGIN,
     AccountantError,
     Epsilon,
     SampledGaussian,
@@ -31,7 +32,7 @@ def test_a_value_out_of_range_is_refused_by_name(key, value):
 def test_the_event_is_a_poisson_sampled_gaussian_repeated():
     event = SampledGaussian(**VALID).event()
     assert event.count == 10
-    assert event.event.sampling_probability == 0.01
+    assert event.event.sampling_probability == 0.01 * (1 + RATE_MARGIN)
     assert event.event.event.noise_multiplier == 1.0
 
 
