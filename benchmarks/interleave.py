@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import ENVIRONMENT, failure
-from benchmarks.workload import Workload
+from benchmarks.workload import WholeRun, Workload
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,14 +53,14 @@ class Comparison:
 class Process:
     """A worker process; alive until left."""
 
-    def __init__(self, workload: Workload) -> None:
-        """Starts it; ``ready`` says when it has warmed up."""
+    def __init__(self, workload: Workload | WholeRun) -> None:
+        """Starts it; ``wait_until_ready`` says when it has warmed up."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
         if workload.memory_limit_bytes is not None:
             environment |= ENVIRONMENT
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker"],
+            [sys.executable, "-m", workload.worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -83,19 +83,23 @@ class Process:
         self._process.wait()
         self._errors.close()
 
-    def wait_until_ready(self) -> None:
-        """Returns when the worker has warmed up.
+    def wait_until_ready(self) -> dict[str, Any]:
+        """Returns what the worker says when it has warmed up.
 
         Raises:
             OutOfMemory: Its memory did not suffice.
             RuntimeError: It failed for another reason.
         """
-        self._hear()
+        return self._hear()
 
     def time_one(self) -> float:
         """Returns the seconds of one micro-batch, or of one update where that is timed."""
+        return float(self.measure_one()["seconds"])
+
+    def measure_one(self) -> dict[str, Any]:
+        """Returns all that the worker says of one micro-batch, update or step."""
         self._tell("go")
-        return float(self._hear()["seconds"])
+        return self._hear()
 
     def finish(self) -> int:
         """Ends the worker; returns its peak memory in bytes."""

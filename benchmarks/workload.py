@@ -6,7 +6,7 @@ al. 2022, Appendix G: neither changes what a step costs.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ SHAPES = ("gpt2", "gpt2_untied", "small_gpt2", "small_gpt2_untied", "roberta")
 class Workload:
     """One configuration of a benchmark; a process of its own runs it."""
 
+    worker: ClassVar[str] = "benchmarks.worker"
     engine: str
     """ordinary, an engine of dpft, opacus_hooks, opacus_ghost, noise or randn."""
     shape: str = "gpt2"
@@ -48,6 +49,17 @@ class Workload:
     """Micro-batches of one update, timed whole, with noise and optimizer; None times one alone."""
     memory_limit_bytes: int | None = None
     """What the process may hold, as ``benchmarks.memory`` counts it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun:
+    """One run of ``dpft train``; a process of its own takes its steps, one at a time."""
+
+    worker: ClassVar[str] = "benchmarks.run_worker"
+    memory_limit_bytes: ClassVar[None] = None
+    words: tuple[str, ...]
+    """As on the command line."""
+    threads: int = 2
 
 
 def make_model(workload: Workload) -> PreTrainedModel:

@@ -1,0 +1,153 @@
+"""Takes the steps of one run of ``dpft train``, one whenever it is told to, and times their parts.
+
+Speaks one JSON object a line, as ``benchmarks.worker``. The run is prepared and trained by the
+functions that the command calls; a listener of its steps waits between two of them. Times are the
+processor's where steps are taken there, so that what else the machine does counts for little.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from benchmarks.worker import answer, peak_bytes
+from benchmarks.workload import WholeRun
+from dpft.models.loading import quiet_transformers
+from dpft.run_folder import hold_run
+from dpft.runs.called_words import TRAIN_COMMAND
+from dpft.runs.prepared_run import Prepared, prepare
+from dpft.runs.training import train
+from dpft.training import loop, session
+from dpft.training.listeners import PublicStep
+
+WARM_UP_STEPS = 2
+"""The first proves the clipper on its kinds of batches; what it costs is told apart."""
+MICRO_BATCHES, COLLATION, CHECKPOINT = "micro_batches", "collation", "checkpoint"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class InputEnded(Exception):
+    """Nobody asks for another step."""
+
+
+@dataclass
+class Turns:
+    """A listener that answers what each step took, and waits to be told to take the next one."""
+
+    device: torch.device
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the step so far, by part."""
+    records: int = 0
+    """Drawn in the step so far."""
+    _begun: float = 0.0
+    _warm_up: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, step: int) -> None:
+        """Starts the clock of the first step."""
+        self._start()
+
+    def after_step(self, public: PublicStep) -> None:
+        """Answers what the step took and waits for the next line of input.
+
+        Raises:
+            InputEnded: There is none.
+        """
+        took = {"seconds": self.now() - self._begun, "records": self.records, "parts": self.seconds}
+        if public.step <= WARM_UP_STEPS:
+            self._warm_up.append(took)
+        else:
+            answer(**took)
+        if public.step == WARM_UP_STEPS:
+            answer(warm_up=self._warm_up)
+        if public.step >= WARM_UP_STEPS and not sys.stdin.readline():
+            raise InputEnded
+        self._start()
+
+    def now(self) -> float:
+        """Returns seconds of the processor, or of the clock where an accelerator computes."""
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def timed(self, part: str, work: Callable[P, R]) -> Callable[P, R]:
+        """Returns a function that does ``work`` and counts its seconds as a part of the step."""
+
+        def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+            begun = self.now()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + self.now() - begun
+
+        return measured
+
+    def _start(self) -> None:
+        self.seconds, self.records = {}, 0
+        self._begun = self.now()
+
+
+def main() -> None:
+    """Takes the steps of the run that the first line of input describes."""
+    run = WholeRun(**json.loads(sys.stdin.readline()))
+    torch.set_num_threads(run.threads)
+    quiet_transformers()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        composed = TRAIN_COMMAND.compose([*run.words, "eval.enabled=false"], folder)
+        command = TRAIN_COMMAND.load(composed.values, composed.words)
+        prepared = prepare(command.settings(), None, None)
+        take_steps(prepared, folder)
+    answer(peak_bytes=peak_bytes(prepared.training_set.device.type))
+
+
+def take_steps(prepared: Prepared, folder: Path) -> None:
+    """Trains until nobody asks for another step."""
+    turns = Turns(device=prepared.training_set.device)
+    with hold_run(folder), parts_timed(turns):
+        try:
+            train(
+                prepared.config,
+                prepared.plan,
+                folder,
+                prepared.model,
+                prepared.tokenizer,
+                prepared.training_set,
+                listeners=(turns,),
+            )
+        except InputEnded:
+            return
+
+
+@contextmanager
+def parts_timed(turns: Turns) -> Iterator[None]:
+    """Has the loop's micro-batches and their collation timed inside the block."""
+    accumulate, collate = loop.accumulate, loop.TrainingSet.micro_batches
+    save = session.save_checkpoint
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        turns.records += len(args[1])
+        accumulate(*args, **kwargs)
+
+    loop.accumulate = turns.timed(MICRO_BATCHES, counted)
+    loop.TrainingSet.micro_batches = turns.timed(COLLATION, collate)  # type: ignore[method-assign]
+    session.save_checkpoint = turns.timed(CHECKPOINT, save)
+    try:
+        yield
+    finally:
+        loop.accumulate, session.save_checkpoint = accumulate, save
+        loop.TrainingSet.micro_batches = collate  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Time of whole steps of ``dpft train``, private against ``privacy=none``: ``make bench``.
+
+    python -m benchmarks.whole_runs --pairs 10 --rows tiny --data E2E --output benchmarks/results.md
+
+A step is all that a run does between two updates: the draw, collation, micro-batches, noise,
+journal, ledger, optimizer, the check of the weights and diagnostics. A private and an ordinary run
+take their steps in turns, each in a process of its own, and what a step took is divided by the
+records that were drawn for it. GPT-2's shape has random weights and the embedded model's tokenizer.
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import GPT2Config
+
+from benchmarks import tables
+from benchmarks.interleave import Process
+from benchmarks.run_worker import COLLATION, MICRO_BATCHES
+from benchmarks.workload import WholeRun
+from dpft.models.embedded import MODEL_DIRECTORY
+
+RESULTS = Path(__file__).parent / "results.md"
+TITLE = "Whole runs: steps of dpft train against privacy=none"
+NOTES = (
+    "Records of E2E. Median ratio of the seconds of a record in interleaved steps, with"
+    " interquartile range, on the CPU\nof its own processor time; what is outside of"
+    " micro-batches as a share of a private step of 1024 records, its parts\nthat grow with the"
+    " records scaled to them; and the first step, which proves the clipper, less a later one."
+)
+COLUMNS = (
+    "row", "time (interquartile range)", "target", "outside micro-batches", "first step's proof, s",
+    "records a second", "pairs",
+)  # fmt: skip
+RECORDS = 1024
+"""Of the step that the share outside of micro-batches is of."""
+PRIVATE = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.delta=1e-5")
+ORDINARY = ("privacy=none",)
+ENDLESS = "train.steps=1000000"
+"""The benchmark ends a run, not its plan."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model whose steps are compared, and what is hoped of the ratio."""
+
+    name: str
+    words: tuple[str, ...]
+    target: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the steps of two runs took, pair by pair, and the private one's first step.
+
+    Attributes:
+        private: As ``benchmarks.run_worker`` answers them.
+        ordinary: As many.
+        first: The private run's first.
+    """
+
+    private: Sequence[Mapping[str, Any]]
+    ordinary: Sequence[Mapping[str, Any]]
+    first: Mapping[str, Any]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Seconds of a record of a private step over those of an ordinary one, by pair."""
+        pairs = zip(self.private, self.ordinary, strict=True)
+        return [seconds_of_record(a) / seconds_of_record(b) for a, b in pairs]
+
+    @property
+    def share_outside(self) -> float:
+        """Median share of a private step of 1024 records that is outside of micro-batches."""
+        return statistics.median(share_outside(step) for step in self.private)
+
+    @property
+    def proof(self) -> float:
+        """Seconds that the first step takes beyond a later one of as many records."""
+        later = statistics.median(map(seconds_of_record, self.private))
+        return float(self.first["seconds"]) - later * float(self.first["records"])
+
+
+def seconds_of_record(step: Mapping[str, Any]) -> float:
+    """Returns a step's seconds by the records drawn for it."""
+    return float(step["seconds"]) / max(1, int(step["records"]))
+
+
+def share_outside(step: Mapping[str, Any]) -> float:
+    """Returns the share of a step of 1024 records that is outside of micro-batches."""
+    parts, many = step["parts"], RECORDS / max(1, step["records"])
+    inside, collation = parts.get(MICRO_BATCHES, 0.0), parts.get(COLLATION, 0.0)
+    fixed = step["seconds"] - inside - collation
+    outside = fixed + many * collation
+    return float(outside / (outside + many * inside))
+
+
+def rows(shape: Path) -> dict[str, Row]:
+    """Returns every row by its short name.
+
+    Args:
+        shape: Folder of a model of GPT-2's shape.
+    """
+    small = ("model=tiny", "train.expected_batch_size=128", "train.micro_batch_size=32")
+    large = (
+        "model=gpt2", f"model.path={shape}", "model.init=random",
+        "train.expected_batch_size=16", "train.micro_batch_size=8",
+    )  # fmt: skip
+    return {
+        "tiny": Row("embedded model, 1.8 M parameters", small, "1.20"),
+        "gpt2": Row("GPT-2's shape, 124 M parameters", large, "1.10"),
+    }
+
+
+def measure(row: Row, data: Path | None, *, threads: int, pairs: int) -> Steps:
+    """Takes steps of a private and of an ordinary run in turns.
+
+    Raises:
+        RuntimeError: A run failed.
+    """
+    source = "task.source=embedded" if data is None else f"task.data_dir={data.resolve()}"
+    common = ("task=e2e", source, *row.words, ENDLESS)
+    runs = [WholeRun(words=(*common, *own), threads=threads) for own in (PRIVATE, ORDINARY)]
+    with Process(runs[0]) as private, Process(runs[1]) as ordinary:
+        first = private.wait_until_ready()["warm_up"][0]
+        ordinary.wait_until_ready()
+        steps = [(private.measure_one(), ordinary.measure_one()) for _ in range(pairs)]
+        private.finish()
+        ordinary.finish()
+    return Steps([a for a, _ in steps], [b for _, b in steps], first)
+
+
+def table_line(row: Row, steps: Steps) -> str:
+    """Returns a row of the table in Markdown."""
+    ratios = steps.ratios
+    spread = (
+        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
+    rates = (
+        1 / statistics.median(map(seconds_of_record, s)) for s in (steps.private, steps.ordinary)
+    )
+    return (
+        f"| {row.name} | {spread[1]:.3f} ({spread[0]:.3f} to {spread[2]:.3f}) | {row.target} "
+        f"| {steps.share_outside:.1%} | {steps.proof:.2f} "
+        f"| {' / '.join(f'{rate:.1f}' for rate in rates)} | {len(ratios)} |"
+    )
+
+
+def write_shape(folder: Path) -> None:
+    """Writes a model's folder of GPT-2's shape without weights, with the embedded tokenizer."""
+    for file in MODEL_DIRECTORY.glob("*token*"):
+        shutil.copy(file, folder)
+    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    GPT2Config(**tokens).save_pretrained(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures the rows asked for and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--rows", default="tiny,gpt2", help="tiny, gpt2")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data", type=Path, help="folder with E2E; else the embedded sample")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    options.device, options.precision = "cpu", "fp32"
+    writer = "benchmarks/whole_runs.py"
+    table = tables.heading(TITLE, options, writer=writer, notes=NOTES, columns=COLUMNS)
+    with tempfile.TemporaryDirectory() as name:
+        shape = Path(name)
+        write_shape(shape)
+        known = rows(shape)
+        for key in options.rows.split(","):
+            if key not in known:
+                parser.error(f"--rows must be some of {', '.join(known)}, got {key!r}")
+            steps = measure(known[key], options.data, threads=options.threads, pairs=options.pairs)
+            line = table_line(known[key], steps)
+            print(line, flush=True)
+            table += line + "\n"
+            tables.write(options.output, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+import pytest
+
+from benchmarks import whole_runs
+from benchmarks.run_worker import COLLATION, MICRO_BATCHES
+from benchmarks.whole_runs import Row, Steps
+from dpft.runs.called_words import TRAIN_COMMAND
+
+
+def step(seconds, records, inside, collation):
+    parts = {MICRO_BATCHES: inside, COLLATION: collation}
+    return {"seconds": seconds, "records": records, "parts": parts}
+
+
+def test_a_table_line_divides_each_step_by_its_records():
+    private = [step(6.0, 100, 5.0, 0.0), step(12.0, 200, 11.0, 0.0), step(7.0, 100, 6.0, 0.0)]
+    ordinary = [step(5.0, 100, 5.0, 0.0)] * 3
+    steps = Steps(private, ordinary, first=step(16.0, 100, 15.0, 0.0))
+    line = whole_runs.table_line(Row("embedded", (), "1.20"), steps)
+    assert line.startswith("| embedded | 1.200 (1.200 to 1.300) | 1.20 | ")
+    assert line.endswith(" | 10.00 | 16.7 / 20.0 | 3 |")
+
+
+def test_the_share_outside_of_micro_batches_is_that_of_1024_records():
+    # 1 s that every step takes, 0.5 s of collation and 8.5 s of micro-batches for 512 records
+    assert whole_runs.share_outside(step(10.0, 512, 8.5, 0.5)) == (1 + 1) / (1 + 1 + 17)
+
+
+def test_an_empty_draw_is_measured_too():
+    assert whole_runs.seconds_of_record(step(2.0, 0, 0.0, 0.0)) == 2.0
+    assert whole_runs.share_outside({"seconds": 2.0, "records": 0, "parts": {}}) == 1.0
+
+
+@pytest.mark.parametrize("row", ["tiny", "gpt2"])
+@pytest.mark.parametrize("privacy", [whole_runs.PRIVATE, whole_runs.ORDINARY])
+def test_the_runs_of_every_row_compose_and_differ_in_privacy_alone(row, privacy, tmp_path):
+    words = whole_runs.rows(tmp_path)[row].words
+    composed = TRAIN_COMMAND.compose(["task=e2e", whole_runs.ENDLESS, *words, *privacy], tmp_path)
+    config = TRAIN_COMMAND.load(composed.values, composed.words).settings()
+    assert (config.privacy.guarantee is None) == (privacy is whole_runs.ORDINARY)
+    assert config.train.micro_batch_size <= config.train.expected_batch_size
+
+
+def test_the_written_shape_is_gpt2s(tmp_path):
+    from transformers import AutoConfig, AutoTokenizer
+
+    whole_runs.write_shape(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.n_layer, config.n_embd, config.vocab_size) == (12, 768, 50257)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) < config.vocab_size
+
+
+def test_an_unknown_row_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        whole_runs.main(["--rows", "gpt5"])
+    assert "got 'gpt5'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_runs_of_dpft_train_take_their_steps_in_turns(tmp_path, monkeypatch):
+    words = ("model=tiny", "train.expected_batch_size=4", "train.micro_batch_size=2")
+    monkeypatch.setattr(whole_runs, "rows", lambda shape: {"tiny": Row("tiny", words, "-")})
+    output = tmp_path / "results.md"
+    whole_runs.main(["--pairs", "2", "--rows", "tiny", "--threads", "1", "--output", str(output)])
+    assert "| tiny |" in output.read_text()
