@@ -238,7 +238,8 @@ class GenerateConfig:
     retries: int = 3
     """How often a text that the task's template does not divide into columns is written anew."""
     batch_size: int = 32
-    """Prompts at once; memory and speed only."""
+    """How many of the longest prompts are read at once; of shorter ones as many as hold the same
+    tokens. Memory and speed only."""
     train: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
