@@ -1,12 +1,13 @@
 """The training records: how many of whom there are, and how they reach the loop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from dpft.config.schema import TrainConfig
+from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.data.sources import load_examples, load_with_units
 from dpft.data.units import bounded_units, group_by_unit
@@ -89,13 +90,20 @@ def make_training_set(
         rows = [row for row in rows if row.has_label]
     return TrainingSet(
         examples=rows,
-        micro_batch_size=config.train.micro_batch_size,
-        layout=encoding.layout,
+        micro_batch_size=config.train.most_rows,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,
         units=units,
         excluded=usable.count(False),
     )
+
+
+def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
+    """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
+    bucket = config.train.bucket(device)
+    return replace(layout, pad_to_multiple_of=bucket, max_length=config.task.longest)
 
 
 def unit_key(config: TrainConfig) -> bytes:
