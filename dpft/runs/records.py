@@ -1,7 +1,7 @@
 """The training records: how many of whom there are, and how they reach the loop."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpft.config.schema import TrainConfig
+from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
 from dpft.data.sources import read_examples
@@ -92,13 +93,20 @@ def make_training_set(
         )
     return TrainingSet(
         examples=rows,
-        micro_batch_size=config.train.micro_batch_size,
-        layout=encoding.layout,
+        micro_batch_size=config.train.most_rows,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,
         units=units,
         excluded=len(usable) - int(usable.sum()),
     )
+
+
+def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
+    """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
+    bucket = config.train.bucket(device)
+    return replace(layout, pad_to_multiple_of=bucket, max_length=config.task.longest)
 
 
 def _encoded(
