@@ -34,8 +34,8 @@ beside an ordinary one that trains the same parameters. Time: median ratio of in
 one process, with interquartile range. Counted, so exact: what tensors take beyond an ordinary
 micro-batch's, at the peak and when the first back-propagation has ended, and the operations of
 matrix products beyond an ordinary one's, in millions and as a share of all of its. Two passes keep
-the graph for the second. Less than none: ordinary training makes a second gradient of the tied
-embedding, and has its weights' gradients when the back-propagation ends, book-keeping has not.
+the graph for the second. Where the private one takes less, ordinary training has made a second
+gradient of the tied embedding, or those of weights that book-keeping has yet to sum up.
 
 By the formula: what Bu et al. 2022 count beyond ordinary training for B texts and dense layers from
 d to p numbers. Full: +2BTpd + min(2BT²(p + d), 2BTpd), MixGhostClip of Table 2. LoRA of rank r:
