@@ -1,0 +1,113 @@
+"""Training records come to the loop as they would if all were read and encoded at once."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpft.config.schema import TrainConfig
+from dpft.data.sources import load_examples, load_with_units
+from dpft.data.token_rows import TokenRows
+from dpft.data.units import bounded_units
+from dpft.runs import records
+from dpft.runs.held_out import divide, known_by
+from dpft.runs.prepared_run import Prepared
+from dpft.runs.records import TrainingData, load_training_data, make_training_set
+from dpft.tasks.records import Example, Record
+from dpft.training.loop import TrainingSet
+
+KEY = bytes(32)
+CPU = torch.device("cpu")
+OWNERS = ["ann", "bob", "ann", "cy", "ann", "bob", "ann", "dee"]
+ANSWERS = ["one", "two", "", "three", "four", "five", "six", ""]
+RECORDS: list[Record] = [
+    Example(prompt=f"question {n}?", target=answer, group=str(n))
+    for n, answer in enumerate(ANSWERS)
+]
+_opened: list[tuple[object, int]] | None = None
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _opened is not None:
+        _opened.append((arguments[0], int(str(arguments[2]))))
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture(autouse=True)
+def three_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "TOGETHER", 3)
+
+
+def without_units(config: TrainConfig) -> TrainConfig:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    return replace(config, privacy=replace(guarantee, unit="example"))
+
+
+def made(
+    config: TrainConfig, prepared: Prepared, given: Sequence[Record], owners: Sequence[str] | None
+) -> TrainingSet:
+    data = TrainingData(examples=given, units=owners)
+    return make_training_set(config, data, prepared.encoding, CPU, unit_key=KEY)
+
+
+def test_records_without_units_are_the_rows_that_have_something_to_learn(
+    config: TrainConfig, prepared: Prepared
+) -> None:
+    found = made(without_units(config), prepared, RECORDS, None)
+    rows = [row for row in prepared.encoding.rows(RECORDS) if row.has_label]
+    assert isinstance(found.examples, TokenRows)
+    assert list(found.examples) == rows
+    assert (found.units, found.excluded, found.num_units) == (None, 2, 6)
+
+
+def test_records_of_units_stay_in_their_places_and_the_same_ones_are_kept(
+    config: TrainConfig, prepared: Prepared
+) -> None:
+    found = made(config, prepared, RECORDS, OWNERS)
+    rows = prepared.encoding.rows(RECORDS)
+    assert list(found.examples) == rows
+    usable = [row.has_label for row in rows]
+    assert found.units == bounded_units(OWNERS, usable=usable, records_per_unit=2, key=KEY)
+    assert (found.excluded, found.num_units) == (2, 4)
+
+
+def test_training_data_are_those_that_a_list_of_them_holds(config: TrainConfig) -> None:
+    data = load_training_data(config)
+    examples, units = load_with_units(config.task, "train", "owner")
+    assert (list(data.examples), data.units, data.num_units) == (examples, units, 20)
+    alone = load_training_data(without_units(config))
+    assert (list(alone.examples), alone.units) == (load_examples(config.task, "train"), None)
+    assert known_by(data, KEY) == known_by(TrainingData(examples=examples, units=units), KEY)
+
+
+def test_what_is_held_out_does_not_depend_on_how_records_are_kept(
+    config: TrainConfig, prepared: Prepared
+) -> None:
+    packed = load_training_data(config)
+    listed = TrainingData(examples=list(packed.examples), units=packed.units)
+    one, other = (divide(config, data, KEY) for data in (packed, listed))
+    assert one == other and len(one.kept) < len(listed.examples)
+    first, second = (
+        make_training_set(config, data.only(one.kept), prepared.encoding, CPU, unit_key=KEY)
+        for data in (packed, listed)
+    )
+    assert list(first.examples) == list(second.examples) and first.units == second.units
+    assert len(packed.examples) == 40
+
+
+def test_trust_rule_11_reading_and_encoding_write_no_file(
+    config: TrainConfig, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "_opened", opened := [])
+    data = load_training_data(config)
+    make_training_set(config, data, prepared.encoding, CPU, unit_key=KEY)
+    monkeypatch.undo()
+    assert str(config.task.data_dir) in [str(path) for path, _ in opened]
+    written = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    assert [path for path, flags in opened if flags & written] == []
