@@ -35,9 +35,10 @@ test: setup ## Run the test suite but for its slow tests.
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)
 
-bench: setup ## Time private micro-batches against ordinary ones; writes benchmarks/results.md.
+bench: setup ## Time private micro-batches and evaluation; writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.architectures
+	$(BIN)/python -m benchmarks.evaluation
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity
