@@ -35,11 +35,12 @@ test: setup ## Run the test suite but for its slow tests.
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)
 
-bench: setup ## Time private micro-batches and whole steps against ordinary ones; writes benchmarks/results.md.
+bench: setup ## Time private micro-batches and whole steps against ordinary ones, and evaluation; writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.architectures
 	$(BIN)/python -m benchmarks.complexity
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
+	$(BIN)/python -m benchmarks.evaluation
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity

@@ -81,6 +81,17 @@ def test_label_words_are_scored_as_by_hand_in_the_order_of_the_records(bert):
     assert counts == [2, 2, 1]
 
 
+def test_short_records_share_the_tokens_that_the_longest_takes_and_keep_their_places(bert):
+    texts = ["song", "the long dull play was " * 4, *TEXTS]
+    records = [LabelledExample(texts=(text,), label=0.0) for text in texts]
+    outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=1)
+    counts: list[int] = []
+    answers = outputs.answers(records, counts.append)
+    assert sum(counts) == len(records) and counts[0] == 1 and counts[1:] == [2, 3, 1]
+    for text, answer in zip(texts, answers, strict=True):
+        assert answer == pytest.approx(zero_shot(bert, text), rel=1e-5)
+
+
 def test_the_likeliest_word_is_the_prediction_and_accuracy_counts_them(bert):
     evaluation = evaluate(bert)
     expected = [int(zero_shot(bert, text)[1] > 0.5) for text in TEXTS]
@@ -174,6 +185,16 @@ def test_a_seq2seq_models_likelihoods_are_those_of_transformers_loss():
     assert sum(found.nll_sums) == pytest.approx(total, rel=1e-5)
     assert sum(found.token_counts) == 4 + 2 + 3
     assert math.isfinite(total)
+
+
+def test_what_a_decoder_reads_counts_for_a_batch_too():
+    long = Example(prompt="name", target="the long dull film play song", group="name")
+    outputs = replace(writer(), batch_size=1)
+    counts: list[int] = []
+    # 2 + 2 tokens, twice, beside 2 + 7
+    found = outputs.likelihoods([EXAMPLES[1], long, EXAMPLES[1]], counts.append)
+    assert counts == [1, 2]
+    assert found.token_counts == [7, 2, 2]
 
 
 def test_the_likelihood_is_of_the_targets_alone_where_prompts_were_learned():

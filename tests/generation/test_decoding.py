@@ -65,6 +65,29 @@ def test_batch_size_does_not_change_the_texts(model, tokenizer, strategy):
     assert texts[1] == texts[2] == texts[3] == texts[7]
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_model_reads_each_prompt_once_and_then_a_token_for_each_beam(
+    model, tokenizer, strategy
+):
+    shapes = []
+    model.transformer.wte.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
+    config = DecodeConfig(max_new_tokens=3, **strategy)
+    generate_texts(model, tokenizer, ["a b c d", "e e"], config=config, batch_size=2)
+    beams = config.num_beams if config.strategy == "beam" else 1
+    assert [tuple(shape) for shape in shapes] == [(2, 4), (2 * beams, 1), (2 * beams, 1)]
+
+
+def test_short_prompts_share_the_tokens_that_the_longest_takes(tokenizer):
+    counts = []
+    prompts = [[1, 2], [1] * 20, [3], [4, 5]]
+    generate_texts(
+        Echo(), tokenizer, prompts, config=DecodeConfig(max_new_tokens=8), batch_size=1,
+        on_batch=counts.append,
+    )  # fmt: skip
+    # 20 + 8 tokens; then 2 + 8 twice; then 1 + 8
+    assert counts == [1, 2, 1]
+
+
 def test_greedy_is_a_beam_of_one(model, tokenizer):
     greedy, beam = (
         generate_texts(
