@@ -38,6 +38,7 @@ test-full: setup ## Run the whole test suite, slow tests included.
 bench: setup ## Time private micro-batches and whole steps against ordinary ones; writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.architectures
+	$(BIN)/python -m benchmarks.complexity
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.

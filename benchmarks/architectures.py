@@ -10,10 +10,8 @@ process, taking turns, on copies of one model.
 
 import argparse
 import copy
-import statistics
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import tables
+from benchmarks.interleave import Timings, take_turns
 from dpft.privacy.clipping import PerExampleClipper
 
 RESULTS = Path(__file__).parent / "results.md"
@@ -85,19 +84,6 @@ class Architecture:
 
     build: Callable[[], nn.Module]
     losses: Compute
-
-
-@dataclass
-class Timings:
-    """Seconds of private and of ordinary micro-batches, pair by pair."""
-
-    private: list[float] = field(default_factory=list)
-    ordinary: list[float] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        """Private over ordinary, one for each pair."""
-        return [a / b for a, b in zip(self.private, self.ordinary, strict=True)]
 
 
 def causal(model: nn.Module, batch: Batch) -> Tensor:
@@ -304,33 +290,19 @@ def measure(architecture: Architecture, *, pairs: int, warm_up: int = 2) -> Timi
     torch.manual_seed(0)
     private = architecture.build().train()
     ordinary = copy.deepcopy(private)
-    batch, timings = make_batch(), Timings()
+    batch = make_batch()
     with PerExampleClipper(private, max_grad_norm=1.0) as clipper:
-        for number in range(-warm_up, pairs):
-            took = _seconds(lambda: clipper.accumulate(lambda: architecture.losses(private, batch)))
-            other = _seconds(lambda: architecture.losses(ordinary, batch).sum().backward())
-            if number >= 0:
-                timings.private.append(took)
-                timings.ordinary.append(other)
-    return timings
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+        return take_turns(
+            lambda: clipper.accumulate(lambda: architecture.losses(private, batch)),
+            lambda: architecture.losses(ordinary, batch).sum().backward(),
+            pairs=pairs,
+            warm_up=warm_up,
+        )
 
 
 def table_line(name: str, timings: Timings) -> str:
     """Returns a row of the table in Markdown."""
-    ratios = timings.ratios
-    first, middle, third = statistics.quantiles(ratios, n=4, method="inclusive")
-    milliseconds = " / ".join(
-        f"{1000 * statistics.median(seconds):.0f}"
-        for seconds in (timings.private, timings.ordinary)
-    )
-    spread = f"{middle:.2f} ({first:.2f} to {third:.2f})"
-    return f"| {name} | {spread} | {milliseconds} | {len(ratios)} |"
+    return f"| {name} | {timings.spread} | {timings.milliseconds} | {len(timings.ratios)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

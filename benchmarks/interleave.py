@@ -1,4 +1,7 @@
-"""Two configurations in two processes, timed in turns, so that what slows one slows the other."""
+"""Two configurations timed in turns, so that what slows one slows the other.
+
+In two processes, whose peak memory is then known (``compare``), or in one (``take_turns``).
+"""
 
 import json
 import os
@@ -6,7 +9,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -137,3 +142,61 @@ def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison
             statistics.median(b for _, b in times),
         ),
     )
+
+
+@dataclass
+class Timings:
+    """Seconds of private and of ordinary micro-batches, pair by pair."""
+
+    private: list[float] = field(default_factory=list)
+    ordinary: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Private over ordinary, one for each pair."""
+        return [a / b for a, b in zip(self.private, self.ordinary, strict=True)]
+
+    @property
+    def spread(self) -> str:
+        """The median of the ratios, and their quartiles."""
+        first, middle, third = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return f"{middle:.2f} ({first:.2f} to {third:.2f})"
+
+    @property
+    def milliseconds(self) -> str:
+        """The median of each."""
+        medians = map(statistics.median, (self.private, self.ordinary))
+        return " / ".join(f"{1000 * seconds:.0f}" for seconds in medians)
+
+
+def take_turns(
+    private: Callable[[], object],
+    ordinary: Callable[[], object],
+    *,
+    pairs: int,
+    warm_up: int = 2,
+    before: Callable[[], object] = lambda: None,
+) -> Timings:
+    """Times both in turns in this process, ``pairs`` times each.
+
+    Args:
+        private: A private micro-batch.
+        ordinary: An ordinary one.
+        pairs: How often, at least twice.
+        warm_up: Pairs that are run before and not timed.
+        before: What is done before each pair, untimed.
+    """
+    timings = Timings()
+    for number in range(-warm_up, pairs):
+        before()
+        took, other = _seconds(private), _seconds(ordinary)
+        if number >= 0:
+            timings.private.append(took)
+            timings.ordinary.append(other)
+    return timings
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

@@ -100,7 +100,8 @@ def describe(hint: Any) -> str:
         null_last = sorted(members, key=lambda member: member is type(None))
         return " or ".join(describe(member) for member in null_last)
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
+        allowed = ", ".join(map(str, get_args(hint)))
+        return allowed if len(get_args(hint)) == 1 else f"one of {allowed}"
     if _is_list(hint):
         return "a list, each entry " + describe(_entry_hint(hint))
     if hint in _WORDS:

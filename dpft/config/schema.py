@@ -58,14 +58,15 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
     guarantee = privacy.guarantee
     if guarantee is None:
         return
-    if guarantee.engine == "loop" and train.micro_batch_size != 1:
-        raise InputError(
-            f"privacy.engine=loop needs train.micro_batch_size=1, got {train.micro_batch_size}."
-        )
-    if guarantee.has_units and guarantee.records_per_unit > train.micro_batch_size:
+    size = train.micro_batch_size
+    if not isinstance(size, int):
+        return  # auto: 1 for the loop, and room for a unit
+    if guarantee.engine == "loop" and size != 1:
+        raise InputError(f"privacy.engine=loop needs train.micro_batch_size=1, got {size}.")
+    if guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
             "privacy.records_per_unit must be at most train.micro_batch_size"
-            f" ({train.micro_batch_size}), got {guarantee.records_per_unit}; a unit is clipped as"
+            f" ({size}), got {guarantee.records_per_unit}; a unit is clipped as"
             " one piece: lower the one or raise the other."
         )
 
@@ -238,7 +239,8 @@ class GenerateConfig:
     retries: int = 3
     """How often a text that the task's template does not divide into columns is written anew."""
     batch_size: int = 32
-    """Prompts at once; memory and speed only."""
+    """How many of the longest prompts are read at once; of shorter ones as many as hold the same
+    tokens. Memory and speed only."""
     train: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:

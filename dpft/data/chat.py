@@ -14,6 +14,7 @@ from typing import Any, cast
 from jinja2.exceptions import TemplateError
 
 from dpft.data.encoding import TextEncoding
+from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import Prompt, TokenizedExample, joined, start_id, token_ids
 from dpft.errors import InputError
 from dpft.tasks.records import Example
@@ -62,6 +63,10 @@ class ChatEncoding(TextEncoding):
             )
             for each, prompt, answer in zip(examples, prompts, answers, strict=True)
         ]
+
+    def rows_together(self, examples: Sequence[Example]) -> TokenRows:
+        """See ``Encoding.rows_together``."""
+        return TokenRows(self.rows(examples))
 
     def _prompts(
         self, examples: Sequence[Example], max_length: int, max_new_tokens: int

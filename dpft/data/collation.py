@@ -71,9 +71,26 @@ class Layout:
     """Token ids of the label words."""
     outputs: int = 1
     """Numbers a classifier gives."""
+    pad_to_multiple_of: int = 1
+    """Lengths of batches are multiples of it, but for ``max_length``; changes no loss."""
+    max_length: int | None = None
+    """Tokens to which a batch is padded at most, as no row is longer; None: no bound."""
+
+    def longest(self, rows: Sequence[TokenizedExample]) -> int:
+        """Returns the tokens of the longest row, the longer of what is read and what is written."""
+        writes_apart = self.kind == SEQ2SEQ and self.answer == TEXT
+        written = [len(row.labels) for row in rows] if writes_apart else []
+        return max([len(row.input_ids) for row in rows] + written)
+
+    def padded_length(self, longest: int) -> int:
+        """Returns the length of a batch whose longest row has ``longest`` tokens."""
+        multiple = -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        if self.max_length is not None:
+            multiple = min(multiple, self.max_length)
+        return max(longest, multiple)
 
     def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
-        """Returns the rows as one batch, padded on the right to the longest of them.
+        """Returns the rows as one batch, padded on the right to ``padded_length``.
 
         Args:
             rows: At least one row.
@@ -92,7 +109,7 @@ class Layout:
 
     def _inputs(self, rows: Sequence[TokenizedExample]) -> dict[str, Tensor]:
         lengths = [len(row.input_ids) for row in rows]
-        longest = max(lengths)
+        longest = self.padded_length(max(lengths))
         inputs = {
             "input_ids": _padded([row.input_ids for row in rows], longest, self.pad_token_id),
             "attention_mask": _padded([[1] * length for length in lengths], longest, 0),
@@ -111,7 +128,7 @@ class Layout:
         targets = [[int(label) for label in row.labels] for row in rows]
         if self.kind != SEQ2SEQ:
             return _padded(targets, longest, IGNORED_LABEL), {}
-        longest = max(len(target) for target in targets)
+        longest = self.padded_length(max(len(target) for target in targets))
         shifted = [[self.decoder_start_token_id, *target[:-1]] for target in targets]
         decoder = {"decoder_input_ids": _padded(shifted, longest, self.pad_token_id)}
         return _padded(targets, longest, IGNORED_LABEL), decoder

@@ -11,6 +11,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.collation import Layout
+from dpft.data.text_rows import tokenize_together
+from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokenize_prompts
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example
@@ -38,6 +40,10 @@ class Encoding(ABC):
         Raises:
             InputError: ``max_length`` leaves no room for what must not be cut.
         """
+
+    def rows_together(self, examples: Sequence[Any]) -> TokenRows:
+        """Returns the rows of ``rows`` in flat arrays."""
+        return TokenRows(self.rows(examples))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,21 @@ class TextEncoding(Encoding):
                 sources, targets, self._cut_sources(examples, sources), strict=True
             )
         ]
+
+    def rows_together(self, examples: Sequence[Example]) -> TokenRows:
+        """See ``Encoding.rows_together``."""
+        if self.layout.kind == SEQ2SEQ or not examples:
+            return super().rows_together(examples)
+        rows = TokenRows()
+        rows.append(
+            tokenize_together(
+                examples,
+                self.tokenizer,
+                max_length=self.max_length,
+                special_tokens=self.special_tokens,
+            )
+        )
+        return rows
 
     def _cut_sources(
         self, examples: Sequence[Example], sources: Sequence[Sequence[int]]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpft.data.packed_records import TOGETHER, pieces
+from dpft.data.token_rows import Block, Lists, ends_of, numbered, token_rows
 from dpft.data.tokenization import TokenizedExample
 
 
@@ -24,14 +26,33 @@ def fingerprint(
         key: Secret.
     """
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    for row in rows:
-        for column in (row.input_ids, row.labels, row.token_type_ids or [], [row.answer or 0]):
-            _add(digest, column)
-    for unit in units or []:
-        _add(digest, unit)
+    for block in token_rows(rows).blocks:
+        digest.update(_words(_columns(block)))
+    for some in pieces(units or [], TOGETHER):
+        digest.update(_words([Lists.of(some, np.int64)]))
     return digest.hexdigest()
 
 
-def _add(digest: "hmac.HMAC", numbers: Sequence[float]) -> None:
-    values = np.asarray(numbers, dtype=np.float64)  # exact: token ids are far below 2**53
-    digest.update(len(values).to_bytes(8, "big") + values.tobytes())
+def _columns(block: Block) -> list[Lists]:
+    """Returns what is known of each record: ids, labels, types and where the answer is."""
+    none: list[list[int]] = [[]] * len(block)
+    answers = np.zeros(len(block), np.int32) if block.answers is None else block.answers
+    return [
+        block.ids,
+        block.all_labels(),
+        Lists.of(none, np.int32) if block.types is None else block.types,
+        Lists(values=answers, bounds=np.arange(len(block) + 1)),
+    ]
+
+
+def _words(columns: Sequence[Lists]) -> bytes:
+    """Returns record by record the lists of each column, each list after its length."""
+    lengths = np.stack([column.lengths for column in columns], axis=1)
+    starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
+    words = np.empty(int(lengths.sum() + lengths.size), np.uint64)
+    words[starts] = lengths.astype(">u8").view(np.uint64)
+    for column, start in zip(columns, starts.T, strict=True):
+        places = np.repeat(start + 1, column.lengths) + numbered(column.bounds)
+        # exact: token ids are far below 2**53
+        words[places] = column.values.astype(np.float64).view(np.uint64)
+    return words.tobytes()

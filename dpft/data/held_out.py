@@ -9,7 +9,7 @@ holds as for all the records.
 import hmac
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from dpft.tasks.records import Example, Record
 
@@ -23,7 +23,7 @@ def new_key() -> bytes:
 
 
 def split_held_out(
-    units: Sequence[str], fraction: float, key: bytes
+    units: Iterable[str], fraction: float, key: bytes
 ) -> tuple[list[int], list[int]]:
     """Returns the positions of the units to train on, and of those held out, each ascending.
 
@@ -33,12 +33,14 @@ def split_held_out(
         key: Secret; the same key gives the same sides.
     """
     threshold = int(fraction * 2**_BITS)
-    side = {unit: _number(unit, key) < threshold for unit in units}
-    kept = [index for index, unit in enumerate(units) if not side[unit]]
-    return kept, [index for index, unit in enumerate(units) if side[unit]]
+    kept: list[int] = []
+    held: list[int] = []
+    for index, unit in enumerate(units):
+        (held if _number(unit, key) < threshold else kept).append(index)
+    return kept, held
 
 
-def fingerprint(records: Sequence[Record], units: Sequence[str], key: bytes) -> str:
+def fingerprint(records: Iterable[Record], units: Iterable[str], key: bytes) -> str:
     """Returns a keyed hash of the records in their order, which says nothing without the key.
 
     Args:

@@ -2,9 +2,12 @@
 
 Micro-batches are about speed and memory only: the clipped sum over them is the same however the
 logical batch is cut, because clipping is per unit and no unit is cut in two.
+
+A piece is as long as its longest row, so rows of few tokens fill a piece of a given number of rows
+badly. ``micro_batch_tokens`` bounds rows times length instead, and more short rows go together.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +22,7 @@ def micro_batches(
     *,
     micro_batch_size: int,
     layout: Layout,
+    micro_batch_tokens: int | None = None,
     units: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[Batch]:
     """Yields the drawn examples, the longest first so that little is padding.
@@ -29,7 +33,9 @@ def micro_batches(
             be empty, then nothing is yielded. Private: it is never kept.
         micro_batch_size: Most examples in one piece; pieces may hold fewer. At least the size of
             the largest unit.
-        layout: How rows lie in a batch.
+        layout: How rows lie in a batch, and to what length they are padded.
+        micro_batch_tokens: Most rows times tokens of a padded row in one piece, beside the most
+            examples; at least those of the largest unit at its longest. None: no bound.
         units: Positions in ``examples`` of each privacy unit's records; a unit without any adds
             nothing. None: each example is a unit of its own.
     """
@@ -39,7 +45,12 @@ def micro_batches(
         drawn = [[examples[at] for at in units[int(index)]] for index in indices]
     drawn = [rows for rows in drawn if rows]
     drawn.sort(key=_longest, reverse=True)
-    for piece in _pieces(drawn, micro_batch_size):
+
+    def fits(rows: int, longest: int) -> bool:
+        tokens = rows * layout.padded_length(longest)
+        return rows <= micro_batch_size and tokens <= (micro_batch_tokens or tokens)
+
+    for piece in _pieces(drawn, layout.longest, fits):
         batch = layout.collate([row for rows in piece for row in rows])
         if units is None:
             yield batch
@@ -53,16 +64,19 @@ def _longest(rows: Sequence[TokenizedExample]) -> int:
 
 
 def _pieces(
-    units: Sequence[list[TokenizedExample]], size: int
+    units: Sequence[list[TokenizedExample]],
+    longest_of: Callable[[Sequence[TokenizedExample]], int],
+    fits: Callable[[int, int], bool],
 ) -> Iterator[list[list[TokenizedExample]]]:
-    """Yields the units in their order, as many at once as have at most ``size`` rows together."""
+    """Yields the units in their order, as many at once as fit by rows and longest row."""
     piece: list[list[TokenizedExample]] = []
-    rows = 0
+    rows = longest = 0
     for unit in units:
-        if piece and rows + len(unit) > size:
+        longer = max(longest, longest_of(unit))
+        if piece and not fits(rows + len(unit), longer):
             yield piece
-            piece, rows = [], 0
+            piece, rows, longer = [], 0, longest_of(unit)
         piece.append(unit)
-        rows += len(unit)
+        rows, longest = rows + len(unit), longer
     if piece:
         yield piece

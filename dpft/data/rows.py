@@ -63,7 +63,7 @@ def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
-    present = _present(task, row, column)
+    present = [column] if column in row.values else _present(task, row, column)
     if not present:
         names = _names(task, column)
         raise InputError(

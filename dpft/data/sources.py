@@ -34,7 +34,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
-    return [example for example, _ in _records(task, split, None)]
+    return [example for example, _ in read_examples(task, split, None)]
 
 
 def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
@@ -43,34 +43,46 @@ def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], 
     Args:
         task: As ``load_examples``.
         split: As ``load_examples``.
+        column: As ``read_examples``.
+
+    Raises:
+        InputError: As ``read_examples``.
+    """
+    records = list(read_examples(task, split, column))
+    return [example for example, _ in records], [unit for _, unit in records]
+
+
+def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[Record, str]]:
+    """Yields every example of a split and whose it is, as the rows are read.
+
+    Args:
+        task: As ``load_examples``.
+        split: As ``load_examples``.
         column: The column, such as customer_id, whose value says whose record a row is. Values
-            are compared as text, without the blanks around them: 7 and " 7" are one unit.
+            are compared as text, without the blanks around them: 7 and " 7" are one unit. None:
+            that is not asked, and the unit is empty.
 
     Raises:
         InputError: As ``load_examples``, or a row has no value in the column, or one that is
             neither text nor a whole number.
     """
-    records = _records(task, split, column)
-    return [example for example, _ in records], [unit for _, unit in records]
-
-
-def _records(task: Task, split: str, column: str | None) -> list[tuple[Record, str]]:
     known = [part for name in SPLITS for part in task.parts(name)]
     if split not in known:
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
-    records: list[tuple[Record, str]] = []
     taken: set[str] = set()
+    is_empty = True
     for row in _ROWS[task.effective_source](task, split):
         unit = "" if column is None else unit_of(row, column)
         examples = examples_of(task, row)
         if task.scores_rows:
             examples = set_apart(examples, taken)
-        records += [(example, unit) for example in examples]
-    if not records:
+        for example in examples:
+            is_empty = False
+            yield example, unit
+    if is_empty:
         raise InputError(
             f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
         )
-    return records
 
 
 def _local_rows(task: Task, split: str) -> Iterator[Row]:

@@ -8,9 +8,9 @@ A text that spells a special token, such as ``<|endoftext|>``, is read as text.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeGuard, cast
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
@@ -182,16 +182,9 @@ def _prompts(
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: Sequence[str],
 ) -> list[Prompt]:
-    opening = _start_ids(tokenizer)
+    opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
-    parts = [
-        (
-            example.lead,
-            example.prompt[len(example.lead) : len(example.prompt) - len(example.separator)],
-            example.separator,
-        )
-        for example in examples
-    ]
+    parts = [prompt_parts(example) for example in examples]
     leads, records, separators = (
         token_ids([part[index] for part in parts], tokenizer, special_tokens) for index in range(3)
     )
@@ -206,7 +199,13 @@ def _prompts(
     ]
 
 
-def _start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def prompt_parts(example: Example) -> tuple[str, str, str]:
+    """Returns a prompt's lead, its record and its separator."""
+    end = len(example.prompt) - len(example.separator)
+    return example.lead, example.prompt[len(example.lead) : end], example.separator
+
+
+def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the beginning-of-text token if the tokenizer opens every text with it (Llama)."""
     opening = tokenizer("")["input_ids"][:1]
     return opening if opening == [tokenizer.bos_token_id] else []
@@ -230,15 +229,42 @@ def token_ids(
     if special_tokens:
         return _ids_with_tokens(texts, tokenizer, special_tokens)
     distinct = list(dict.fromkeys(texts))
-    ids = tokenizer(
-        distinct,
+    ids_of = dict(zip(distinct, _plain_ids(distinct, tokenizer), strict=True))
+    return [ids_of[text] for text in texts]
+
+
+def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence[list[int]]:
+    """Returns the ids of texts, at least one, without marks around them or special tokens."""
+    if has_plain_call(tokenizer):
+        return _fast_ids(texts, tokenizer)
+    encoded = tokenizer(
+        texts,
         add_special_tokens=False,
         split_special_tokens=True,
         return_attention_mask=False,
         verbose=False,
-    )["input_ids"]
-    ids_of = dict(zip(distinct, ids, strict=True))
-    return [ids_of[text] for text in texts]
+    )
+    return cast(list[list[int]], encoded["input_ids"])
+
+
+def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTokenizerFast]:
+    """Returns whether a tokenizer is a fast one whose class reads texts as fast ones do."""
+    kind = type(tokenizer)
+    return (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.__call__ is PreTrainedTokenizerFast.__call__
+        and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
+    )
+
+
+def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+    """Returns what calling the tokenizer would, without an object of masks and offsets a text."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # That is, read what spells one as text.
+    found = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
 
 
 def _ids_with_tokens(

@@ -10,6 +10,9 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def group_by_unit(values: Sequence[str]) -> list[list[int]]:
     """Returns the positions of each unit's records, units in the order in which each first occurs.
@@ -27,7 +30,11 @@ def group_by_unit(values: Sequence[str]) -> list[list[int]]:
 
 
 def bounded_units(
-    values: Sequence[str], *, usable: Sequence[bool], records_per_unit: int, key: bytes
+    values: Sequence[str],
+    *,
+    usable: Sequence[bool] | NDArray[np.bool_],
+    records_per_unit: int,
+    key: bytes,
 ) -> list[list[int]]:
     """Returns the positions of the records that training keeps of each unit, maybe none.
 

@@ -17,7 +17,8 @@ class EvalConfig:
     limit: int | None = None
     """Distinct inputs to score, the split's first ones; None for all."""
     batch_size: int = 32
-    """Inputs at once; memory and speed only."""
+    """How many of the longest inputs are read at once; of shorter ones as many as hold the same
+    tokens. Memory and speed only."""
     split_is_public: bool | None = None
     """Whether the split may be shown; null: where it is published there."""
 

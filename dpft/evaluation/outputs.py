@@ -12,11 +12,13 @@ from transformers import PreTrainedModel
 
 from dpft.data.collation import Batch
 from dpft.data.encoding import Encoding, TextEncoding
+from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
+from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
-from dpft.kinds import SCORE, SEQ2SEQ
+from dpft.kinds import SCORE, SEQ2SEQ, TEXT
 from dpft.models.losses import answer_logits, token_nll
 from dpft.models.positions import max_positions
 from dpft.tasks.records import Example, LabelledExample, Record
@@ -40,7 +42,8 @@ class ModelOutputs:
     encoding: Encoding
     """How records become what it reads."""
     batch_size: int
-    """Inputs at once; memory and speed only."""
+    """How many of the longest inputs are read at once; of shorter ones as many as hold the same
+    tokens. Memory and speed only."""
     extra_positions: int = 0
     """Positions of the model that a prompt or prefix takes before the text's own."""
 
@@ -137,9 +140,13 @@ class ModelOutputs:
         Each batch comes after the positions of its records in ``examples``.
         """
         rows = self.encoding.rows(examples)
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].input_ids))
         with evaluation_mode(self.model):
-            for start in range(0, len(order), self.batch_size):
-                indices = order[start : start + self.batch_size]
+            for indices in batches_by_tokens([*map(self._tokens, rows)], self.batch_size):
                 batch = self.encoding.layout.collate([rows[index] for index in indices])
                 yield indices, batch.to(self.model.device)
+
+    def _tokens(self, row: TokenizedExample) -> int:
+        """Returns how many tokens a model reads of a row; a decoder reads its target apart."""
+        layout = self.encoding.layout
+        apart = len(row.labels) if (layout.kind, layout.answer) == (SEQ2SEQ, TEXT) else 0
+        return len(row.input_ids) + apart

@@ -1,19 +1,21 @@
 """Prompts to texts: batched decoding whose texts do not depend on the batches.
 
-Prompts are sorted by length and padded on the left (on the right for a seq2seq model); the
-attention mask goes along and ``generate`` derives the position ids from it, so padding changes a
-logit by rounding only (1e-7 in float32). Searching is transformers' own, sampling in ``nucleus``;
-no repetition penalty, no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
+Prompts of like lengths are together (``batches``) and padded on the left (on the right for a
+seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it, so
+padding changes a logit by rounding only (1e-7 in float32). Searching is transformers' own, but for
+reading each prompt once for all its beams (``prefill``), sampling in ``nucleus``; no repetition
+penalty, no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from dpft.errors import InputError
+from dpft.generation.batches import batches_by_tokens
 from dpft.generation.inference import evaluation_mode, generation_defaults
 
 if TYPE_CHECKING:
@@ -118,7 +120,8 @@ def generate_texts(
         prompts: Token ids, or text to tokenise without special tokens. Each leaves room for
             ``max_new_tokens`` in the model's positions.
         config: How a text is chosen.
-        batch_size: Prompts at once; memory and speed only.
+        batch_size: How many of the longest prompts are written after at once; of shorter ones as
+            many as hold the same tokens. Memory and speed only.
         on_batch: Called after each batch with the number of prompts it held.
         draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
             these prompts.
@@ -142,7 +145,8 @@ def generate_texts(
     processors = _processors(config, draws or Draws(places=range(len(token_ids))))
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
-        for indices in _batches_by_length(token_ids, batch_size):
+        lengths = [len(ids) + config.max_new_tokens for ids in token_ids]
+        for indices in batches_by_tokens(lengths, batch_size):
             batch = [token_ids[index] for index in indices]
             rows = _generate(model, batch, settings, processors(indices))
             for index, row in zip(indices, rows, strict=True):
@@ -201,13 +205,6 @@ def _processors(config: DecodeConfig, draws: Draws) -> Processors:
     return processors
 
 
-def _batches_by_length(token_ids: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:
-    """Yields positions in ``token_ids``, longest first: a batch too large fails at once."""
-    order = sorted(range(len(token_ids)), key=lambda index: -len(token_ids[index]))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
-
-
 def _generate(
     model: "PreTrainedModel",
     prompts: Sequence[list[int]],
@@ -217,13 +214,15 @@ def _generate(
     """Returns the new token ids of each prompt, shape (b, at most max_new_tokens)."""
     import torch
 
+    from dpft.generation.prefill import prompts_read_once
+
     length = max(len(prompt) for prompt in prompts)
     pad = settings.pad_token_id
     seq2seq = bool(model.config.is_encoder_decoder)
     ids = [_padded(prompt, length, pad, left=not seq2seq) for prompt in prompts]
     mask = [_padded([1] * len(prompt), length, 0, left=not seq2seq) for prompt in prompts]
     # no_grad, not inference_mode: a buffer a model made there could not take part in training
-    with torch.no_grad():
+    with torch.no_grad(), prompts_read_once(model, settings.num_beams):
         written: Tensor = cast(Any, model).generate(
             input_ids=torch.tensor(ids, device=model.device),  # peft takes it by name alone
             attention_mask=torch.tensor(mask, device=model.device),

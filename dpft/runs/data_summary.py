@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dpft.config.schema import TrainConfig
+from dpft.data.token_rows import token_rows
 from dpft.files import write_text
 from dpft.run_folder import DATA_SUMMARY, private_path
 from dpft.runs.held_out import Division
@@ -74,7 +77,7 @@ def summarize(
             records=len(trained),
             units=sum(map(bool, training_set.units or ())) if grouped else None,
         ),
-        truncated=sum(training_set.examples[at].truncated for at in trained),
+        truncated=_truncated(training_set, trained),
         max_length=config.task.longest,
     )
 
@@ -103,3 +106,8 @@ def _trained_on(training_set: TrainingSet) -> Sequence[int]:
     if training_set.units is None:
         return range(len(training_set.examples))
     return [at for unit in training_set.units for at in unit]
+
+
+def _truncated(training_set: TrainingSet, trained: Sequence[int]) -> int:
+    places = np.fromiter(trained, np.int64, len(trained))
+    return int(token_rows(training_set.examples).truncated[places].sum())

@@ -7,7 +7,8 @@ of it, by a secret key that stays in the run's private/, so that ``dpft eval run
 import dataclasses
 import hmac
 import logging
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
         )
     key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
-    scored = {HELD_OUT: [data.examples[at] for at in held]} if config.eval.enabled else {}
+    scored = {HELD_OUT: list(data.only(held).examples)} if config.eval.enabled else {}
     return Division(kept=kept, scored=scored, key=key, fingerprint=known_by(data, key))
 
 
@@ -111,7 +112,7 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
             " give the same again, or score other records from a folder with eval.held_out=null."
         )
     _, held = _sides(data, config.eval.held_out, key)
-    return {HELD_OUT: [data.examples[at] for at in held]}
+    return {HELD_OUT: list(data.only(held).examples)}
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
@@ -150,20 +151,19 @@ def _parts(config: TrainConfig | EvaluateConfig) -> tuple[str, ...]:
     return config.task.parts(config.eval.split)
 
 
-def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[list[int], list[int]]:
+def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[int], Sequence[int]]:
     kept, held = split_held_out(_units(data), fraction, key)
     if not kept or not held:
         side, way = ("trained on", "lower") if not kept else ("scored", "raise")
         raise InputError(
             f"eval.held_out={fraction} left no record to be {side}; {way} it, or give more records."
         )
-    return kept, held
+    return array("q", kept), held
 
 
-def _units(data: TrainingData) -> Sequence[str]:
+def _units(data: TrainingData) -> Iterable[str]:
     """Returns the unit of each record; one that is its own is known by its place."""
-    places = [str(number) for number in range(len(data.examples))]
-    return places if data.units is None else data.units
+    return map(str, range(len(data.examples))) if data.units is None else data.units
 
 
 def known_by(data: TrainingData, key: bytes) -> str:

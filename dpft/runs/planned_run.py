@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from dpft.config.schema import PlanConfig
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import count_parameters, input_embeddings
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import meta_model, new_names
-from dpft.models.vocabulary import grow_as_planned
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
 from dpft.runs.lengths import with_max_length
+from dpft.runs.micro_batch_size import (
+    check_micro_batch_tokens,
+    planned_model,
+    with_micro_batch_size,
+)
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
@@ -57,12 +58,16 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     architecture = read_architecture(config.model)
     config = with_max_length(config, architecture)
     head = training_head(config, architecture)
+    check_micro_batch_tokens(config)
     # Read once, and only where no public number is configured.
     count = functools.cache(lambda: load_training_data(config).num_units)
     config = with_batch_size(config, count)
+    device = config.train.prepare()
+    config = with_micro_batch_size(config, architecture, head, device)
     plan = plan_run(config, count)
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, architecture, head)
+    record["micro_batch_size"] = config.train.most_rows
     if config.plan.measure:
         record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
     else:
@@ -110,16 +115,6 @@ def describe(
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
 
-def planned_model(
-    config: PlanConfig, architecture: Architecture, head: Head
-) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Returns the shapes of the model that would be trained, without weights, and what is new."""
-    new = new_names(architecture, head)
-    model = meta_model(architecture, head)
-    grow_as_planned(model, architecture, head, config.task.special_tokens)
-    return config.method.prepare(model, new), new
-
-
 def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: Head) -> Estimate:
     """Estimates time and memory from a probe of the machine and the model's shapes."""
     device, settings = config.train.prepare(), config.train
@@ -129,7 +124,7 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
     shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
     batch_size = settings.batch_size(plan.size.num_examples)
-    size = min(settings.micro_batch_size, batch_size)
+    size = min(settings.most_rows, batch_size)
     speed = probe_machine(
         device,
         width=width,
@@ -142,7 +137,7 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
         speed,
         private=guarantee is not None,
         max_length=config.task.longest,
-        micro_batch_size=settings.micro_batch_size,
+        micro_batch_size=settings.most_rows,
         expected_batch_size=batch_size,
         steps=plan.steps,
         base_memory=base_memory,
@@ -165,7 +160,7 @@ def measure(
         model,
         vocab_size=model.config.get_text_config().vocab_size,
         max_length=config.task.longest,
-        micro_batch_size=config.train.micro_batch_size,
+        micro_batch_size=config.train.most_rows,
         expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,
         options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,

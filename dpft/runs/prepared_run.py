@@ -20,7 +20,8 @@ from dpft.models.vocabulary import add_tokens
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.lengths import with_max_length
-from dpft.runs.records import load_training_data, make_training_set, unit_key
+from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs.records import load_training_data, make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
@@ -82,9 +83,11 @@ def prepare(
     tokenizer = load_tokenizer(architecture, kind=head.kind)
     add_tokens(tokenizer, config.task.special_tokens)
     encoding = encoding_of(config.task, architecture, head, tokenizer)
+    check_micro_batch_tokens(config)
     data = load_training_data(config)
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_batch_size(config, lambda: data.num_units)
+    config = with_micro_batch_size(config, architecture, head, device)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
@@ -95,7 +98,7 @@ def prepare(
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
     model.to(device)  # type: ignore[arg-type]
-    prove_clipper(config, plan, model, encoding.layout)
+    prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
     key = unit_key(config) if secrets is None else secrets.unit_key
     training_set = make_training_set(
         config, data.only(division.kept), encoding, device, unit_key=key

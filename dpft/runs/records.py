@@ -1,15 +1,20 @@
 """The training records: how many of whom there are, and how they reach the loop."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpft.config.schema import TrainConfig
+from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
-from dpft.data.sources import load_examples, load_with_units
-from dpft.data.units import bounded_units, group_by_unit
+from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
+from dpft.data.sources import read_examples
+from dpft.data.token_rows import TokenRows
+from dpft.data.units import bounded_units
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.privacy.keys import secret_key
@@ -29,25 +34,26 @@ class TrainingData:
     def only(self, places: Sequence[int]) -> "TrainingData":
         """Returns the records at some places alone."""
         units = None if self.units is None else [self.units[at] for at in places]
-        return TrainingData(examples=[self.examples[at] for at in places], units=units)
+        return TrainingData(examples=_at(self.examples, places), units=units)
 
     @property
     def num_units(self) -> int:
         """How many units were read."""
-        return len(self.examples) if self.units is None else len(group_by_unit(self.units))
+        return len(self.examples) if self.units is None else len(set(self.units))
 
 
 def load_training_data(config: TrainConfig) -> TrainingData:
     """Returns the training records, and whose they are where ``privacy.unit`` is a column.
 
     Raises:
-        InputError: As ``load_examples`` and ``load_with_units``.
+        InputError: As ``read_examples``.
     """
     privacy = config.privacy
-    if privacy.has_units:
-        examples, units = load_with_units(config.task, "train", privacy.unit)
-        return TrainingData(examples=examples, units=units)
-    return TrainingData(examples=load_examples(config.task, "train"), units=None)
+    read = read_examples(config.task, "train", privacy.unit if privacy.has_units else None)
+    if not privacy.has_units:
+        return TrainingData(examples=PackedRecords(record for record, _ in read), units=None)
+    units: list[str] = []
+    return TrainingData(examples=PackedRecords(_apart(read, units)), units=units)
 
 
 def make_training_set(
@@ -64,7 +70,7 @@ def make_training_set(
 
     Args:
         config: Of the run.
-        data: All records.
+        data: All records; packed ones are forgotten as they are encoded.
         encoding: How they become rows.
         device: Where the model is.
         unit_key: Decides which records of a unit of too many are kept.
@@ -72,8 +78,8 @@ def make_training_set(
     Raises:
         InputError: No record has anything to learn.
     """
-    rows = encoding.rows(data.examples)
-    usable = [row.has_label for row in rows]
+    keeps_empty = data.units is not None and config.privacy.guarantee is not None
+    rows, usable = _encoded(encoding, data.examples, keeps_empty=keeps_empty)
     if not any(usable):
         raise InputError(
             f"the training records of task {config.task.name} must have an answer to learn, and"
@@ -85,17 +91,57 @@ def make_training_set(
         units = bounded_units(
             data.units, usable=usable, records_per_unit=guarantee.records_per_unit, key=unit_key
         )
-    else:
-        rows = [row for row in rows if row.has_label]
     return TrainingSet(
         examples=rows,
-        micro_batch_size=config.train.micro_batch_size,
-        layout=encoding.layout,
+        micro_batch_size=config.train.most_rows,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,
         units=units,
-        excluded=usable.count(False),
+        excluded=len(usable) - int(usable.sum()),
     )
+
+
+def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
+    """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
+    bucket = config.train.bucket(device)
+    return replace(layout, pad_to_multiple_of=bucket, max_length=config.task.longest)
+
+
+def _encoded(
+    encoding: Encoding, records: Sequence[Record], *, keeps_empty: bool
+) -> tuple[TokenRows, NDArray[np.bool_]]:
+    """Returns the records in tokens, and of every one of them whether it has anything to learn.
+
+    Args:
+        encoding: How they become rows.
+        records: Forgotten meanwhile, where they are packed.
+        keeps_empty: Whether those that have nothing to learn stay among the rows.
+    """
+    rows, usable = TokenRows(), [np.empty(0, np.bool_)]
+    for some in pieces(drained(records), TOGETHER):
+        made = encoding.rows_together(some)
+        usable.append(made.has_label)
+        if not keeps_empty and not made.has_label.all():
+            made = TokenRows(row for row in made if row.has_label)
+        for block in made.blocks:
+            rows.append(block)
+    return rows, np.concatenate(usable)
+
+
+def _at(records: Sequence[Record], places: Sequence[int]) -> Sequence[Record]:
+    if isinstance(records, PackedRecords):
+        return records.only(places)
+    return [records[at] for at in places]
+
+
+def _apart(read: Iterable[tuple[Record, str]], units: list[str]) -> Iterator[Record]:
+    """Yields the records alone, and adds the unit of each to a list: equal ones are one text."""
+    known: dict[str, str] = {}
+    for record, unit in read:
+        units.append(known.setdefault(unit, unit))
+        yield record
 
 
 def unit_key(config: TrainConfig) -> bytes:

@@ -105,6 +105,8 @@ class TrainingSet:
     device: torch.device
     precision: str = "fp32"
     """What losses are computed in."""
+    micro_batch_tokens: int | None = None
+    """Most rows times padded tokens of a micro-batch; None: no bound."""
     units: Sequence[Sequence[int]] | None = None
     """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
     them; None: each example is a unit of its own."""
@@ -129,6 +131,7 @@ class TrainingSet:
                 self.examples,
                 indices,
                 micro_batch_size=self.micro_batch_size,
+                micro_batch_tokens=self.micro_batch_tokens,
                 layout=self.layout,
                 units=self.units,
             )

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from benchmarks import architectures, tables
-from benchmarks.architectures import Timings
+from benchmarks.interleave import Timings
 
 
 def test_a_table_line_holds_median_quartiles_milliseconds_and_the_number_of_pairs():

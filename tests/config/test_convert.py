@@ -1,3 +1,5 @@
+from typing import Literal
+
 import pytest
 
 from dpft.config.convert import Schema, build, describe, union_members
@@ -125,6 +127,8 @@ def test_no_name_is_taken_for_a_mapping_and_no_mapping_for_a_list() -> None:
         (list[float], "a list, each entry a number"),
         (dict[str, str], "a group of keys"),
         (Privacy, "a group of keys"),
+        (int | Literal["auto"], "a whole number or auto"),
+        (Literal["a", "b"], "one of a, b"),
     ],
 )
 def test_a_type_is_told_in_words_with_null_last(hint: object, words: str) -> None:

@@ -32,6 +32,8 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "privacy.noise_seed": ANY,
     "train.expected_batch_size": POSITIVE,
     "train.micro_batch_size": POSITIVE,
+    "train.micro_batch_tokens": POSITIVE,
+    "train.pad_to_multiple_of": POSITIVE,
     "train.epochs": POSITIVE,
     "train.steps": POSITIVE,
     "train.learning_rate": NOT_NEGATIVE,

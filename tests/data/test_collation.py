@@ -90,3 +90,21 @@ def test_a_model_without_token_types_is_given_none():
     row = TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0])
     layout = Layout(kind=CLASSIFIER, answer=SCORE, takes_token_types=False)
     assert "token_type_ids" not in layout.collate([row]).inputs
+
+
+def test_a_length_is_filled_up_to_the_next_multiple_but_not_beyond_the_longest_allowed():
+    layout = Layout(pad_to_multiple_of=4, max_length=6)
+    assert [layout.padded_length(n) for n in (1, 4, 5, 6)] == [4, 4, 6, 6]
+    batch = layout.collate([SHORT, LONG])
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 0, 0], [7, 8, 9, 0]]
+    assert batch.inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
+    assert batch.labels.tolist() == [[-100, 6, -100, -100], [-100, 8, 9, -100]]
+
+
+def test_both_sides_of_a_seq2seq_model_are_filled_up():
+    row = TokenizedExample(input_ids=[5], labels=[7, 1])
+    batch = Layout(kind=SEQ2SEQ, decoder_start_token_id=3, pad_to_multiple_of=4).collate([row])
+    assert batch.inputs["attention_mask"].tolist() == [[1, 0, 0, 0]]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 0, 0]]
+    assert batch.labels.tolist() == [[7, 1, -100, -100]]

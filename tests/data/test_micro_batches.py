@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dpft.data.collation import Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import SEQ2SEQ
 
 EXAMPLES = [
     TokenizedExample(input_ids=[i] * (1 + i * 7 % 5), labels=[i] * (1 + i * 7 % 5))
@@ -54,6 +55,47 @@ def test_a_unit_is_never_cut_in_two(units, size):
             by_unit.setdefault(number, []).append(first)
         found += by_unit.values()
     assert Counter(map(tuple, found)) == Counter(tuple(unit) for unit in units if unit)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
+    st.integers(15, 40),
+    st.sampled_from([1, 4]),
+)
+def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
+    layout = Layout(pad_to_multiple_of=multiple, max_length=5)
+    pieces = [
+        batch
+        for batch in micro_batches(
+            EXAMPLES, range(len(units)), micro_batch_size=100, micro_batch_tokens=tokens,
+            layout=layout, units=units,
+        )
+    ]  # fmt: skip
+    assert all(batch.inputs["input_ids"].numel() <= tokens for batch in pieces)
+    assert sum(len(batch.units.unique()) for batch in pieces) == sum(map(bool, units))
+    assert sum(map(len, pieces)) == sum(map(len, units))
+
+
+def shapes(examples, **limits):
+    indices = range(len(examples))
+    batches = micro_batches(examples, indices, layout=limits.pop("layout", Layout()), **limits)
+    return [tuple(batch.inputs["input_ids"].shape) for batch in batches]
+
+
+def test_short_records_fill_a_piece_by_tokens_until_either_limit():
+    examples = [TokenizedExample(input_ids=[1] * n, labels=[1] * n) for n in (8, 2, 2, 2, 2, 2)]
+    assert shapes(examples, micro_batch_size=2) == [(2, 8), (2, 2), (2, 2)]
+    assert shapes(examples, micro_batch_size=9, micro_batch_tokens=10) == [(1, 8), (5, 2)]
+    assert shapes(examples, micro_batch_size=4, micro_batch_tokens=10) == [(1, 8), (4, 2), (1, 2)]
+
+
+def test_tokens_are_counted_with_padding_and_by_the_longer_side():
+    short = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 2)] * 4
+    padded = Layout(pad_to_multiple_of=4)
+    tokens = {"micro_batch_size": 9, "micro_batch_tokens": 8}
+    assert shapes(short, layout=padded, **tokens) == [(2, 4), (2, 4)]
+    written = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 4)] * 4
+    assert shapes(written, layout=Layout(kind=SEQ2SEQ), **tokens) == [(2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -113,3 +113,15 @@ def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: 
     grouped = replace(guarantee, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
     record = describe_run(replace(config, privacy=grouped)).record
     assert record["estimated"]["seconds_per_step"] > 0
+
+
+def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
+    assert describe_run(config).record["micro_batch_size"] == 32
+    train = replace(config.train, micro_batch_size="auto", expected_batch_size=40)
+    assert describe_run(replace(config, train=train)).record["micro_batch_size"] == 40
+
+
+def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:
+    train = replace(config.train, micro_batch_tokens=15)
+    with pytest.raises(InputError, match="train.micro_batch_tokens must be at least 16"):
+        describe_run(replace(config, train=train))

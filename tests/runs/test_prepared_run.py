@@ -45,3 +45,24 @@ def test_a_length_and_a_batch_that_do_not_fit_are_said_together(config: TrainCon
     length, batch = refusal.value.faults
     assert "at most the model's 128 positions, got 512" in length
     assert "at most the 20 values of owner, got 1024" in batch
+
+
+def test_tokens_below_a_unit_are_refused_before_data_are_read(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_run, "load_training_data", None)
+    few = replace(config.train, micro_batch_tokens=63)
+    with pytest.raises(InputError, match="at least 64, the tokens of a unit of 2 records"):
+        prepare(replace(config, train=few), None, None)
+
+
+def test_the_configuration_and_the_records_have_the_number_that_auto_stands_for(
+    config: TrainConfig,
+) -> None:
+    limits = {"micro_batch_size": "auto", "micro_batch_tokens": 64, "pad_to_multiple_of": 8}
+    found = prepare(replace(config, train=replace(config.train, **limits)), None, None)
+    assert found.config.train.micro_batch_size == found.training_set.micro_batch_size == 4
+    assert found.training_set.micro_batch_tokens == 64
+    layout = found.training_set.layout
+    assert (layout.pad_to_multiple_of, layout.max_length) == (8, 32)
+    assert found.encoding.layout.pad_to_multiple_of == 1, "what is scored is padded as ever"

@@ -42,7 +42,9 @@ def test_a_batch_may_be_all_of_the_data_but_not_more() -> None:
     ("given", "sentence"),
     [
         ({"expected_batch_size": 0}, "train.expected_batch_size must be at least 1"),
-        ({"micro_batch_size": 0}, "train.micro_batch_size must be at least 1, got 0"),
+        ({"micro_batch_size": 0}, "train.micro_batch_size must be at least 1, or auto, got 0"),
+        ({"micro_batch_tokens": 0}, "train.micro_batch_tokens must be at least 1, or null, got 0"),
+        ({"pad_to_multiple_of": 0}, "train.pad_to_multiple_of must be at least 1, or null, got 0"),
         ({"keep": 0}, "train.keep must be at least 1, got 0"),
         ({"steps": 0}, "train.steps must be at least 1, or null .*, got 0"),
         ({"checkpoint_every": 0}, "train.checkpoint_every must be at least 1, or null, got 0"),
@@ -74,3 +76,15 @@ def test_the_number_of_threads_is_the_users(monkeypatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     DeviceConfig(device="cpu", num_threads=3).prepare()
     assert set_to == [3]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "given", "bucket"),
+    [
+        ("cpu", "bf16", None, 1), ("cuda", "fp32", None, 8), ("cuda", "bf16", None, 16),
+        ("cuda", "fp16", None, 16), ("cpu", "fp32", 8, 8), ("cuda", "bf16", 1, 1),
+    ],
+)  # fmt: skip
+def test_an_accelerator_has_lengths_that_its_matrix_units_take(device, precision, given, bucket):
+    config = TrainingConfig(precision=precision, pad_to_multiple_of=given)
+    assert config.bucket(torch.device(device)) == bucket

@@ -111,4 +111,5 @@ def _cost_lines(record: Mapping[str, Any]) -> list[str]:
         f"{'seconds per step':<22}{cost['seconds_per_step']:.2f}",
         f"{'training time':<22}{hours:.0f} h {seconds / 60:.0f} min",
         f"{'peak memory':<22}{cost['peak_memory_bytes'] / 2**30:.2f} GiB",
+        f"{'micro-batch':<22}{record['micro_batch_size']} records",
     ]

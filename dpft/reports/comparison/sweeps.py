@@ -16,7 +16,10 @@ from dpft.reports.run.run_record import RunRecord
 EPS = "privacy.eps"
 NOT_PRIVATE = "not private"
 SPEED_ONLY = frozenset(
-    {"train.device", "train.num_threads", "train.micro_batch_size", "train.checkpoint_every"}
+    {
+        *("train.device", "train.num_threads", "train.checkpoint_every"),
+        *("train.micro_batch_size", "train.micro_batch_tokens", "train.pad_to_multiple_of"),
+    }
     | {"train.keep", "privacy.engine", "privacy.clipper_memory_mb", "eval.batch_size"}
     | {"model.gradient_checkpointing", "privacy.self_check", "privacy.show_diagnostics"}
     | {"reference", "reference_maps"}

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from dpft.memory import machine_memory
 from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
 
 GIB = 2**30
@@ -54,13 +55,9 @@ def device_check() -> Check:
 
 def memory_check() -> Check:
     """Returns how much memory there is, a container's limit respected."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
     return _room(
         "memory",
-        total,
+        machine_memory() or 0,
         MEMORY_GIB,
         cost="larger models than the tiny one may not fit",
         remedy="lower train.micro_batch_size, or choose a smaller model or method=lora",

@@ -3,6 +3,7 @@ from dpft.reports.run.privacy_record import plan_record
 from tests.reports.run.test_privacy_record import TWO_PHASES, accounting, plan
 
 COUNTS = {"trainable_parameters": 1234567, "new_parameters": 0, "total_parameters": 1234568}
+COUNTS |= {"micro_batch_size": 64}
 MEASURED = {"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29}
 
 
@@ -32,6 +33,7 @@ def test_a_measurement_is_added_where_there_is_one() -> None:
     assert "seconds per step      2.50" in table
     assert "training time         2 h 3 min" in table
     assert "peak memory           1.50 GiB" in table
+    assert "micro-batch           64 records" in table
 
 
 def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() -> None:

@@ -53,6 +53,16 @@ class CollectedNorms:
     doubts: Mapping[str, Tensor]
     matrices: Sequence[GradientMatrix]
 
+    @property
+    def small(self) -> set[str]:
+        """Names of the parameters whose gradients stand in ``matrices``."""
+        return {name for matrix in self.matrices for name in matrix.names}
+
+    @property
+    def all_are_small(self) -> bool:
+        """Whether every parameter that was used is among ``small``."""
+        return self.small.issuperset(name for names in self.names for name in names)
+
     def squares(self, count: int) -> Tensor:
         """Returns the squared norms of each group, shape (count, b)."""
         if count == 1:

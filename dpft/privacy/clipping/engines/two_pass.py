@@ -4,10 +4,11 @@ The first pass takes each use's squared norm as backward meets it and lets the u
 contracts each use at once, weighted by its clip factors. Little is held beyond what ordinary
 training holds, so gradient checkpointing keeps its savings. Both passes backpropagate the same
 unscaled losses, so that under bfloat16 they round alike, and the factors belong to the very
-gradients that are summed (docs/design.md, the clipper).
+gradients that are summed (docs/design.md, the clipper). Small gradients, of biases and norm layers,
+are kept from the first pass: where nothing else trains, there is no second.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -20,7 +21,6 @@ from dpft.privacy.clipping.engines.norm_collector import CollectedNorms, NormCol
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.norms import CarefulSquares
-from dpft.privacy.clipping.small_gradients import GradientMatrix
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import Span, WideUse, is_wide, widen, widen_at_a_glance
 
@@ -41,7 +41,11 @@ class TwoPassEngine(RecordingEngine):
             with torch.no_grad():
                 look_again = partial(self._look_again, losses, rows)
                 decision = self.decide(collected, rows, look_again)
-            self._contract(losses, rows, decision, collected.matrices)
+            if not collected.all_are_small:
+                self._contract(losses, rows, decision, collected.small)
+            with torch.no_grad():
+                self.add_small_gradients(collected.matrices, decision)
+                self.sums.flush()
         return decision.clipped_batch()
 
     def _collected(self, losses: Tensor, rows: Rows) -> CollectedNorms:
@@ -114,15 +118,15 @@ class TwoPassEngine(RecordingEngine):
                 self._spans[name, use.left.shape[1]] = use.spans
         return [rows.fold(use) for use in widened]
 
-    def _contract(
-        self,
-        losses: Tensor,
-        rows: Rows,
-        decision: ClipDecision,
-        matrices: Sequence[GradientMatrix],
-    ) -> None:
-        """Adds the weighted sums to the gradients in a second pass, use by use."""
-        done = {name for matrix in matrices for name in matrix.names}
+    def _contract(self, losses: Tensor, rows: Rows, decision: ClipDecision, kept: Set[str]) -> None:
+        """Adds the weighted sums to the gradients in a second pass, use by use.
+
+        Args:
+            losses: One of each row, or of each unit.
+            rows: The batch's rows.
+            decision: What decides the weights.
+            kept: Names of the parameters whose gradients the first pass kept.
+        """
         parameters = self.trainable.now()
         sums = {name: parameter.grad for name, parameter in parameters.items()}
 
@@ -132,7 +136,7 @@ class TwoPassEngine(RecordingEngine):
             sums[name] = self.sums.add(name, sums[name], part.to(parameters[name].dtype))
 
         def receive(name: str, use: Use) -> None:
-            if name in done:
+            if name in kept:
                 return
             together = isinstance(use, GradientUse) or name in decision.formed
             if name in self.shared and together:
@@ -148,8 +152,6 @@ class TwoPassEngine(RecordingEngine):
             self.sums.flush()
             for name, total in sums.items():
                 parameters[name].grad = total
-            self.add_small_gradients(matrices, decision)
-            self.sums.flush()
 
     def _widened_again(self, name: str, use: Use) -> Use:
         """Returns a use of a vocabulary's weight with the positions that counted before."""

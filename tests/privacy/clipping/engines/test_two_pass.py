@@ -1,7 +1,9 @@
 import weakref
 
 import pytest
+import torch
 
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines.two_pass import TwoPassEngine
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.uses import OuterUse
@@ -46,3 +48,34 @@ def test_output_gradients_are_let_go_during_the_pass():
     engine.remove()
     # A gradient that autograd adds the next one to, in place, lives on in the residual stream.
     assert max(most) < len(alive) / 3
+
+
+@pytest.mark.parametrize("units", [None, torch.tensor([9, 4, 9, 9])], ids=["examples", "units"])
+@pytest.mark.parametrize(
+    ("trained", "passes"), [("bias", 1), ("ln_1.weight", 1), (("bias", "wpe.weight"), 2)]
+)
+def test_small_gradients_alone_take_one_pass_and_give_the_sum_of_the_loop(
+    trained, passes, units, monkeypatch
+):
+    model, batch, made = gpt2(dtype=torch.float64), records(), []
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.endswith(trained)
+    backward = torch.autograd.backward
+
+    def counted(*arguments, **options):
+        made.append(arguments)
+        backward(*arguments, **options)
+
+    monkeypatch.setattr(torch.autograd, "backward", counted)
+    sums = []
+    for engine in ("loop", "two_pass"):
+        with PerExampleClipper(model, STYLE.max_grad_norm, engine=engine) as clipper:
+            # The first batch of a kind takes passes of its own, to be proved.
+            clipper.accumulate(batch.losses(model), units)
+            model.zero_grad()
+            made.clear()
+            clipper.accumulate(batch.losses(model), units)
+        sums.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
+    assert len(made) == passes
+    for expected, got in zip(*sums, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-10)

@@ -1,0 +1,129 @@
+"""How many records are in memory at once: what ``auto`` resolves to, and what does not fit.
+
+All of it follows from public numbers: the model's shapes, ``task.max_length``, the configuration
+and how much memory the device has. No record, and no count of them but the public one, is looked
+at.
+"""
+
+import logging
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError
+from dpft.kinds import Head
+from dpft.models.architecture import Architecture
+from dpft.models.loading import meta_model, new_names
+from dpft.models.vocabulary import grow_as_planned
+from dpft.training.estimate import largest_micro_batch, model_shapes
+from dpft.training.training_config import AUTO
+from dpft.training.usable_memory import usable_memory
+
+Config = TypeVar("Config", bound=TrainConfig)
+logger = logging.getLogger(__name__)
+
+
+def check_micro_batch_tokens(config: TrainConfig) -> None:
+    """Refuses micro-batches that the longest record or unit allowed does not fit into.
+
+    Raises:
+        InputError: ``train.micro_batch_tokens`` is less than they may have.
+    """
+    tokens, longest, records = config.train.micro_batch_tokens, config.task.longest, _least(config)
+    if tokens is None:
+        return
+    if tokens < longest * records:
+        whose = "a record"
+        if records > 1:
+            whose = f"a unit of {records} records (privacy.records_per_unit)"
+        raise InputError(
+            f"train.micro_batch_tokens must be at least {longest * records}, the tokens of {whose}"
+            f" of task.max_length={longest}, got {tokens}; raise it, lower task.max_length, or set"
+            " it to null."
+        )
+    rows = config.train.micro_batch_size
+    if isinstance(rows, int) and rows * longest <= tokens:
+        logger.warning(
+            "train.micro_batch_tokens=%d changes nothing: train.micro_batch_size=%d records of"
+            " task.max_length=%d are no more; raise train.micro_batch_size",
+            *(tokens, rows, longest),
+        )
+
+
+def with_micro_batch_size(
+    config: Config, architecture: Architecture, head: Head, device: torch.device
+) -> Config:
+    """Returns the configuration with the micro-batch size that ``auto`` stands for.
+
+    Args:
+        config: With the length of its examples and its batch size.
+        architecture: Of the model.
+        head: What it answers with.
+        device: Where it is trained.
+
+    Raises:
+        InputError: The device's memory is unknown, or not even one record, or unit, fits.
+    """
+    if config.train.micro_batch_size != AUTO:
+        return config
+    guarantee, longest = config.privacy.guarantee, config.task.longest
+    if guarantee is not None and guarantee.engine == "loop":
+        size = 1
+    else:
+        size = _largest(config, architecture, head, device)
+    logger.info(
+        "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
+        " holds by the estimate of dpft plan, since auto was asked for",
+        *(size, longest),
+    )
+    return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def planned_model(
+    config: TrainConfig, architecture: Architecture, head: Head
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Returns the shapes of the model that would be trained, without weights, and what is new."""
+    new = new_names(architecture, head)
+    model = meta_model(architecture, head)
+    grow_as_planned(model, architecture, head, config.task.special_tokens)
+    return config.method.prepare(model, new), new
+
+
+def _largest(
+    config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
+) -> int:
+    """Returns the largest micro-batch that fits, at most a step's records.
+
+    Raises:
+        InputError: As ``with_micro_batch_size``.
+    """
+    memory, least, train = usable_memory(device), _least(config), config.train
+    guarantee, longest = config.privacy.guarantee, config.task.longest
+    assert train.expected_batch_size is not None
+    model, _ = planned_model(config, architecture, head)
+    size = largest_micro_batch(
+        model_shapes(model),
+        memory_bytes=memory,
+        clipper_bytes=None if guarantee is None else guarantee.clipper_memory_mb * 2**20,
+        max_length=longest + config.method.extra_positions,
+        most=train.expected_batch_size * least,
+        micro_batch_tokens=train.micro_batch_tokens,
+    )
+    if size < least:
+        raise InputError(
+            f"train.micro_batch_size=auto must hold at least {least} records of"
+            f" task.max_length={longest}, got room for {size} in the {memory / 2**30:.1f} GiB that"
+            " may be used by the estimate; set a number, lower task.max_length, or choose a"
+            " smaller model or method=lora."
+        )
+    return size
+
+
+def _least(config: TrainConfig) -> int:
+    """Returns the records that must be in one micro-batch: those of a unit are clipped as one."""
+    guarantee = config.privacy.guarantee
+    has_units = guarantee is not None and guarantee.has_units
+    return guarantee.records_per_unit if guarantee is not None and has_units else 1

@@ -1,0 +1,107 @@
+"""Records in flat arrays are the rows that every encoding makes, bit for bit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpft.data.encoding import Encoding
+from dpft.data.token_rows import TokenRows, token_rows
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
+from dpft.tasks.records import Example, LabelledExample
+from tests.data import test_chat, test_encoding, test_label_words, test_sentences
+from tests.models.small import blank_words, wordpiece
+
+ROWS = [
+    TokenizedExample(input_ids=[5, 6, 7], labels=[-100, 6, 7]),
+    TokenizedExample(input_ids=[5], labels=[5], truncated=True),
+    TokenizedExample(input_ids=[5, 6], labels=[-100, -100]),
+    TokenizedExample(input_ids=[8, 9], labels=[9]),
+    TokenizedExample(input_ids=[8, 9], labels=[-100]),
+    TokenizedExample(input_ids=[1, 2], labels=[0.1, 0.9], answer=0),
+    TokenizedExample(input_ids=[1, 2], labels=[3.5], token_type_ids=[0, 1]),
+    TokenizedExample(input_ids=[1], labels=[1.0], token_type_ids=[]),
+    TokenizedExample(input_ids=[5, 6, 7], labels=[5, -100, 7], answer=2, token_type_ids=[0, 0, 1]),
+]
+TEXTS = [
+    Example(prompt="a film :", target="a great film", group="1", separator=" :"),
+    Example(prompt="a :", target="", group="2", separator=" :"),
+    Example(prompt="", target="the song " * 20, group="3", cut_target_end=True),
+    Example(prompt="film " * 30 + ":", target="long", group="4", separator=":", lead="film "),
+    Example(prompt="a film :", target="a", group="5", after_start=True, learns_prompt=True),
+]
+LABELLED = [
+    LabelledExample(texts=("a film", "the song"), label=1.0),
+    LabelledExample(texts=("film " * 30, ""), label=0.0),
+]
+
+
+def test_rows_of_every_form_come_back_as_they_were() -> None:
+    rows = TokenRows(ROWS)
+    assert len(rows) == len(ROWS)
+    assert list(rows) == ROWS == rows[:]
+    assert [rows[at] for at in (8, 0, -2)] == [ROWS[8], ROWS[0], ROWS[-2]]
+    with pytest.raises(IndexError):
+        rows[9]
+
+
+def test_what_is_asked_of_all_rows_is_what_each_says() -> None:
+    rows = TokenRows(ROWS)
+    assert rows.lengths.tolist() == [len(row.input_ids) for row in ROWS]
+    assert rows.has_label.tolist() == [row.has_label for row in ROWS]
+    assert rows.truncated.tolist() == [row.truncated for row in ROWS]
+    assert [len(column) for column in (TokenRows().lengths, TokenRows().has_label)] == [0, 0]
+
+
+def test_rows_in_arrays_are_not_copied() -> None:
+    rows = token_rows(ROWS)
+    assert token_rows(rows) is rows
+
+
+def test_a_text_costs_four_bytes_a_token_and_its_labels_none() -> None:
+    long = TokenizedExample(input_ids=[7] * 50, labels=[-100] * 20 + [7] * 30)
+    (block,) = TokenRows([long] * 100).blocks
+    arrays = [block.ids.values, block.ids.bounds, block.unlabelled, block.truncated]
+    assert block.labels is None and block.types is None and block.answers is None
+    assert sum(array.nbytes for array in arrays if array is not None) <= 100 * 216 + 8
+
+
+def encodings(folder: Path) -> dict[str, tuple[Encoding, Sequence[Any]]]:
+    """An encoding of every kind, with records of it."""
+    bert, words = wordpiece(folder), blank_words(closes=False)
+    plain = test_encoding.text
+    talks = [test_chat.example(), test_chat.example(test_chat.TALK[:3])]
+    pair = {"template": "<S1> ? [MASK] , <S2>", "texts": 2}
+    causal = {"template": "<S1> ? <S2> It was [MASK]", "texts": 2}
+    return {
+        "text": (plain(CAUSAL), TEXTS),
+        "seq2seq": (plain(SEQ2SEQ), TEXTS[:4]),
+        "chat": (test_chat.encoding(test_chat.tokenizer(), 40), talks),
+        "masked label words": (test_label_words.encoding(bert, MASKED, **pair), LABELLED),
+        "causal label words": (test_label_words.encoding(words, CAUSAL, **causal), LABELLED),
+        "classes": (test_sentences.encoding(bert, answer=CLASSES), LABELLED),
+        "scores": (test_sentences.encoding(bert, answer=SCORE, outputs=1), LABELLED),
+        "classes without types": (test_sentences.encoding(words, answer=CLASSES), LABELLED),
+    }
+
+
+KINDS = ("text", "seq2seq", "chat", "masked label words", "causal label words", "classes",
+         "scores", "classes without types")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_encodings_records_have_the_rows_that_it_makes_of_all_at_once(
+    tmp_path: Path, kind: str
+) -> None:
+    encoding, records = encodings(tmp_path / "wordpiece")[kind]
+    together = encoding.rows(records)
+    one_by_one = TokenRows(row for record in records for row in encoding.rows([record]))
+    assert list(TokenRows(together)) == together == list(one_by_one)
+    assert TokenRows(together).has_label.tolist() == [row.has_label for row in together]
+    kinds = [[type(label) for label in row.labels] for row in together]
+    assert [[type(label) for label in row.labels] for row in one_by_one] == kinds
+    assert len(TokenRows(together).blocks) == 1
+    assert all(np.isfinite(label) for row in together for label in row.labels)

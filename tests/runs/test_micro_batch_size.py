@@ -1,0 +1,146 @@
+"""What ``auto`` resolves to, and limits that a record or a unit does not fit into."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError
+from dpft.models.architecture import read_architecture
+from dpft.runs import micro_batch_size as module
+from dpft.runs.lengths import with_max_length
+from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs.task_model import training_head
+from dpft.training import usable_memory as memory_module
+from tests.config.test_conf import loaded
+from tests.models import small
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    base = Path(small.save("gpt2", tmp_path_factory.mktemp("auto") / "base"))
+    given = [
+        *("task=e2e", "model=gpt2", f"model.path={base}", "task.max_length=16"),
+        *("decode.max_new_tokens=8", "privacy.noise_multiplier=1", "train.micro_batch_size=auto"),
+        "train.expected_batch_size=1000",
+    ]
+    composed = loaded("train", given)
+    assert isinstance(composed, TrainConfig)
+    return composed
+
+
+def with_train(config: TrainConfig, **train: Any) -> TrainConfig:
+    return replace(config, train=replace(config.train, **train))
+
+
+def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    return replace(config, privacy=replace(guarantee, **privacy))
+
+
+def resolved(config: TrainConfig, device: torch.device = CPU) -> int:
+    architecture = read_architecture(config.model)
+    config = with_max_length(config, architecture)
+    head = training_head(config, architecture)
+    return with_micro_batch_size(config, architecture, head, device).train.most_rows
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the memory beyond a process and the clipper's own, in bytes."""
+
+    def set_to(beyond: int) -> None:
+        own = GIB + 512 * 2**20
+        monkeypatch.setattr(module, "usable_memory", lambda _: own + beyond)
+
+    return set_to
+
+
+def test_more_memory_and_shorter_records_make_room_for_more(
+    config: TrainConfig, room: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = with_privacy(config, clipper_memory_mb=512)
+    room(2**21)
+    with caplog.at_level(logging.INFO):
+        size = resolved(config)
+    assert 1 < size < 1000
+    assert f"train.micro_batch_size={size}: records of task.max_length=16" in caplog.text
+    shorter = replace(config, task=replace(config.task, max_length=9))
+    assert size < resolved(shorter) < 2.2 * size
+    room(2**22)
+    assert resolved(config) > 2 * size
+
+
+def test_a_step_is_the_most_and_a_number_stays(config: TrainConfig) -> None:
+    assert resolved(with_train(config, expected_batch_size=7)) == 7
+    assert resolved(with_train(config, micro_batch_size=5)) == 5
+    units = with_privacy(config, unit="name", records_per_unit=4)
+    assert resolved(with_train(units, expected_batch_size=7)) == 28
+
+
+def test_the_loop_takes_one_at_a_time(config: TrainConfig) -> None:
+    assert resolved(with_privacy(config, engine="loop")) == 1
+
+
+def test_tokens_that_fit_leave_the_records_to_the_step(config: TrainConfig, room: Any) -> None:
+    config = with_privacy(config, clipper_memory_mb=512)
+    room(2**21)
+    size = resolved(config)
+    assert resolved(with_train(config, micro_batch_tokens=16)) == 1000
+    assert resolved(with_train(config, micro_batch_tokens=10**9)) == size
+
+
+def test_what_does_not_fit_is_refused_with_the_way_out(config: TrainConfig, room: Any) -> None:
+    config = with_privacy(config, clipper_memory_mb=512)
+    room(0)
+    with pytest.raises(InputError, match=r"at least 1 records of task.max_length=16, got room for"):
+        resolved(config)
+    room(2**21)
+    size = resolved(config)
+    large = with_privacy(config, unit="name", records_per_unit=size + 1)
+    with pytest.raises(InputError, match=f"hold at least {size + 1} records .* room for {size} in"):
+        resolved(large)
+    assert resolved(with_privacy(config, unit="name", records_per_unit=size)) == size
+
+
+def test_memory_that_nobody_knows_is_refused(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"memory of the device \(mps\).*set a number, such as 32"):
+        resolved(config, torch.device("mps"))
+    monkeypatch.setattr(memory_module, "machine_memory", lambda: None)
+    with pytest.raises(InputError, match=r"memory of the device \(cpu\)"):
+        resolved(config)
+
+
+@pytest.mark.parametrize(("unit", "least"), [("record", 16), ("name", 64)])
+def test_tokens_below_what_a_record_or_a_unit_may_take_are_refused(
+    config: TrainConfig, unit: str, least: int
+) -> None:
+    if unit != "record":
+        config = with_privacy(config, unit=unit, records_per_unit=4)
+    check_micro_batch_tokens(config)
+    check_micro_batch_tokens(with_train(config, micro_batch_tokens=least))
+    with pytest.raises(InputError) as refusal:
+        check_micro_batch_tokens(with_train(config, micro_batch_tokens=least - 1))
+    said = str(refusal.value)
+    assert f"train.micro_batch_tokens must be at least {least}, the tokens of a " in said
+    assert f"got {least - 1}; raise it, lower task.max_length, or set it to null." in said
+    assert ("privacy.records_per_unit" in said) == (unit != "record")
+
+
+def test_tokens_that_bound_nothing_are_warned_of(
+    config: TrainConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_micro_batch_tokens(with_train(config, micro_batch_tokens=63, micro_batch_size=4))
+    assert not caplog.records
+    check_micro_batch_tokens(with_train(config, micro_batch_tokens=64, micro_batch_size=4))
+    assert "changes nothing" in caplog.text and "raise train.micro_batch_size" in caplog.text

@@ -1,0 +1,41 @@
+"""What a machine, or the container around the process, leaves to it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpft import memory
+from dpft.memory import machine_memory
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of a mebibyte, and control groups that limit nothing yet."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}.get)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "OF_VERSION_1", tmp_path / "v1")
+    return tmp_path
+
+
+def test_without_a_limit_it_is_the_machines(groups: Path) -> None:
+    assert machine_memory() == 2**20
+    (groups / "memory.max").write_text("max\n")
+    assert machine_memory() == 2**20
+
+
+@pytest.mark.parametrize("place", ["memory.max", "a/memory.max", "a/b/memory.max", "v1"])
+def test_the_least_limit_around_the_process_counts(groups: Path, place: str) -> None:
+    (groups / "a" / "b").mkdir(parents=True)
+    (groups / "own").write_text("1:name=x:/else\n0::/a/b\n")
+    (groups / place).write_text("1000\n")
+    assert machine_memory() == 1000
+
+
+def test_a_system_that_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    assert machine_memory() is None
