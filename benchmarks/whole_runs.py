@@ -4,8 +4,9 @@
 
 A step is all that a run does between two updates: the draw, collation, micro-batches, noise,
 journal, ledger, optimizer, the check of the weights and diagnostics. A private and an ordinary run
-take their steps in turns, each in a process of its own, and what a step took is divided by the
-records that were drawn for it. GPT-2's shape has random weights and the embedded model's tokenizer.
+take their steps in turns, each in a process of its own. Steps are small, so that some are taken in
+minutes; what grows with the records is scaled to those of a usual step, 1024. GPT-2's shape has
+random weights and the embedded model's tokenizer.
 """
 
 import argparse
@@ -28,17 +29,17 @@ from dpft.models.embedded import MODEL_DIRECTORY
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Whole runs: steps of dpft train against privacy=none"
 NOTES = (
-    "Records of E2E. Median ratio of the seconds of a record in interleaved steps, with"
-    " interquartile range, on the CPU\nof its own processor time; what is outside of"
-    " micro-batches as a share of a private step of 1024 records, its parts\nthat grow with the"
-    " records scaled to them; and the first step, which proves the clipper, less a later one."
+    "Records of E2E. Median ratio of interleaved steps, with interquartile range, on the CPU in its"
+    " own processor time.\nWhat grows with the records of a step (micro-batches, collation) is"
+    " scaled to 1024 of them; what is outside of\nmicro-batches is a share of such a private"
+    " step; the first step also proves the clipper."
 )
 COLUMNS = (
     "row", "time (interquartile range)", "target", "outside micro-batches", "first step's proof, s",
     "records a second", "pairs",
 )  # fmt: skip
 RECORDS = 1024
-"""Of the step that the share outside of micro-batches is of."""
+"""Of the step that measured ones are scaled to."""
 PRIVATE = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.delta=1e-5")
 ORDINARY = ("privacy=none",)
 ENDLESS = "train.steps=1000000"
@@ -70,9 +71,9 @@ class Steps:
 
     @property
     def ratios(self) -> list[float]:
-        """Seconds of a record of a private step over those of an ordinary one, by pair."""
+        """Seconds of a private step over those of an ordinary one, each of 1024 records."""
         pairs = zip(self.private, self.ordinary, strict=True)
-        return [seconds_of_record(a) / seconds_of_record(b) for a, b in pairs]
+        return [seconds_of_step(a) / seconds_of_step(b) for a, b in pairs]
 
     @property
     def share_outside(self) -> float:
@@ -81,23 +82,34 @@ class Steps:
 
     @property
     def proof(self) -> float:
-        """Seconds that the first step takes beyond a later one of as many records."""
-        later = statistics.median(map(seconds_of_record, self.private))
-        return float(self.first["seconds"]) - later * float(self.first["records"])
+        """Seconds of micro-batches that the first step takes beyond later ones of its records."""
+        each = (inside(step) / max(1, step["records"]) for step in self.private)
+        return inside(self.first) - statistics.median(each) * float(self.first["records"])
 
 
-def seconds_of_record(step: Mapping[str, Any]) -> float:
-    """Returns a step's seconds by the records drawn for it."""
-    return float(step["seconds"]) / max(1, int(step["records"]))
+def inside(step: Mapping[str, Any]) -> float:
+    """Returns the seconds of a step's micro-batches."""
+    return float(step["parts"].get(MICRO_BATCHES, 0.0))
+
+
+def outside_of_step(step: Mapping[str, Any]) -> float:
+    """Returns the seconds outside of micro-batches of a step, had it 1024 records.
+
+    Collation grows with the records; what is left does not.
+    """
+    collation = float(step["parts"].get(COLLATION, 0.0))
+    fixed = float(step["seconds"]) - inside(step) - collation
+    return fixed + collation * RECORDS / max(1, step["records"])
+
+
+def seconds_of_step(step: Mapping[str, Any]) -> float:
+    """Returns the seconds of a step, had it 1024 records."""
+    return outside_of_step(step) + inside(step) * RECORDS / max(1, step["records"])
 
 
 def share_outside(step: Mapping[str, Any]) -> float:
     """Returns the share of a step of 1024 records that is outside of micro-batches."""
-    parts, many = step["parts"], RECORDS / max(1, step["records"])
-    inside, collation = parts.get(MICRO_BATCHES, 0.0), parts.get(COLLATION, 0.0)
-    fixed = step["seconds"] - inside - collation
-    outside = fixed + many * collation
-    return float(outside / (outside + many * inside))
+    return outside_of_step(step) / seconds_of_step(step)
 
 
 def rows(shape: Path) -> dict[str, Row]:
@@ -141,9 +153,8 @@ def table_line(row: Row, steps: Steps) -> str:
     spread = (
         statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     )
-    rates = (
-        1 / statistics.median(map(seconds_of_record, s)) for s in (steps.private, steps.ordinary)
-    )
+    both = (steps.private, steps.ordinary)
+    rates = (RECORDS / statistics.median(map(seconds_of_step, each)) for each in both)
     return (
         f"| {row.name} | {spread[1]:.3f} ({spread[0]:.3f} to {spread[2]:.3f}) | {row.target} "
         f"| {steps.share_outside:.1%} | {steps.proof:.2f} "

@@ -1,12 +1,16 @@
 """``dpft train``: fine-tunes, evaluates and reports; goes on with ``resume=RUN``."""
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
+from dpft.runs.early_calibration import early_calibration
 from dpft.runs.overrides import checked_overrides as expand
+from dpft.runs.run_plan import plan_run
 
 CONFIG = TrainCommand
 
@@ -16,7 +20,10 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     announce(command)
-    from dpft.runs import run as runs
+    begins = command.resume is None
+    with early_calibration(command) if begins else nullcontext(None) as calibrate:
+        from dpft.runs import run as runs
 
-    folder = run_folder() if command.resume is None else Path(command.resume)
-    runs.run(command, folder, write_request=write_hydra_record)
+        folder = run_folder() if command.resume is None else Path(command.resume)
+        planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
+        runs.run(command, folder, write_request=write_hydra_record, planner=planner)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
+from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
@@ -36,6 +36,7 @@ def make_plan(
     expected_batch_size: int,
     phases: Sequence[PhaseRequest],
     record: str = EXAMPLE,
+    calibrate: Calibrate = calibrate_noise_multiplier,
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
 
@@ -46,6 +47,7 @@ def make_plan(
         phases: The stretches of the run, in order; all share one noise multiplier and one sample
             rate, so that they cost what one run of their steps does.
         record: What a record of the task is, in words that follow "one".
+        calibrate: Finds the noise where eps is given; one that has begun already answers sooner.
 
     Raises:
         InputError: delta is too large, no noise multiplier reaches eps, or the noise is so small
@@ -56,7 +58,7 @@ def make_plan(
     sample_rate = expected_batch_size / num_examples
     steps = sum(phase.steps for phase in phases)
     noise_multiplier, calibration = _noise(
-        config, delta=delta, sample_rate=sample_rate, steps=steps
+        config, delta=delta, sample_rate=sample_rate, steps=steps, calibrate=calibrate
     )
     _check_headroom(expected_batch_size)
     _check_reach(noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta)
@@ -124,14 +126,19 @@ def _planned(config: DifferentialPrivacy, phase: PhaseRequest) -> Phase:
 
 
 def _noise(
-    config: DifferentialPrivacy, *, delta: float, sample_rate: float, steps: int
+    config: DifferentialPrivacy,
+    *,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    calibrate: Calibrate,
 ) -> tuple[float, Calibration | None]:
     """Returns the noise multiplier, and what chose it where eps was given."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     if config.eps is None:
         raise InputError("privacy.eps or privacy.noise_multiplier must be given, got neither.")
-    return calibrate_noise_multiplier(
+    return calibrate(
         eps=config.eps,
         delta=delta,
         sample_rate=sample_rate,

@@ -45,13 +45,20 @@ from dpft.training.resume import ResumePoint, find_resume_point
 logger = logging.getLogger(__name__)
 
 
-def run(command: TrainCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
+def run(
+    command: TrainCommand,
+    folder: Path,
+    *,
+    write_request: WriteRequest | None = None,
+    planner: Planner = plan_run,
+) -> None:
     """Trains, evaluates and reports; a crash's text is kept in the folder's private/.
 
     Args:
         command: The run's configuration, and whether it goes on.
         folder: Of the run: a new one, or with ``command.resume`` the one to go on in.
         write_request: Writes how a new run was asked for.
+        planner: Makes the plan of a new run, of which nothing is left to choose afterwards.
 
     Raises:
         InputError: Anything does not fit.
@@ -63,7 +70,7 @@ def run(command: TrainCommand, folder: Path, *, write_request: WriteRequest | No
     witness = witness_of(command, folder)
     with crash_kept(folder):
         if command.resume is None:
-            begin(command.settings(), folder, witness=witness, write_request=write_request)
+            begin(command.settings(), folder, planner, witness=witness, write_request=write_request)
         else:
             go_on(command.settings(), folder, witness=witness)
 

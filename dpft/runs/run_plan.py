@@ -1,4 +1,7 @@
-"""From a configuration to the parts of a run, shared by the subcommands."""
+"""From a configuration to the parts of a run, shared by the subcommands.
+
+Importing it imports no torch, so that the accountants can be asked before the libraries are there.
+"""
 
 import logging
 from collections.abc import Callable
@@ -9,9 +12,9 @@ from dpft.config.schema import TrainConfig
 from dpft.config.sizes import published_size
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
+from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.plan import PrivacyPlan, planned_steps
-from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.tasks.base import Task
@@ -65,12 +68,23 @@ def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int
     return PublicSize(num_examples=count_rows(), source="count of the records read")
 
 
-def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
+def plan_run(
+    config: TrainConfig,
+    count_rows: Callable[[], int],
+    calibrate: Calibrate = calibrate_noise_multiplier,
+) -> RunPlan:
     """Returns the plan of a run, its noise calibrated.
+
+    Args:
+        config: Of the run.
+        count_rows: As for ``public_size``.
+        calibrate: As for ``make_plan``.
 
     Raises:
         InputError: The budget cannot be met or the batch is larger than the data.
     """
+    from dpft.privacy.planning import make_plan
+
     size = public_size(config.task, config.privacy, count_rows)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
@@ -83,6 +97,7 @@ def plan_run(config: TrainConfig, count_rows: Callable[[], int]) -> RunPlan:
         expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
         record=config.task.unit_definition,
+        calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
 

@@ -3,13 +3,16 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.checkpoint import TrainingState
+
+if TYPE_CHECKING:
+    from dpft.training.checkpoint import TrainingState
 
 
-def learning_rate_of(training_state: TrainingState, step: int) -> float:
+def learning_rate_of(training_state: "TrainingState", step: int) -> float:
     """Returns the learning rate that step ``step`` (counted from 1) was taken with."""
     scheduler = training_state.scheduler
     return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))

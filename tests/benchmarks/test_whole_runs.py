@@ -11,13 +11,15 @@ def step(seconds, records, inside, collation):
     return {"seconds": seconds, "records": records, "parts": parts}
 
 
-def test_a_table_line_divides_each_step_by_its_records():
-    private = [step(6.0, 100, 5.0, 0.0), step(12.0, 200, 11.0, 0.0), step(7.0, 100, 6.0, 0.0)]
-    ordinary = [step(5.0, 100, 5.0, 0.0)] * 3
-    steps = Steps(private, ordinary, first=step(16.0, 100, 15.0, 0.0))
+def test_a_table_line_scales_each_step_to_1024_records():
+    private = [step(600.0, 512, 512.0, 0.0), step(1112.0, 1024, 1024.0, 0.0)]
+    ordinary = [step(640.0, 512, 512.0, 0.0), step(1024.0, 1024, 1024.0, 0.0)]
+    steps = Steps(private, ordinary, first=step(500.0, 128, 228.0, 0.0))
+    # 1112 over 1152 and 1112 over 1024; a record takes 1 s inside of micro-batches
+    assert steps.ratios == [1112 / 1152, 1112 / 1024]
     line = whole_runs.table_line(Row("embedded", (), "1.20"), steps)
-    assert line.startswith("| embedded | 1.200 (1.200 to 1.300) | 1.20 | ")
-    assert line.endswith(" | 10.00 | 16.7 / 20.0 | 3 |")
+    assert line.startswith("| embedded | 1.026 (0.995 to 1.056) | 1.20 | 7.9% | 100.00 | ")
+    assert line.endswith(" | 0.9 / 0.9 | 2 |")
 
 
 def test_the_share_outside_of_micro_batches_is_that_of_1024_records():
@@ -26,7 +28,6 @@ def test_the_share_outside_of_micro_batches_is_that_of_1024_records():
 
 
 def test_an_empty_draw_is_measured_too():
-    assert whole_runs.seconds_of_record(step(2.0, 0, 0.0, 0.0)) == 2.0
     assert whole_runs.share_outside({"seconds": 2.0, "records": 0, "parts": {}}) == 1.0
 
 

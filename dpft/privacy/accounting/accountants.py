@@ -49,6 +49,7 @@ class Accountants:
         }
         self._asked: dict[str, _Key] = {}
         self._answers: dict[_Key, Epsilon | AccountantError] = {}
+        self._abandoned = False
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +65,19 @@ class Accountants:
 
     def start(self) -> None:
         """Starts every library's process, so that all import at the same time."""
+        if not self._abandoned:
+            for process in self._processes.values():
+                process.start()
+
+    def abandon(self) -> None:
+        """Ends what is under way: nobody waits for an answer any more.
+
+        Unlike all else it may be called from another thread than the one that asks, whose
+        questions all end with an AccountantError from now on.
+        """
+        self._abandoned = True
         for process in self._processes.values():
-            process.start()
+            process.kill()
 
     def prefetch(self, name: str, mechanism: SampledGaussian, **options: float) -> None:
         """Lets an idle process begin on an answer that ``evaluate`` will ask for."""
@@ -101,6 +113,8 @@ class Accountants:
         return answer
 
     def _ask(self, key: _Key) -> None:
+        if self._abandoned:
+            raise AccountantError("It is not waited for.")
         name, mechanism, options = key
         question = {"accountant": name, "mechanism": asdict(mechanism), "options": dict(options)}
         self._processes[_LIBRARY[name]].ask(question)

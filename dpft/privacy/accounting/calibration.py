@@ -9,6 +9,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting import gdp, pld, prv, rdp
@@ -26,6 +27,15 @@ TOLERANCE = 0.02
 """Most by which the reported bound may fall short of the target."""
 
 _GRIDS = {"rdp": rdp.GRID, "pld": pld.GRID, "prv": prv.GRID}
+
+
+class Calibrate(Protocol):
+    """What finds the noise of a target: ``calibrate_noise_multiplier``, or one begun before."""
+
+    def __call__(
+        self, *, eps: float, delta: float, sample_rate: float, steps: int, accountant: str
+    ) -> tuple[float, Calibration]:
+        """See ``calibrate_noise_multiplier``."""
 
 
 def calibrate_noise_multiplier(

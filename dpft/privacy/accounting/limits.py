@@ -100,6 +100,12 @@ class LimitedProcess:
             raise AccountantError(answer["error"])
         return answer
 
+    def kill(self) -> None:
+        """Kills the child, so that a thread which waits for its answer learns that it ended."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """Ends the child, whatever it is doing."""
         if self._process is not None:

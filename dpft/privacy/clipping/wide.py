@@ -25,6 +25,10 @@ from dpft.privacy.clipping.uses import OuterUse, Use
 
 WIDE_ROWS = 4096
 """A weight of at least this many rows is a vocabulary's."""
+SMALL_WIDE_ROWS = 1024
+"""So is one of at least this many, if they are ``WIDE_SHARE`` times its columns or more: no other
+layer widens so much."""
+WIDE_SHARE = 16
 BLOCK_ROWS = 4096
 """Rows of the weight that are copied at a time."""
 PROBE = 64
@@ -175,7 +179,8 @@ def is_wide(use: Use) -> TypeGuard[OuterUse]:
     """Whether this is the use of a vocabulary's weight, as it was recorded."""
     if not isinstance(use, OuterUse) or isinstance(use, WideUse):
         return False
-    return use.left.shape[2] >= max(WIDE_ROWS, use.right.shape[2] + 1)
+    rows, columns = use.left.shape[2], use.right.shape[2]
+    return rows >= max(WIDE_ROWS, columns + 1) or rows >= max(SMALL_WIDE_ROWS, WIDE_SHARE * columns)
 
 
 def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:

@@ -55,6 +55,16 @@ def test_a_row_whose_only_entry_is_tiny_and_late_still_counts():
     assert widen(use).spans == ((4, 5),)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [(3072, 160, True), (3072, 768, False), (4096, 1024, True), (4096, 4096, False)],
+    ids=["small vocabulary", "feed-forward", "vocabulary", "square"],
+)
+def test_a_vocabulary_is_told_by_its_shape(rows, columns, expected):
+    use = OuterUse(torch.ones(1, 1, rows), torch.ones(1, 1, columns))
+    assert isinstance(widen(use), WideUse) is expected
+
+
 def test_only_a_vocabularys_weight_is_wide():
     narrow = OuterUse(torch.ones(1, 2, 64), torch.ones(1, 2, 8))
     gradient = GradientUse(torch.ones(1, 5000))
