@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 
+from dpft.compiler import missing_for_compile
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
@@ -180,3 +181,11 @@ def test_what_a_compiled_forward_records_gives_the_loops_sum(engine: str, backen
             assert got.distance(wanted[seed]) <= 1e-9
     assert compilations() == 2, "one graph for each length, and none is broken"
     assert not any("forward" in vars(each) for each in model.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_for_compile("cpu") is not None, reason="no compiler")
+def test_the_default_compiler_gives_the_loops_sum_though_it_uses_memory_again() -> None:
+    batches = [batch(4, 8, seed) for seed in range(3)]
+    compared(Repeats(), "book_keeping", batches, backend="inductor")
+    assert counters["stats"]["unique_graphs"] == 1
