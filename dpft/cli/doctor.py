@@ -11,6 +11,7 @@ from dpft.config.doctor import DoctorConfig
 from dpft.errors import RunError
 from dpft.reports.doctor.check import Check, can_train, doctor_record, doctor_table
 from dpft.reports.doctor.machine import (
+    compiler_check,
     device_check,
     disk_checks,
     embedded_model_check,
@@ -46,6 +47,7 @@ def examine(config: DoctorConfig) -> list[Check]:
     return [
         *package_checks(),
         device_check(),
+        compiler_check(),
         outputs_check(),
         memory_check(),
         *disk_checks(),

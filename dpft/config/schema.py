@@ -71,6 +71,24 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         )
 
 
+def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingConfig) -> None:
+    """Refuses to compile what is run otherwise than in one forward and its backward pass.
+
+    Raises:
+        InputError: ``train.compile`` stands beside a loop, or beside gradient checkpoints.
+    """
+    guarantee = privacy.guarantee
+    if train.compile and guarantee is not None and guarantee.engine == "loop":
+        raise InputError(
+            "train.compile=true needs another engine than privacy.engine=loop, which runs its model"
+            " as it is; drop one."
+        )
+    if train.compile and model.gradient_checkpointing:
+        raise InputError(
+            "train.compile=true needs model.gradient_checkpointing=false, got true; drop one."
+        )
+
+
 def check_start(method: Method, model: ModelConfig) -> None:
     """Refuses a model that does not start as the method needs it to.
 
@@ -106,6 +124,7 @@ class TrainConfig(CrossChecked):
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
         (("privacy", "train"), check_loop),
+        (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
     )
 

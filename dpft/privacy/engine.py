@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
+from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.options import ClippingOptions
@@ -61,6 +62,7 @@ class PrivacyEngine:
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
         loss_scale: float = 1.0,
+        compilation: Compilation | None = None,
     ) -> None:
         """Binds a model to a plan.
 
@@ -77,6 +79,7 @@ class PrivacyEngine:
             memory_mb: As ``PerExampleClipper``.
             loss_scale: As ``PerExampleClipper``, which divides it out again before it adds to
                 the sum: sum, noise and their guarantee are those of the unscaled losses.
+            compilation: As ``PerExampleClipper``.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -94,6 +97,7 @@ class PrivacyEngine:
             groups=groups,
             memory_mb=memory_mb,
             loss_scale=loss_scale,
+            compilation=compilation,
         )
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._open_step = False

@@ -32,6 +32,7 @@ from dpft.runs.run_plan import (
 )
 from dpft.runs.task_model import layout_of, prepare_model, training_head
 from dpft.tasks.classification import ClassificationTask
+from dpft.training.compiling import check_compiler
 from dpft.training.estimate import Estimate, estimate, model_shapes
 from dpft.training.measure import Measurement, measure_step, peak_memory
 from dpft.training.probe import probe_machine
@@ -63,6 +64,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     count = functools.cache(lambda: load_training_data(config).num_units)
     config = with_batch_size(config, count)
     device = config.train.prepare()
+    check_compiler(device, wanted=config.train.compile)
     config = with_micro_batch_size(config, architecture, head, device)
     plan = plan_run(config, count)
     accounting = account_for_plan(config, plan)

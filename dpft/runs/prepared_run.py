@@ -27,6 +27,7 @@ from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, wi
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
+from dpft.training.compiling import check_compiler
 from dpft.training.loop import TrainingSet
 from dpft.training.precision import warn_if_slow
 from dpft.training.resume import ResumePoint
@@ -77,6 +78,7 @@ def prepare(
     check_tracking(config)
     device = config.train.prepare()
     warn_if_slow(config.train.precision, device)
+    check_compiler(device, wanted=config.train.compile)
     architecture = read_architecture(config.model)
     config = with_max_length(config, architecture)
     head = _fitting_head(config, architecture)

@@ -95,6 +95,7 @@ def make_training_set(
         examples=rows,
         micro_batch_size=config.train.most_rows,
         micro_batch_tokens=config.train.micro_batch_tokens,
+        compile=config.train.compile,
         layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,

@@ -47,7 +47,7 @@ from dpft.training.resume import ResumePoint
 
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
-    *("train.micro_batch_tokens", "train.pad_to_multiple_of"),
+    *("train.micro_batch_tokens", "train.pad_to_multiple_of", "train.compile"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
     *("privacy.resume_overspend", "privacy.witness", "tracking"),
 )

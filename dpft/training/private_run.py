@@ -21,6 +21,7 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
+from dpft.training.compiling import compilation_of
 from dpft.training.resume import (
     ResumePoint,
     check_promises,
@@ -243,6 +244,7 @@ class PrivateRun:
             groups=self.privacy.groups,
             memory_mb=self.privacy.clipper_memory_mb,
             loss_scale=self.session.settings.backward_scale,
+            compilation=compilation_of(self.session.training_set),
         )
 
 

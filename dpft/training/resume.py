@@ -86,6 +86,7 @@ def environment(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "device": f"{device.type} {name}".strip(),
+        "compile": training_set.compile,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,

@@ -23,6 +23,7 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
+from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
@@ -92,13 +93,14 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
         state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
         steps_taken=done,
     )
-    take_steps(
-        session,
-        engine,
-        training_state,
-        beside_state=lambda: {"generators": engine.generator_states()},
-        goes_on=resume_point is not None,
-    )
+    with compiled_calls(session.model, compilation_of(session.training_set)):
+        take_steps(
+            session,
+            engine,
+            training_state,
+            beside_state=lambda: {"generators": engine.generator_states()},
+            goes_on=resume_point is not None,
+        )
     session.save_model()
     delete_generator_states(session.folder / CHECKPOINTS)
 

@@ -85,8 +85,11 @@ class TrainingConfig(DeviceConfig):
     short records fill it. Changes speed and memory, never the gradient. Null: no limit."""
     pad_to_multiple_of: int | None = None
     """Micro-batches are padded to a length that is a multiple of it, at most task.max_length;
-    changes speed, never the gradient. Null: 1 on a CPU; on an accelerator 8, or 16 in half
-    precision."""
+    changes speed, never the gradient. Null: 1 on a CPU; on an accelerator, or with train.compile,
+    8, or 16 in half precision."""
+    compile: bool = False
+    """Whether micro-batches run under torch.compile, one compilation for each length, which takes
+    minutes; what is left over of a draw runs as it is. Changes speed, never the gradient."""
     epochs: float = 10
     """Passes over the data in expectation; sets the number of steps where steps is null."""
     steps: int | None = None
@@ -151,7 +154,7 @@ class TrainingConfig(DeviceConfig):
         """Returns what the lengths of micro-batches are multiples of on a device."""
         if self.pad_to_multiple_of is not None:
             return self.pad_to_multiple_of
-        if device.type == "cpu":
+        if device.type == "cpu" and not self.compile:
             return 1
         return BUCKET if self.precision == "fp32" else HALF_BUCKET
 

@@ -4,6 +4,7 @@ It stands apart from the engines and the styles because a configuration is check
 imported; whatever makes an engine or a style checks here as well.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpft.errors import InputError
@@ -18,6 +19,16 @@ LOSS_SCALES = (1.0, 2.0**24)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """How forwards of a model are compiled, once they are proved as they are."""
+
+    backend: str = "inductor"
+    """Of ``torch.compile``."""
+    takes: Callable[[tuple[int, ...]], bool] = lambda shape: True
+    """Whether batches whose first tensor has this shape are compiled; each shape is by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """What changes an engine's speed, memory and rounding, never what it computes."""
 
@@ -25,6 +36,9 @@ class Tuning:
     """For instantiated gradients that are kept until the factors are known."""
     loss_scale: float = 1.0
     """The backward pass runs on losses times this; norms and sums are of the losses themselves."""
+
+    compilation: Compilation | None = None
+    """None: the model runs as it is."""
 
     def __post_init__(self) -> None:
         if self.memory_mb < 0:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.choices import Tuning, check_style_name
+from dpft.privacy.clipping.choices import Compilation, Tuning, check_style_name
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (
@@ -67,6 +67,7 @@ class PerExampleClipper:
         memory_mb: int = DEFAULT_MEMORY_MB,
         loss_scale: float = 1.0,
         headroom: float = 0.0,
+        compilation: Compilation | None = None,
     ) -> None:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
@@ -83,6 +84,7 @@ class PerExampleClipper:
                 Appendix T); norms and sums are those of the unscaled losses.
             headroom: Share of the norm left for the rounding of a step's sum: gradients are
                 scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
+            compilation: How the model's forward is compiled; None: it runs as it is.
 
         Raises:
             InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
@@ -99,7 +101,7 @@ class PerExampleClipper:
         self.style: ClippingStyle = clipping_style(
             clipping, max_grad_norm=max_grad_norm, groups=count, headroom=headroom
         )
-        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale)
+        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale, compilation=compilation)
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
         self._entered = False
         self._failed = False

@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import nn
 
-from dpft.privacy.clipping.choices import Tuning
+from dpft.privacy.clipping.choices import Compilation, Tuning
 from dpft.privacy.clipping.clipper import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import resolved_engine
@@ -23,6 +23,7 @@ class ClippingOptions:
     memory_mb: int = DEFAULT_MEMORY_MB
     loss_scale: float = 1.0
     headroom: float = 0.0
+    compilation: Compilation | None = None
 
     def make(self, model: nn.Module) -> PerExampleClipper:
         """Returns a clipper of the model's trainable parameters.

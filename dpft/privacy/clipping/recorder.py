@@ -1,6 +1,6 @@
 """The recorder, to which layer rules hand each use of a parameter as the backward pass meets it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,6 +27,8 @@ class Recorder:
         self.trainable = trainable
         self._uses: dict[str, list[Use]] = defaultdict(list)
         self._batch_size = 0
+        self.counts: Counter[str] = Counter()
+        """How many uses of each parameter the backward pass has met."""
         self.receive: Callable[[str, Use], None] = self.keep
         """What an engine does with each use, in the middle of the backward pass."""
         self.token: Tensor | None = None
@@ -35,6 +37,8 @@ class Recorder:
         A layer needs it to be mapped itself, whatever its other inputs are."""
         self.looping = False
         """Whether a region is running that takes one example after another."""
+        self.anchor: Tensor | None = None
+        """In a compiled forward, what the layers' taps pass on (``traced``)."""
         self.examples = 0
         """How many examples the model was last called with, for layers that meet one row for all.
         """
@@ -43,6 +47,7 @@ class Recorder:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""
         self._batch_size = batch_size
         self._uses.clear()
+        self.counts.clear()
 
     def record(self, layer: nn.Module, attribute: str, use: Use) -> None:
         """Takes one use of the parameter that a layer holds in one of its attributes.
@@ -72,6 +77,7 @@ class Recorder:
                 "batch (for position embeddings: expanded position_ids), or, where a record has "
                 "several rows, as in preference losses, name the rows' records as units."
             )
+        self.counts[name] += 1
         self.receive(name, use)
 
     @contextmanager

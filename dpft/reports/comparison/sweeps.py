@@ -17,7 +17,7 @@ EPS = "privacy.eps"
 NOT_PRIVATE = "not private"
 SPEED_ONLY = frozenset(
     {
-        *("train.device", "train.num_threads", "train.checkpoint_every"),
+        *("train.device", "train.num_threads", "train.checkpoint_every", "train.compile"),
         *("train.micro_batch_size", "train.micro_batch_tokens", "train.pad_to_multiple_of"),
     }
     | {"train.keep", "privacy.engine", "privacy.clipper_memory_mb", "eval.batch_size"}

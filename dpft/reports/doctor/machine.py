@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from dpft.compiler import missing_for_compile
 from dpft.memory import machine_memory
 from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
 
@@ -61,6 +62,26 @@ def memory_check() -> Check:
         MEMORY_GIB,
         cost="larger models than the tiny one may not fit",
         remedy="lower train.micro_batch_size, or choose a smaller model or method=lora",
+    )
+
+
+def compiler_check() -> Check:
+    """Returns whether train.compile=true can be had."""
+    try:
+        import torch
+
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    except (ImportError, OSError):
+        kind = "cpu"
+    missing = missing_for_compile(kind)
+    if missing is None:
+        return Check(what="train.compile", state=OK, found="can be used")
+    return Check(
+        what="train.compile",
+        state=WARNING,
+        found=f"lacks {missing}",
+        cost="train.compile=true is refused",
+        remedy=f"install {missing}",
     )
 
 

@@ -82,3 +82,12 @@ def test_the_model_that_ships_is_looked_for(
     monkeypatch.setattr(source, "EMBEDDED_MODEL", tmp_path)
     check = machine.embedded_model_check()
     assert (check.state, check.essential) == (MISSING, False)
+
+
+def test_what_compiling_lacks_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "missing_for_compile", lambda _: None)
+    assert machine.compiler_check().state == OK
+    monkeypatch.setattr(machine, "missing_for_compile", lambda _: "a C++ compiler")
+    check = machine.compiler_check()
+    assert (check.state, check.found) == (WARNING, "lacks a C++ compiler")
+    assert not check.essential and check.remedy == "install a C++ compiler"

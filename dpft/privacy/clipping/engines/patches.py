@@ -1,6 +1,7 @@
 """Recording forwards: put on the layers that own trainable parameters, and taken off again."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.choices import Compilation
+from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
@@ -34,8 +37,16 @@ class Patches:
     is first met, from two small runs of the model (``flow``, ``region_plans``).
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
-        """Looks for the layers that own a trainable parameter."""
+    def __init__(
+        self, model: nn.Module, recorder: Recorder, compilation: Compilation | None = None
+    ) -> None:
+        """Looks for the layers that own a trainable parameter.
+
+        Args:
+            model: Whose.
+            recorder: What they report to.
+            compilation: How the model's forward is compiled; None: never.
+        """
         # The compiled wrapper around a model calls it; it is the model that is looked into.
         self.model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
@@ -47,6 +58,14 @@ class Patches:
         self._patched: list[nn.Module] = []
         self._on = False
         self._root: Callable[..., Any] = self._own_forward
+        self._kept_for: tuple[int, int] | None = None
+        self._kept: tuple[object, object, dict[nn.Module, Callable[..., Any]]] = (None, None, {})
+        self.compiled: CompiledForward | None = None
+        """The model's forward, compiled, for batches that may be; None where none may."""
+        if compilation is not None:
+            self.compiled = CompiledForward(
+                lambda *args, **kwargs: self._root(*args, **kwargs), compilation, recorder
+            )
 
     def install(self) -> None:
         """Gives each layer its recording forward, and the model one that leads to ``calls``.
@@ -73,6 +92,11 @@ class Patches:
         return self._recorder.trainable
 
     @property
+    def counts(self) -> Counter[str]:
+        """How many uses of each parameter the last backward pass met."""
+        return Counter(self._recorder.counts)
+
+    @property
     def has_regions(self) -> bool:
         """Whether any module runs example by example."""
         return bool(self._regions)
@@ -82,6 +106,22 @@ class Patches:
         if self._on:
             return
         self._on = True
+        for module, forward in self._forwards_now().items():
+            self._put(module, forward)
+
+    def _forwards_now(self) -> dict[nn.Module, Callable[..., Any]]:
+        """Returns the forwards of the regions as they are, the same ones as long as they stay.
+
+        What is compiled is compiled for these very functions.
+        """
+        if self.compiled is None:
+            return self._new_forwards()
+        if self._kept_for != (id(self._regions), id(self._broadcasts)):
+            self._kept_for = id(self._regions), id(self._broadcasts)
+            self._kept = self._regions, self._broadcasts, self._new_forwards()
+        return self._kept[2]
+
+    def _new_forwards(self) -> dict[nn.Module, Callable[..., Any]]:
         swapped = {p for region in self._regions for p in _layers_swapped(region)}
         forwards = {
             module: recording_forward(
@@ -99,8 +139,7 @@ class Patches:
         for module in self._broadcasts.repeaters:
             own = forwards.get(module) or partial(type(module).forward, module)
             forwards[module] = with_signature(RepeatedOnce(own, self._recorder), module.forward)
-        for module, forward in forwards.items():
-            self._put(module, forward)
+        return forwards
 
     def take_off(self) -> None:
         """Takes the layers' recording forwards away, and leaves the model's calls watched."""
@@ -125,6 +164,8 @@ class Patches:
         """Returns the model's forward, of whose calls ``calls`` decides."""
 
         def now(*args: Any, **kwargs: Any) -> Any:
+            if self.compiled is not None and self._on and self.compiled.is_on:
+                return self.compiled(*args, **kwargs)
             return self._root(*args, **kwargs)
 
         passes = lambda: self._recorder.in_region  # noqa: E731

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
+from dpft.privacy.clipping.engines.compiled import CompiledForward, CompilerFailed
 from dpft.privacy.clipping.engines.patches import Patches
 from dpft.privacy.clipping.engines.verdicts import (
     NOT_REPEATABLE,
@@ -63,7 +64,7 @@ class Prover:
         self._draws: dict[Hashable, bool] = {}
         self._checked: set[Hashable] = set()
         self._units: Tensor | None = None
-        self._surveys = True
+        self._surveys = self._compiles = True
         self._compiled = is_compiled(model)
         self._graph: int | None = None
         self._state = RandomState.now(self._trainable.device)
@@ -80,12 +81,17 @@ class Prover:
             InputError: A parameter is used where the batch cannot be followed.
             RunError: They may not be used.
         """
-        self._units, self._surveys = units, True
+        self._units, self._surveys, self._compiles = units, True, True
         self._state = RandomState.now(self._trainable.device)
         for number in range(ROUNDS):
             # A first batch is a survey as a rule, so that all that leads to it is held still.
             still = number == 0 and not self._kinds.any_used and not self._compiled
             losses, failed = self._attempt(compute_losses, still)
+            if not failed and self._is_new(losses):
+                del losses
+                self._prove_compiled(compute_losses)
+                self._state.restore()
+                continue
             survey = self._patches.calls.survey
             if survey is None and still and self._plans.saw_a_call and not failed:
                 self._surveys = False
@@ -112,12 +118,13 @@ class Prover:
             RunError: The model lets one row change another.
         """
         self._plans.start()
+        self._start_uncompiled()
         self._kept = None if self._kinds.any_used else Kept(self._model)
         try:
             watched = self._patches.calls.training(self._meet, self._units, self._begun)
             with watched, HeldStill(noise=False) if still else nullcontext():
                 return compute_losses(), False
-        except RowsMixed:
+        except (RowsMixed, CompilerFailed):
             self._put_back()
             raise
         except Exception:
@@ -135,12 +142,61 @@ class Prover:
         """Puts on the plan of a call; says whether its kind is to be proved first."""
         signature = self._patches.use_plan_for(arguments)
         if signature is None or not self._kinds.are_due(signature.kind):
+            if self._compiled_forward is not None:
+                self._compiled_forward.is_on = self._may_run_compiled(arguments)
             return False
         if signature.kind not in self._checked:
             check_modes(self._model)
             self._draws[signature.kind] = self._patches.check_rows_alone(arguments, self._units)
             self._checked.add(signature.kind)
         return self._surveys and not self._compiled
+
+    @property
+    def _compiled_forward(self) -> CompiledForward | None:
+        return self._patches.compiled
+
+    @property
+    def _ran_compiled(self) -> bool:
+        return self._compiled_forward is not None and self._compiled_forward.ran
+
+    def _start_uncompiled(self) -> None:
+        if self._compiled_forward is not None:
+            self._compiled_forward.ran = self._compiled_forward.is_on = False
+            self._compiled_forward.meet(None)
+
+    def _may_run_compiled(self, arguments: Arguments) -> bool:
+        """Whether a call that is not due is of a proved kind, and of a shape to compile."""
+        forward = self._compiled_forward
+        if forward is None or not self._compiles:
+            return False
+        if self._patches.has_regions:
+            log_once("train.compile: modules run example by example, so the model runs uncompiled")
+            return False
+        return self._plans.are_wholly_proved and forward.takes(arguments)
+
+    def _is_new(self, losses: Tensor) -> bool:
+        """Whether compiled losses have a graph of which nothing is proved yet."""
+        if not self._ran_compiled or not _can_be_proved(losses):
+            return False
+        self._graph = describe_graph(losses, self._trainable.now())
+        return not self._plans.has_proof_of(self._graph)
+
+    def _prove_compiled(self, compute_losses: LossFunction) -> None:
+        """Holds what the compiled forward records against the bare model's gradient, once.
+
+        Raises:
+            RunError: They differ, or the compiler fails.
+        """
+        forward = self._compiled_forward
+        assert forward is not None and self._graph is not None
+        asked = Computation(compute_losses, self._units, self._state)
+        with torch.random.fork_rng(devices=()):
+            counts = self._verdicts.of_compiled(asked, forward)
+        if counts is None:
+            self._compiles = False
+            return
+        forward.expect(self._graph, counts)
+        self._plans.remember_graph(self._graph)
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
@@ -166,6 +222,9 @@ class Prover:
         if not _can_be_proved(losses):
             return True
         self._graph = describe_graph(losses, self._trainable.now())
+        if self._compiled_forward is not None and self._ran_compiled:
+            self._compiled_forward.meet(self._graph)
+            return not self._due() and self._plans.has_proof_of(self._graph)
         return not self._due() and self._plans.are_proved(self._graph)
 
     def _due(self) -> bool:

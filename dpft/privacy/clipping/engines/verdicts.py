@@ -1,7 +1,8 @@
 """Proofs of an engine's plans: what the clipped model records, held against the bare model."""
 
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.engines.patches import Patches
 from dpft.privacy.clipping.separation.fingerprints import Disproved
 from dpft.privacy.clipping.separation.kept_state import RandomState, evaluating
@@ -107,6 +109,27 @@ class Verdicts:
                     f"the clipper cannot be exact for {type(self._model).__name__}: "
                     f"{_in_words(error)}"
                 ) from error
+
+    def of_compiled(self, asked: Computation, forward: CompiledForward) -> Counter[str] | None:
+        """Returns how many uses of each parameter a compiled forward of all rows records.
+
+        They are held against the bare model; where it draws random numbers, as it evaluates. None
+        where values are not finite, so that nothing is proved.
+
+        Raises:
+            RunError: What is recorded is not the examples' own gradients, or it cannot be compiled.
+        """
+        still = evaluating(self._model) if self.is_random(asked) else nullcontext()
+        try:
+            with still, forward.always():
+                verdict = self._verdict_as_is(asked, None)
+        except Disproved as error:
+            raise RunError(
+                f"train.compile=true is not exact for {type(self._model).__name__}: {error}; set"
+                " train.compile=false."
+            ) from error
+        counts = self._patches.counts
+        return None if verdict is Verdict.FOR_NOW else counts
 
     def _verdict(self, asked: Computation, few: Few | None) -> Verdict:
         """Returns what is proved of few rows, or of all as the model trains or evaluates.

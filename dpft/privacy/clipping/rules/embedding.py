@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpft.errors import InputError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.linear import as_sequence
+from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import RowsUse
 
 
@@ -35,7 +36,11 @@ def look_up(
         flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
         recorder.record(layer, "weight", RowsUse(flat_ids, as_sequence(backprops), rows))
 
+    tap = Tap(recorder, lambda ids, backprops: record(ids, backprops, len(layer.weight)))
+
     def forward(ids: Tensor) -> Tensor:
+        if tap.is_used:
+            return tap(F.embedding(ids, layer.weight.detach()), ids)
         rows: Tensor = _Embedding.apply(ids, layer.weight, record)
         return rows
 

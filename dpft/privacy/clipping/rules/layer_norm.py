@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import for_normalisation, sum_dtype
+from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import GradientUse
 
 
@@ -24,7 +25,11 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
         if layer.bias is not None and layer.bias.requires_grad:
             recorder.record(layer, "bias", GradientUse(_summed(backprops, middle)))
 
+    tap = Tap(recorder, record)
+
     def forward(inputs: Tensor) -> Tensor:
+        if tap.is_used:
+            return _tapped(for_normalisation(inputs), layer, tap)
         outputs: Tensor = _LayerNorm.apply(
             for_normalisation(inputs),
             layer.weight,
@@ -36,6 +41,17 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
         return outputs
 
     return forward
+
+
+def _tapped(inputs: Tensor, layer: nn.LayerNorm, tap: Tap) -> Tensor:
+    """Returns what ``_LayerNorm`` does, in a form that a compiler can follow."""
+    weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
+    outputs, mean, rstd = torch.native_layer_norm(
+        inputs, layer.normalized_shape, weight, bias, layer.eps
+    )
+    trains = layer.weight is not None and layer.weight.requires_grad
+    normalised = ((inputs - mean) * rstd).detach() if trains else None
+    return tap(outputs, normalised)
 
 
 def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:

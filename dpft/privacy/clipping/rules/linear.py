@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
+from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import GradientUse, OuterUse
 
 
@@ -22,7 +23,11 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
+    tap = Tap(recorder, record)
+
     def forward(inputs: Tensor) -> Tensor:
+        if tap.is_used:
+            return _tapped(inputs, layer, tap)
         return dense(inputs, layer.weight, layer.bias, record)
 
     return forward
@@ -37,7 +42,11 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
+    tap = Tap(recorder, record)
+
     def forward(inputs: Tensor) -> Tensor:
+        if tap.is_used:
+            return _tapped(inputs, layer, tap, transposed=True)
         return dense(inputs, layer.weight, layer.bias, record, transposed=True)
 
     return forward
@@ -65,6 +74,17 @@ def dense(
     """
     outputs: Tensor = _Dense.apply(for_product(inputs), weight, bias, transposed, record)
     return outputs
+
+
+def _tapped(
+    inputs: Tensor, layer: nn.Linear | Conv1D, tap: Tap, *, transposed: bool = False
+) -> Tensor:
+    """Returns what ``dense`` does, in a form that a compiler can follow."""
+    inputs, weight = for_product(inputs), layer.weight
+    kept = inputs.detach() if weight.requires_grad else None
+    matrix = weight.detach().to(inputs.dtype)
+    bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
+    return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
 
 
 def as_sequence(rows: Tensor) -> Tensor:

@@ -1,0 +1,91 @@
+"""train.compile: which micro-batches are compiled, on which machine, with and without privacy."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from dpft.errors import InputError
+from dpft.privacy.clipping.choices import Compilation
+from dpft.training import compiling
+from dpft.training.compiling import check_compiler, compilation_of, compiled_calls
+from dpft.training.loop import TrainingSet
+from dpft.training.private_run import train_privately
+from dpft.training.session import train_ordinarily
+from tests.training import toy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> None:
+    torch.compiler.reset()
+    counters.clear()
+
+
+def test_a_machine_that_lacks_something_is_told_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "missing_for_compile", lambda _: "a C++ compiler")
+    check_compiler(CPU, wanted=False)
+    with pytest.raises(InputError, match=r"needs a C\+\+ compiler, .* or set train.compile=false"):
+        check_compiler(CPU, wanted=True)
+    monkeypatch.setattr(compiling, "missing_for_compile", lambda _: None)
+    check_compiler(CPU, wanted=True)
+
+
+def test_only_micro_batches_without_room_for_another_record_are_compiled() -> None:
+    data = replace(toy.training_set(micro_batch_size=4), compile=True)
+    found = compilation_of(data)
+    assert found is not None and compilation_of(toy.training_set()) is None
+    assert [found.takes((rows, 8)) for rows in (3, 4)] == [False, True]
+    by_tokens = replace(data, micro_batch_tokens=24)
+    assert [by_tokens.is_whole((rows, 8)) for rows in (2, 3)] == [False, True]
+
+
+def test_ordinary_calls_are_compiled_once_for_each_shape_that_is_to_be() -> None:
+    model, inputs = torch.nn.Linear(3, 3), torch.rand(4, 3)
+    compilation = Compilation(backend="eager", takes=lambda shape: shape[0] == 4)
+    with compiled_calls(model, compilation):
+        for _ in range(3):
+            out = model(inputs)
+            model(inputs[:3])
+        with torch.no_grad():
+            model(torch.rand(4, 3))
+    assert torch.equal(out, model(inputs)) and "forward" not in vars(model)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("private", [True, False])
+def test_a_compiled_run_has_the_weights_of_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    """Dropout off: compiled code draws masks of its own."""
+
+    def simple(data: TrainingSet) -> Compilation | None:
+        found = compilation_of(data)
+        return None if found is None else replace(found, backend="aot_eager")
+
+    weights = []
+    for module in ("private_run", "session"):
+        monkeypatch.setattr(f"dpft.training.{module}.compilation_of", simple)
+    for compiles in (False, True):
+        model = toy.tiny_model()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        folder = tmp_path / str(compiles)
+        folder.mkdir()
+        own = toy.session(folder, model, micro_batch_size=2)
+        layout = replace(own.training_set.layout, pad_to_multiple_of=8)
+        data = replace(own.training_set, compile=compiles, layout=layout)
+        own = replace(own, training_set=data)
+        if private:
+            train_privately(own, toy.plan(), toy.privacy(), epsilon_after=toy.spent)
+        else:
+            train_ordinarily(own, 4)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert 0 < counters["stats"]["unique_graphs"] <= 2, "one for each length"
+    for one, other in zip(*weights, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
