@@ -25,6 +25,7 @@ ROWS = [
     TokenizedExample(input_ids=[1, 2], labels=[3.5], token_type_ids=[0, 1]),
     TokenizedExample(input_ids=[1], labels=[1.0], token_type_ids=[]),
     TokenizedExample(input_ids=[5, 6, 7], labels=[5, -100, 7], answer=2, token_type_ids=[0, 0, 1]),
+    TokenizedExample(input_ids=[5, 6], labels=[5, 6], answer=1),
 ]
 TEXTS = [
     Example(prompt="a film :", target="a great film", group="1", separator=" :"),
@@ -45,7 +46,7 @@ def test_rows_of_every_form_come_back_as_they_were() -> None:
     assert list(rows) == ROWS == rows[:]
     assert [rows[at] for at in (8, 0, -2)] == [ROWS[8], ROWS[0], ROWS[-2]]
     with pytest.raises(IndexError):
-        rows[9]
+        rows[10]
 
 
 def test_what_is_asked_of_all_rows_is_what_each_says() -> None:
