@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results.md"
 ROOT = Path(__file__).parent.parent
 TITLE = "Records: memory and time until the first step"
 NOTES = (
-    "Prompts and answers of about 50 tokens in one .jsonl file, `dpft train` until its first step "
+    "Prompts and answers in one .jsonl file, `dpft train` until its first step "
     "begins; bytes a record are\nbeyond those of a run on 1,000 records, resident then and at the "
     "most; processor time is of all threads, and reading and\ntokenizing is beside the fast "
     "tokenizer's own batches of the same texts, in turns: median with interquartile range."
