@@ -83,6 +83,12 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
             "train.compile=true needs another engine than privacy.engine=loop, which runs its model"
             " as it is; drop one."
         )
+    if train.compile and guarantee is not None and train.pad_to_multiple_of is not None:
+        raise InputError(
+            "train.compile=true with privacy pads every micro-batch to task.max_length, since the"
+            " lengths that are compiled would tell of the records that were drawn, got"
+            f" train.pad_to_multiple_of={train.pad_to_multiple_of}; leave it out."
+        )
     if train.compile and model.gradient_checkpointing:
         raise InputError(
             "train.compile=true needs model.gradient_checkpointing=false, got true; drop one."

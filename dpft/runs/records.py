@@ -106,7 +106,9 @@ def make_training_set(
 
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
     """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
-    bucket = config.train.bucket(device)
+    # One public length for all that is compiled: others would tell of the records that were drawn.
+    one = config.train.compile and config.privacy.guarantee is not None
+    bucket = config.task.longest if one else config.train.bucket(device)
     return replace(layout, pad_to_multiple_of=bucket, max_length=config.task.longest)
 
 

@@ -1,12 +1,17 @@
 """``train.compile=true``: the model's forward under torch.compile, for micro-batches of few shapes.
 
-Lengths come in buckets, and of each length only whole micro-batches are compiled: what is left over
-of a draw is smaller and runs as it is. So there is one compilation for each length, all of public
-shapes, whatever is drawn.
+Only whole micro-batches are compiled: what is left over of a draw runs as it is. In a private run
+all of them are padded to ``task.max_length``, so that there is one shape, which is
+public: which lengths are compiled, and when, would tell which lengths were drawn. Without privacy
+lengths come in buckets, with one compilation for each. What the compiler keeps on disk stays in the
+run's ``private/`` and goes with the steps.
 """
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +21,11 @@ from dpft.compiler import missing_for_compile
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.engines.compiled import compiled, shape_of
+from dpft.run_folder import COMPILED, private_path
 from dpft.training.loop import TrainingSet
+
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Where torch's compilers look for the folder of what they made; else one in /tmp for all runs."""
 
 
 def check_compiler(device: torch.device, *, wanted: bool) -> None:
@@ -60,3 +69,30 @@ def compiled_calls(model: nn.Module, compilation: Compilation | None) -> Iterato
         yield
     finally:
         del model.forward
+
+
+@contextmanager
+def private_cache(run: Path, *, wanted: bool) -> Iterator[None]:
+    """Keeps what compilers write in a run's private folder meanwhile, and deletes it at the end.
+
+    Args:
+        run: The run's folder.
+        wanted: Whether anything is compiled.
+    """
+    if not wanted:
+        yield
+        return
+    folder = private_path(run, COMPILED)
+    before = {name: os.environ.get(name) for name in CACHES}
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(mode=0o700)
+    os.environ.update(dict.fromkeys(CACHES, str(folder.resolve())))
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -23,7 +23,7 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.compiling import compilation_of, compiled_calls
+from dpft.training.compiling import compilation_of, compiled_calls, private_cache
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
@@ -161,7 +161,8 @@ def take_steps(
         folder = private_path(session.folder, CHECKPOINTS)
         save_checkpoint(folder, step, training_state, keep=keep, **beside_state())
 
-    with closing(diagnostics):
+    compiles = session.training_set.compile
+    with closing(diagnostics), private_cache(session.folder, wanted=compiles):
         if not goes_on:
             save(0)
         with termination_requests() as terminated, progress:

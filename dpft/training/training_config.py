@@ -88,8 +88,10 @@ class TrainingConfig(DeviceConfig):
     changes speed, never the gradient. Null: 1 on a CPU; on an accelerator, or with train.compile,
     8, or 16 in half precision."""
     compile: bool = False
-    """Whether micro-batches run under torch.compile, one compilation for each length, which takes
-    minutes; what is left over of a draw runs as it is. Changes speed, never the gradient."""
+    """Whether whole micro-batches run under torch.compile; what is left over of a draw runs as it
+    is. With privacy all of them are padded to task.max_length, since what is compiled, and when,
+    would tell of the records; without it each length is a compilation of minutes. Changes speed,
+    never the gradient."""
     epochs: float = 10
     """Passes over the data in expectation; sets the number of steps where steps is null."""
     steps: int | None = None

@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dpft.config.schema import check_compile
+from dpft.data.collation import Layout
 from dpft.errors import InputError
 from dpft.models.source import ModelConfig
+from dpft.runs.records import training_layout
 from dpft.training.training_config import TrainingConfig
 
 COMPILED = TrainingConfig(compile=True)
@@ -26,3 +29,21 @@ def test_compiling_goes_with_no_loop_and_no_gradient_checkpoints() -> None:
     checkpointed = ModelConfig(name="tiny", embedded=True, gradient_checkpointing=True)
     with pytest.raises(InputError, match="needs model.gradient_checkpointing=false, got true"):
         check_compile(privacy("auto"), checkpointed, COMPILED)
+
+
+def test_a_private_run_compiles_one_public_length() -> None:
+    plain = ModelConfig(name="tiny", embedded=True)
+    bucketed = TrainingConfig(compile=True, pad_to_multiple_of=8)
+    check_compile(SimpleNamespace(guarantee=None), plain, bucketed)
+    with pytest.raises(InputError, match=r"pads every micro-batch.*pad_to_multiple_of=8; leave it"):
+        check_compile(privacy("auto"), plain, bucketed)
+
+
+def test_the_layout_of_a_private_compiled_run_has_one_length() -> None:
+    cpu, task = torch.device("cpu"), SimpleNamespace(longest=100)
+    for guarantee, lengths in ((object(), {100}), (None, {8, 56, 100})):
+        config = SimpleNamespace(
+            train=COMPILED, task=task, privacy=SimpleNamespace(guarantee=guarantee)
+        )
+        layout = training_layout(config, Layout(), cpu)
+        assert {layout.padded_length(longest) for longest in (1, 50, 100)} == lengths

@@ -1,16 +1,24 @@
 """train.compile: which micro-batches are compiled, on which machine, with and without privacy."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import Compilation
 from dpft.training import compiling
-from dpft.training.compiling import check_compiler, compilation_of, compiled_calls
+from dpft.training.compiling import (
+    CACHES,
+    check_compiler,
+    compilation_of,
+    compiled_calls,
+    private_cache,
+)
 from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
 from dpft.training.session import train_ordinarily
@@ -54,6 +62,25 @@ def test_ordinary_calls_are_compiled_once_for_each_shape_that_is_to_be() -> None
             model(torch.rand(4, 3))
     assert torch.equal(out, model(inputs)) and "forward" not in vars(model)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_what_a_compiler_writes_stays_in_the_private_folder_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHES[0], "elsewhere")
+    monkeypatch.delenv(CACHES[1], raising=False)
+    (tmp_path / "private/compiled").mkdir(parents=True, mode=0o700)
+    (tmp_path / "private/compiled/left").touch()
+    with pytest.raises(KeyError), private_cache(tmp_path, wanted=True):
+        folder = Path(cache_dir())
+        assert folder == tmp_path.resolve() / "private/compiled"
+        assert os.environ[CACHES[1]] == str(folder) and not list(folder.iterdir())
+        assert folder.stat().st_mode & 0o777 == 0o700
+        raise KeyError
+    assert not folder.exists()
+    assert os.environ[CACHES[0]] == "elsewhere" and CACHES[1] not in os.environ
+    with private_cache(tmp_path, wanted=False):
+        assert os.environ[CACHES[0]] == "elsewhere"
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ class _Calibrator:
         Raises:
             AccountantError: PRV's error is a large part of ``eps``, or it has no answer here.
         """
-        if self._mechanism.sample_rate == 1:
+        if self._mechanism.accounted_rate == 1:
             return smallest_noise(self._curve("prv"), self._eps, start=self._enough)
         margin = min(0.002, 0.02 * self._eps)
         reach = self._eps - prv.EPS_ERROR - margin
@@ -176,7 +176,7 @@ class _Calibrator:
         report = account(self._at(noise_multiplier), accountant=name, accountants=self._accountants)
         if report.accountant != name or not self._is_met(report.epsilon, name):
             raise AccountantError("its bound is refused at the noise it asks for")
-        exact = name == "prv" and self._mechanism.sample_rate == 1
+        exact = name == "prv" and self._mechanism.accounted_rate == 1
         grid = prv.EXACT if exact else _GRIDS[name]
         return Calibration(accountant=name, epsilon=report.epsilon, grid=grid)
 

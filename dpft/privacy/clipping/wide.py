@@ -26,8 +26,10 @@ from dpft.privacy.clipping.uses import OuterUse, Use
 WIDE_ROWS = 4096
 """A weight of at least this many rows is a vocabulary's."""
 SMALL_WIDE_ROWS = 1024
-"""So is one of at least this many, if they are ``WIDE_SHARE`` times its columns or more: no other
-layer widens so much."""
+"""So is one of at least this many, if they are ``WIDE_SHARE`` times its columns or more, which are
+more than ``RANKS``: no other layer widens so much."""
+RANKS = 64
+"""Columns of low-rank adapters, which widen as much."""
 WIDE_SHARE = 16
 BLOCK_ROWS = 4096
 """Rows of the weight that are copied at a time."""
@@ -180,7 +182,9 @@ def is_wide(use: Use) -> TypeGuard[OuterUse]:
     if not isinstance(use, OuterUse) or isinstance(use, WideUse):
         return False
     rows, columns = use.left.shape[2], use.right.shape[2]
-    return rows >= max(WIDE_ROWS, columns + 1) or rows >= max(SMALL_WIDE_ROWS, WIDE_SHARE * columns)
+    if rows >= max(WIDE_ROWS, columns + 1):
+        return True
+    return columns > RANKS and rows >= max(SMALL_WIDE_ROWS, WIDE_SHARE * columns)
 
 
 def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:

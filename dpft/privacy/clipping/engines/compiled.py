@@ -56,6 +56,8 @@ class CompiledForward:
         """Whether the next call is compiled."""
         self.ran = False
         """Whether the last computation of losses ran compiled."""
+        self.shapes: list[tuple[tuple[int, ...], ...]] = []
+        """Shapes of all tensors of each compiled call since the last computation began."""
         self._expected: dict[Hashable, Counter[str]] = {}
         self._graph: Hashable = None
 
@@ -65,8 +67,9 @@ class CompiledForward:
         Raises:
             CompilerFailed: It does, on this model.
         """
-        first = next(iter(named_tensors((args, kwargs)).values()))
-        self._recorder.anchor, self.ran = new_anchor(first.device), True
+        tensors = list(named_tensors((args, kwargs)).values())
+        self.shapes.append(tuple(tuple(tensor.shape) for tensor in tensors))
+        self._recorder.anchor, self.ran = new_anchor(tensors[0].device), True
         try:
             return self._run(*args, **kwargs)
         finally:
@@ -99,7 +102,7 @@ class CompiledForward:
         Raises:
             RunError: It did.
         """
-        if self._graph is not None and counts != self._expected[self._graph]:
+        if self._graph is not None and counts != self._expected.get(self._graph):
             raise RunError(
                 "train.compile=true gave another number of uses of a parameter than the model"
                 " itself; set train.compile=false."

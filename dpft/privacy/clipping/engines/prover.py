@@ -66,7 +66,7 @@ class Prover:
         self._units: Tensor | None = None
         self._surveys = self._compiles = True
         self._compiled = is_compiled(model)
-        self._graph: int | None = None
+        self._graph: Hashable = None
         self._state = RandomState.now(self._trainable.device)
         self._kept: Kept | None = None
 
@@ -162,6 +162,7 @@ class Prover:
     def _start_uncompiled(self) -> None:
         if self._compiled_forward is not None:
             self._compiled_forward.ran = self._compiled_forward.is_on = False
+            self._compiled_forward.shapes = []
             self._compiled_forward.meet(None)
 
     def _may_run_compiled(self, arguments: Arguments) -> bool:
@@ -178,7 +179,7 @@ class Prover:
         """Whether compiled losses have a graph of which nothing is proved yet."""
         if not self._ran_compiled or not _can_be_proved(losses):
             return False
-        self._graph = describe_graph(losses, self._trainable.now())
+        self._graph = self._graph_of(losses)
         return not self._plans.has_proof_of(self._graph)
 
     def _prove_compiled(self, compute_losses: LossFunction) -> None:
@@ -221,11 +222,20 @@ class Prover:
         """Whether losses of all rows are proved, or are none at all, which is refused elsewhere."""
         if not _can_be_proved(losses):
             return True
-        self._graph = describe_graph(losses, self._trainable.now())
+        self._graph = self._graph_of(losses)
         if self._compiled_forward is not None and self._ran_compiled:
             self._compiled_forward.meet(self._graph)
             return not self._due() and self._plans.has_proof_of(self._graph)
         return not self._due() and self._plans.are_proved(self._graph)
+
+    def _graph_of(self, losses: Tensor) -> Hashable:
+        """Returns what proofs of losses are remembered by: their graph, and what was compiled.
+
+        Each shape is a compilation of its own, whose graph looks like any other's.
+        """
+        graph = describe_graph(losses, self._trainable.now())
+        forward = self._compiled_forward
+        return graph if forward is None or not forward.ran else (graph, tuple(forward.shapes))
 
     def _due(self) -> bool:
         return any(self._kinds.are_due(kind) for kind in self._plans.kinds)

@@ -88,7 +88,7 @@ class RegionPlans:
         self._planner = RegionPlanner(model, trainable)
         self._trainable = trainable
         self._plans: dict[Hashable, RegionPlan] = {}
-        self._proofs: dict[tuple[Hashable, int], _Proof] = {}
+        self._proofs: dict[tuple[Hashable, Hashable], _Proof] = {}
         self._fresh: tuple[Hashable, Verdict] | None = None
         self._calls: list[tuple[Signature, RegionPlan]] = []
         self._replayed: Iterator[RegionPlan] | None = None
@@ -132,7 +132,7 @@ class RegionPlans:
         """Whether such calls as those since ``start`` were proved, whatever graph they led to."""
         return any(calls == self._key for calls, _ in self._proofs)
 
-    def has_proof_of(self, graph: int) -> bool:
+    def has_proof_of(self, graph: Hashable) -> bool:
         """Whether the calls since ``start`` were proved with this graph."""
         return (self._key, graph) in self._proofs
 
@@ -144,7 +144,7 @@ class RegionPlans:
             for (calls, _), proof in self._proofs.items()
         )
 
-    def remember_graph(self, graph: int) -> None:
+    def remember_graph(self, graph: Hashable) -> None:
         """Remembers that the calls since ``start`` are proved with another graph too."""
         self._proofs[(self._key, graph)] = _Proof()
 
@@ -154,7 +154,7 @@ class RegionPlans:
         found = (signature.precision for signature, _ in self._calls)
         return next((precision for precision in found if precision is not None), None)
 
-    def are_proved(self, graph: int) -> bool:
+    def are_proved(self, graph: Hashable) -> bool:
         """Whether the batch of the calls since ``start`` may be used: its kind has been proved.
 
         Args:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
 
 from dpft.compiler import missing_for_compile
 from dpft.errors import RunError
@@ -135,6 +137,23 @@ def test_what_a_compiler_leaves_out_is_refused() -> None:
 
     with pytest.raises(RunError, match="train.compile=true is not exact for Repeats: its losses"):
         compared(Repeats(), "book_keeping", [batch(3, 4)] * 2, backend=halved)
+
+
+def test_what_is_wrong_at_one_shape_alone_is_refused_there() -> None:
+    """Every shape is a compilation of its own, though their graphs look alike."""
+
+    def wrong_at_11(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        wrong = any(11 in x.shape for x in inputs if isinstance(x, Tensor))
+        halved = lambda x: x * 0.5 if wrong and isinstance(x, Tensor) and x.dim() == 3 else x  # noqa: E731
+        return make_boxed_func(lambda *given: [halved(x) for x in graph(*given)])
+
+    model = Repeats()
+    compilation = Compilation(backend=aot_autograd(fw_compiler=wrong_at_11))
+    with PerExampleClipper(model, NORM, engine="book_keeping", compilation=compilation) as clipper:
+        for length in (4, 4, 5, 5):
+            clipper.accumulate(losses(model, batch(3, length)))
+        with pytest.raises(RunError, match="train.compile=true is not exact"):
+            clipper.accumulate(losses(model, batch(3, 11)))
 
 
 def test_a_use_that_is_lost_later_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
