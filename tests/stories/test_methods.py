@@ -78,7 +78,7 @@ def scores_after(folder: Path) -> dict:
     return metrics
 
 
-COUNTED = ("full", "lora", "prefix", "rgp", "two_phase")
+COUNTED = ("full", "lora", "two_phase")
 """Methods that differ most in what they count; make test-full tries all."""
 
 
@@ -159,8 +159,8 @@ FITTING = POSITIONS - MAX_LENGTH
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("prompt", [f"method.num_virtual_tokens={FITTING}"]),
         ("prefix", [f"method.length={FITTING}", "method.hidden=2"]),
+        *slow(("prompt", [f"method.num_virtual_tokens={FITTING}"])),
     ],
 )
 def test_the_longest_prompt_that_is_not_refused_fits(

@@ -21,6 +21,7 @@ from benchmarks.counts import Counts, counts_of
 from benchmarks.workload import LORA_RANK, LoRA
 from dpft.methods.adapter_layers import Bottleneck
 from dpft.privacy.clipping import PerExampleClipper
+from tests.slowness import slow_but
 
 WIDTHS = (96, 80, 112)
 EXAMPLES, RANK, FLOAT = 4, 3, 4
@@ -125,7 +126,7 @@ BIASES = summed(lambda p, d: p)
 WEIGHTS = summed(lambda p, d: p * d)
 
 
-@pytest.mark.parametrize("length", SHORT)
+@pytest.mark.parametrize("length", slow_but([16], SHORT))
 def test_a_layer_takes_6btpd_in_training_over_8btpd_in_two_passes_and_4btpd_for_its_bias(length):
     """Section 3.2; 2BTpd is ``forward``."""
     full, biases = overhead("full", "two_pass", length), overhead("biases", "two_pass", length)
@@ -135,7 +136,9 @@ def test_a_layer_takes_6btpd_in_training_over_8btpd_in_two_passes_and_4btpd_for_
     assert biases.private.products == 2 * forward(length) + weighted(BIASES)
 
 
-@pytest.mark.parametrize("engine", ["instantiate", "book_keeping", "two_pass"])
+@pytest.mark.parametrize(
+    "engine", slow_but(["two_pass"], ["instantiate", "book_keeping", "two_pass"])
+)
 def test_what_biases_cost_does_not_depend_on_the_length(engine):
     """Table 2: +3Bp operations and +Bp numbers.
 
@@ -160,7 +163,7 @@ def test_of_biases_bp_numbers_are_kept(length):
     assert counted.kept == pytest.approx((EXAMPLES - 1) * BIASES, abs=2 * EXAMPLES)
 
 
-@pytest.mark.parametrize("length", SHORT)
+@pytest.mark.parametrize("length", slow_but([16], SHORT))
 def test_two_passes_take_what_the_paper_counts_for_ghost_clipping(length):
     """Table 2, GhostClip: +2BTpd, of the second back-propagation, and +2BT^2(p + d)."""
     counted = overhead("full", "two_pass", length)
@@ -168,7 +171,7 @@ def test_two_passes_take_what_the_paper_counts_for_ghost_clipping(length):
     assert counted.private.passes == 2
 
 
-@pytest.mark.parametrize("length", SHORT)
+@pytest.mark.parametrize("length", slow_but([16], SHORT))
 def test_book_keeping_takes_the_ghost_norm_alone(length):
     """GhostClip without its 2BTpd: there is one back-propagation.
 
@@ -206,7 +209,7 @@ def test_book_keeping_never_takes_more_than_ghost_norm_or_instantiation(widths, 
 
 
 @pytest.mark.parametrize("widths", SHAPES, ids=str)
-@pytest.mark.parametrize("length", [4, 32, 128])
+@pytest.mark.parametrize("length", slow_but([32], [4, 32, 128]))
 def test_two_passes_take_a_norm_between_ghost_norm_and_instantiation(widths, length):
     """Table 2, MixGhostClip, which goes by memory; ours goes by time, of reading memory too."""
     counted = overhead("full", "two_pass", length, widths)
