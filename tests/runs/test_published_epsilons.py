@@ -86,7 +86,6 @@ def test_a_recipe_costs_what_its_table_says(name: str, accountants: Accountants)
         for row in private_rows(name):
             if row.eps == eps:
                 for accountant, published in row.epsilons.items():
-                    print(name, eps, accountant, published, round(found[accountant], 3))
                     tolerance = WIDER.get((task, accountant), TOLERANCE[accountant])
                     near = abs(found[accountant] - published) <= tolerance
                     assert near != ((task, accountant) in UNMATCHED), (row, found)
