@@ -79,3 +79,16 @@ class StateError(DpftError, RuntimeError):
     """Corrupted state on disk: a broken ledger, a damaged checkpoint."""
 
     exit_code = 3
+
+
+class SaidElsewhere(DpftError):
+    """An error that another process of the run says: this one ends without a word.
+
+    Attributes:
+        kind: Name of the class of that error.
+        exit_code: What it ends a command with.
+    """
+
+    def __init__(self, kind: str, exit_code: int) -> None:
+        super().__init__(f"another process of the run ended with {kind}.")
+        self.kind, self.exit_code = kind, exit_code

@@ -15,6 +15,7 @@ LEVELS = (
     {"config"},
     {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "generation", "privacy"},
+    {"parallel"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {
@@ -103,6 +104,13 @@ def test_an_edge_up_or_across_is_seen(room: str, source: str) -> None:
 )
 def test_an_edge_down_is_allowed(room: str, source: str) -> None:
     assert back_edges(room, source) == []
+
+
+def test_one_room_alone_speaks_to_other_processes() -> None:
+    for path in FILES:
+        if path.relative_to(PACKAGE).parts[0] != "parallel":
+            modules = imported_modules(path.read_text())
+            assert not any(name.startswith("torch.distributed") for name in modules), path
 
 
 @pytest.mark.parametrize("room", ["privacy/accounting", "config"])

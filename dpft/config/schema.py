@@ -16,6 +16,7 @@ from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
+from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.reports.run.reference_map import ReferenceMap
@@ -121,6 +122,8 @@ class TrainConfig(CrossChecked):
     decode: DecodeConfig
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tracking: TrackingConfig = field(default_factory=NoTracking)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How many processes take its steps."""
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
     reference_maps: tuple[ReferenceMap, ...] = ()

@@ -14,6 +14,7 @@ import torch
 
 from dpft.data.collation import Batch, Layout
 from dpft.data.tokenization import TokenizedExample
+from dpft.parallel.shares import EVERYTHING, Share
 
 
 def micro_batches(
@@ -24,6 +25,7 @@ def micro_batches(
     layout: Layout,
     micro_batch_tokens: int | None = None,
     units: Sequence[Sequence[int]] | None = None,
+    share: Share = EVERYTHING,
 ) -> Iterator[Batch]:
     """Yields the drawn examples, the longest first so that little is padding.
 
@@ -38,6 +40,7 @@ def micro_batches(
             examples; at least those of the largest unit at its longest. None: no bound.
         units: Positions in ``examples`` of each privacy unit's records; a unit without any adds
             nothing. None: each example is a unit of its own.
+        share: Of the pieces, dealt by their padded tokens, which are yielded.
     """
     if units is None:
         drawn = [[examples[int(index)]] for index in indices]
@@ -50,13 +53,21 @@ def micro_batches(
         tokens = rows * layout.padded_length(longest)
         return rows <= micro_batch_size and tokens <= (micro_batch_tokens or tokens)
 
-    for piece in _pieces(drawn, layout.longest, fits):
+    pieces = list(_pieces(drawn, layout.longest, fits))
+    for at in share.of([_tokens(piece, layout) for piece in pieces]):
+        piece = pieces[at]
         batch = layout.collate([row for rows in piece for row in rows])
         if units is None:
             yield batch
             continue
         numbers = [number for number, rows in enumerate(piece) for _ in rows]
         yield replace(batch, units=torch.tensor(numbers))
+
+
+def _tokens(piece: Sequence[list[TokenizedExample]], layout: Layout) -> int:
+    """Returns the tokens of a piece's rows, each padded to the longest."""
+    rows = [row for unit in piece for row in unit]
+    return len(rows) * layout.padded_length(layout.longest(rows))
 
 
 def _longest(rows: Sequence[TokenizedExample]) -> int:

@@ -27,6 +27,7 @@ from dpft.evaluation.scored import (
 )
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.records import Record, are_labelled, are_texts
 
@@ -81,6 +82,7 @@ def evaluate_model(
     stage: str = "after",
     extra_positions: int = 0,
     on_progress: OnProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Returns the model's scores on the split, and its predictions.
 
@@ -96,6 +98,7 @@ def evaluate_model(
         stage: Before or after fine-tuning.
         extra_positions: Positions of the model that a prompt or prefix takes.
         on_progress: Called after each batch.
+        ranks: The processes that have the model and the examples; the first one alone scores.
 
     Raises:
         InputError: The split is empty, a metric is unknown, or ``decode.max_new_tokens`` leaves
@@ -109,6 +112,7 @@ def evaluate_model(
         encoding=encoding,
         batch_size=config.batch_size,
         extra_positions=extra_positions,
+        ranks=ranks,
     )
     if isinstance(task, LabelTask):
         records = labels_to_score(task, examples, config, name)
@@ -116,6 +120,8 @@ def evaluate_model(
     else:
         groups = groups_to_score(task, examples, config, name)
         scored = model_texts(task, groups, outputs, decode, on_progress)
+    if not ranks.is_first:
+        scored = Scored(count=scored.count, predictions=(), columns={})
     return _evaluation(task, name, stage, scored, metrics)
 
 
@@ -131,6 +137,7 @@ def evaluate_parts(
     stage: str = "after",
     extra_positions: int = 0,
     on_progress: OnProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[Evaluation]:
     """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``."""
     return [
@@ -146,6 +153,7 @@ def evaluate_parts(
             stage=stage,
             extra_positions=extra_positions,
             on_progress=on_progress,
+            ranks=ranks,
         )
         for part, examples in parts.items()
     ]

@@ -21,6 +21,8 @@ from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SCORE, SEQ2SEQ, TEXT
 from dpft.models.losses import answer_logits, token_nll
 from dpft.models.positions import max_positions
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shares import in_turn, put_together
 from dpft.tasks.records import Example, LabelledExample, Record
 
 
@@ -46,6 +48,8 @@ class ModelOutputs:
     tokens. Memory and speed only."""
     extra_positions: int = 0
     """Positions of the model that a prompt or prefix takes before the text's own."""
+    ranks: Ranks = ALONE
+    """The processes that have this model, each of which reads a share; each gets all answers."""
 
     def texts(
         self,
@@ -75,20 +79,26 @@ class ModelOutputs:
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
         room = encoding.max_length + written
         positions = max_positions(self.model.config)
+        mine = in_turn(len(groups), self.ranks)
         prompts = encoding.prompts(
-            [group.examples[0] for group in groups],
+            [groups[at].examples[0] for at in mine],
             max_length=room if positions is None else min(positions - self.extra_positions, room),
             max_new_tokens=decode.max_new_tokens,
         )
-        return generate_texts(
+        places = range(len(groups)) if draws is None else draws.places
+        own = Draws(
+            places=[places[at] for at in mine], attempt=0 if draws is None else draws.attempt
+        )
+        texts = generate_texts(
             self.model,
             encoding.tokenizer,
             prompts,
             config=decode,
             batch_size=self.batch_size,
-            on_batch=on_batch,
-            draws=draws,
+            on_batch=self._of_all(on_batch),
+            draws=own,
         )
+        return put_together(texts, self.ranks)
 
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
@@ -105,13 +115,14 @@ class ModelOutputs:
             One entry per example, in no particular order.
         """
         found = Likelihoods([], [])
-        targets = [replace(each, learns_prompt=False) for each in examples]
+        mine = in_turn(len(examples), self.ranks)
+        targets = [replace(examples[at], learns_prompt=False) for at in mine]
         for _, batch in self._batches(targets):
             nll_sums, token_counts = token_nll(self.model, batch)
             found.nll_sums.extend(nll_sums.tolist())
             found.token_counts.extend(token_counts.tolist())
-            on_batch(len(batch))
-        return found
+            self._of_all(on_batch)(len(batch))
+        return Likelihoods(*(put_together(each, self.ranks) for each in found))
 
     def answers(
         self, examples: Sequence[LabelledExample], on_batch: Callable[[int], None]
@@ -125,14 +136,19 @@ class ModelOutputs:
         Returns:
             For each record the probabilities of the label words or classes, or one number.
         """
+        mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
         answers: dict[int, list[float]] = {}
-        for indices, batch in self._batches(examples):
+        for indices, batch in self._batches(mine):
             with torch.no_grad():
                 outputs = answer_logits(self.model, batch)
             values = outputs if batch.answer == SCORE else outputs.softmax(dim=1)
             answers.update(zip(indices, values.tolist(), strict=True))
-            on_batch(len(batch))
-        return [answers[index] for index in range(len(examples))]
+            self._of_all(on_batch)(len(batch))
+        return put_together([answers[index] for index in range(len(mine))], self.ranks)
+
+    def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:
+        """Returns what tells of as much as all processes did while this one did its part."""
+        return lambda count: on_batch(count * self.ranks.size)
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
         """Yields the records in batches on the model's device, longest first, without dropout.

@@ -150,7 +150,7 @@ def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[
 
     def count(batch_size: int) -> None:
         nonlocal done
-        done += batch_size
+        done = min(total, done + batch_size)
         if on_progress is not None:
             on_progress(task, done, total)
 

@@ -40,16 +40,19 @@ _SEED_BYTES = 8
 class DropoutStream:
     """The secret source of a run's dropout masks."""
 
-    def __init__(self, device: torch.device, key: AgingKey) -> None:
-        """Draws from ``key``, which ages with the steps, for a model on ``device``."""
-        self.device, self._key = device, key
+    def __init__(self, device: torch.device, key: AgingKey, *, rank: int = 0) -> None:
+        """Draws from ``key``, which ages with the steps, for a rank's model on ``device``."""
+        self.device, self._key, self._rank = device, key, rank
         self._step = key.step
         self._torch_dropout = F.dropout
 
     def begin_step(self, step: int) -> None:
-        """Draws masks of another step from now on; keys torch's default generators."""
+        """Draws masks of another step from now on; keys torch's default generators.
+
+        Each rank's generators have a key of their own, and so its masks places of their own.
+        """
         self._step = step
-        address = Address(Purpose.GENERATOR, step)
+        address = Address(Purpose.GENERATOR, step, self._rank)
         bits = keystream(self._key.at(step), address, 4 * _WORDS + _SEED_BYTES)
         fill_cpu_state(torch.default_generator, bytes(bits[: 4 * _WORDS]))
         if self.device.type == "cuda":

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
+from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
@@ -63,6 +64,7 @@ class PrivacyEngine:
         memory_mb: int = DEFAULT_MEMORY_MB,
         loss_scale: float = 1.0,
         compilation: Compilation | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Binds a model to a plan.
 
@@ -77,9 +79,9 @@ class PrivacyEngine:
             engine: Name of the clipping engine.
             groups: As ``PerExampleClipper``.
             memory_mb: As ``PerExampleClipper``.
-            loss_scale: As ``PerExampleClipper``, which divides it out again before it adds to
-                the sum: sum, noise and their guarantee are those of the unscaled losses.
+            loss_scale: As ``PerExampleClipper``: sum and noise are those of unscaled losses.
             compilation: As ``PerExampleClipper``.
+            ranks: The run's processes; each adds up its share of the first one's draw.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -89,6 +91,7 @@ class PrivacyEngine:
         self.steps_taken = steps_taken
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
+        self._ranks = ranks
         self._sampler = PoissonSampler(plan, randomness.sampling)
         options = ClippingOptions(
             max_grad_norm=plan.phases[0].max_grad_norm,
@@ -127,7 +130,7 @@ class PrivacyEngine:
     def draw(self, num_units: int) -> list[int]:
         """Starts a step: returns its logical batch, indices of units; private, maybe empty.
 
-        No gradient of an earlier step outlives this: what no longer trains has none, so that no
+        Every rank gets the first one's draw. No gradient of an earlier step outlives this: what no longer trains has none, so that no
         optimizer moves it.
 
         Raises:
@@ -147,15 +150,11 @@ class PrivacyEngine:
             parameter.grad = None
         self._open_step = True
         self._randomness.dropout.begin_step(self.steps_taken)
-        return self._sampler.draw(num_units, step=self.steps_taken)
+        drawn = self._sampler.draw(num_units, step=self.steps_taken)
+        return first_numbers(drawn, self._ranks)
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
-        """Adds a micro-batch's clipped sum; returns its norms before clipping, which are private.
-
-        Args:
-            compute_losses: Returns per-example losses, shape (b,).
-            units: Privacy unit of each row, shape (b,), where a unit has several rows.
-        """
+        """Adds a micro-batch's clipped sum; as ``PerExampleClipper.accumulate``."""
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
         return self._clipper.accumulate(compute_losses, units)
@@ -175,11 +174,13 @@ class PrivacyEngine:
         self._clipper.check_parameters()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.mechanism().noise_multiplier * sensitivity
-        noise, everything = self._randomness.noise, dict(self._model.named_parameters())
-        meter = SignalMeter(noise.device) if self.steps_taken < SIGNAL_STEPS else None
-        add_noise(everything, noise_std, noise, step=self.steps_taken, meter=meter)
+        step, ranks, noise = self.steps_taken, self._ranks, self._randomness.noise
+        everything = dict(self._model.named_parameters())
+        meter = SignalMeter(noise.device) if step < SIGNAL_STEPS else None
+        add_noise(everything, noise_std, noise, step=step, meter=meter, ranks=ranks)
         gradients = [p.grad for p in self._clipper.parameters if p.grad is not None]
-        self._ledger.record_step(self.plan.mechanism_at(self.steps_taken), gradients)
+        with ranks.settled():
+            self._ledger.record_step(self.plan.mechanism_at(step), gradients)
         divisor = self.plan.expected_batch_size
         for gradient in gradients:
             gradient.div_(divisor)

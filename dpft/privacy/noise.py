@@ -25,10 +25,13 @@ cells by as little. Noises beyond 18.8 standard deviations are not counted on: s
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.reductions import finish_sums
 from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
 from dpft.privacy.gaussians import WORD_BYTES, BoxMuller
@@ -96,6 +99,7 @@ def add_noise(
     step: int = 0,
     *,
     meter: SignalMeter | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Adds N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
@@ -109,11 +113,14 @@ def add_noise(
             step is the same noise.
         meter: Measures each block before its noise is added; it changes neither. None: nothing is
             measured.
+        ranks: Whose gradients are added up first; each block of the sum gets its noise from one of
+            them, which gives it to all.
 
     Guarantees:
         Coordinates get independent draws, added in float64 whatever the gradient's dtype. Each
         noisy coordinate is rounded once to a multiple of ``grid(noise_std)`` and then cast, which
-        for float32 is exact up to 8 standard deviations, and a fixed coarser grid beyond.
+        for float32 is exact up to 8 standard deviations, and a fixed coarser grid beyond. However
+        many ranks there are, a coordinate gets the same draw, and once.
 
     Raises:
         ValueError: ``noise_std`` is not positive and finite, or the key of the step is forgotten.
@@ -121,21 +128,23 @@ def add_noise(
     spacing = grid(noise_std)
     blocks = BlockNoise(noise, step)
     values = parameters.values() if isinstance(parameters, Mapping) else parameters
-    for place, parameter in enumerate(values):
-        if not parameter.requires_grad or not parameter.numel():
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        for number, block in _blocks(parameter.grad):
-            halves = blocks.halves(len(block), parameter=place, block=number)
+    with _flat_gradients(values) as flat:
+        found = [(place, *block) for place, gradient in flat for block in _blocks(gradient)]
+
+        def finish(at: int, total: Tensor) -> None:
+            place, number, _ = found[at]
             start = 0
-            for half in halves:
-                target = block[start : start + len(half)]
+            for half in blocks.halves(len(total), parameter=place, block=number):
+                target = total[start : start + len(half)]
                 start += len(half)
                 half = half[: len(target)]
                 if meter is not None:
                     meter.add(target, half)
                 target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
+
+        finish_sums([block for _, _, block in found], finish, ranks)
+    if meter is not None:
+        meter.share(ranks)
 
 
 def grid(noise_std: float) -> float:
@@ -160,9 +169,25 @@ def _on_grid(values: Tensor, spacing: float) -> Tensor:
     return values.mul_(1 / spacing).round_().mul_(spacing).add_(0.0)
 
 
-def _blocks(gradient: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Gives each block of a flattened gradient, to be written to, and its number."""
-    flat = gradient.view(-1) if gradient.is_contiguous() else gradient.reshape(-1)
+@contextmanager
+def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[int, Tensor]]]:
+    """Gives the flattened gradient of each that trains, to be written to, and its place."""
+    flat, copies = [], []
+    for place, parameter in enumerate(parameters):
+        if not parameter.requires_grad or not parameter.numel():
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.is_contiguous():
+            flat.append((place, parameter.grad.view(-1)))
+        else:
+            flat.append((place, parameter.grad.reshape(-1)))
+            copies.append((parameter.grad, flat[-1][1]))
+    yield flat
+    for gradient, copy in copies:
+        gradient.copy_(copy.view_as(gradient))
+
+
+def _blocks(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yields each block's number, and the block."""
     yield from enumerate(flat.split(BLOCK))
-    if not gradient.is_contiguous():
-        gradient.copy_(flat.view_as(gradient))

@@ -29,13 +29,18 @@ class Randomness:
     """
 
     def __init__(
-        self, keys: Mapping[str, AgingKey], device: torch.device, *, reproducible: bool
+        self,
+        keys: Mapping[str, AgingKey],
+        device: torch.device,
+        *,
+        reproducible: bool,
+        rank: int = 0,
     ) -> None:
-        """Makes the sources of a model on ``device`` from a key for each of ``PURPOSES``."""
+        """Makes the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
         self._keys = dict(keys)
         self.noise = NoiseStream(device, keys["noise"])
         self.sampling = SamplingStream(keys["sampling"])
-        self.dropout = DropoutStream(device, keys["dropout"])
+        self.dropout = DropoutStream(device, keys["dropout"], rank=rank)
         self.reproducible = reproducible
 
     def forget(self, step: int) -> None:
@@ -71,7 +76,11 @@ def make_randomness(
 
 
 def restore_randomness(
-    device: torch.device, state: Mapping[str, Any], noise_seed: int | None = None
+    device: torch.device,
+    state: Mapping[str, Any],
+    noise_seed: int | None = None,
+    *,
+    rank: int = 0,
 ) -> Randomness:
     """Returns the sources as they were when ``Randomness.state`` was asked.
 
@@ -79,7 +88,8 @@ def restore_randomness(
         device: Where noise is drawn; of the kind it was.
         state: What it returned.
         noise_seed: As ``make_randomness``.
+        rank: Whose dropout; the rest is the same for all.
     """
     step = int(state["step"])
     keys = {name: AgingKey(bytes.fromhex(state["keys"][name]), step) for name in PURPOSES}
-    return Randomness(keys, device, reproducible=noise_seed is not None)
+    return Randomness(keys, device, reproducible=noise_seed is not None, rank=rank)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from dpft.parallel.ranks import Ranks
+
 SIGNAL_STEPS = 30
 """Updates, from the first, over which the ratio is averaged (Li et al. 2022, section 3.1.1)."""
 
@@ -55,6 +57,11 @@ class SignalMeter:
         """
         self._signal += vector_norm(clipped_sum, dtype=torch.float64).square()
         self._noise += vector_norm(gaussians).square()
+
+    def share(self, ranks: Ranks) -> None:
+        """Adds what the other ranks measured of theirs."""
+        both = ranks.total(torch.stack((self._signal, self._noise)))
+        self._signal, self._noise = both[0], both[1]
 
     def mean(self, noise_std: float, expected_batch_size: float) -> SignalAndNoise:
         """Returns what was measured of the mean gradient.

@@ -23,6 +23,7 @@ from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import sample_records, write_samples
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
 from dpft.reports.run.run_record import read_evaluations, read_record
 from dpft.run_folder import (
@@ -54,6 +55,7 @@ def evaluate(
     *,
     stage: str = "after",
     extra_positions: int = 0,
+    ranks: Ranks = ALONE,
 ) -> list[Evaluation]:
     """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
 
@@ -66,9 +68,10 @@ def evaluate(
         scored: Records by part of the split; none where evaluation is off.
         stage: "before" or "after" training.
         extra_positions: Positions of the model that stand before a text's own.
+        ranks: The processes that have model and records.
     """
     public = eval_split_is_public(config.task, config.eval)
-    progress = batch_progress("evaluating", counts=public)
+    progress = batch_progress("evaluating", counts=public, shown=ranks.is_first)
     with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
             model,
@@ -81,6 +84,7 @@ def evaluate(
             stage=stage,
             extra_positions=extra_positions,
             on_progress=on_progress,
+            ranks=ranks,
         )
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from dpft.errors import DpftError
+from dpft.errors import DpftError, SaidElsewhere
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
 
 FAILED = 1
@@ -29,6 +29,8 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     """
     try:
         job()
+    except SaidElsewhere as error:
+        return error.exit_code
     except DpftError as error:
         say(f"error: {error}")
         return error.exit_code

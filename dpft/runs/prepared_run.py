@@ -4,7 +4,7 @@ No private record is used before the plan stands and the clipper has been proved
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,6 +17,9 @@ from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
+from dpft.parallel.processes import own_device
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shares import Share
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.lengths import with_max_length
@@ -60,6 +63,7 @@ def prepare(
     secrets: Secrets | None,
     resume_point: ResumePoint | None,
     planner: Planner = plan_run,
+    ranks: Ranks = ALONE,
 ) -> Prepared:
     """Returns the parts of a run, nothing of it written yet.
 
@@ -68,6 +72,7 @@ def prepare(
         secrets: Of the run that goes on; None: fresh ones are drawn.
         resume_point: Where that run broke off.
         planner: Makes the plan of a run that begins.
+        ranks: The run's processes, of which this one takes its share of each batch.
 
     Raises:
         InputError: Anything does not fit.
@@ -76,7 +81,7 @@ def prepare(
     if config.eval.enabled:
         metric_specs(config.task.metrics)
     check_tracking(config)
-    device = config.train.prepare()
+    device = own_device(config.train.prepare(), ranks)
     warn_if_slow(config.train.precision, device)
     check_compiler(device, wanted=config.train.compile)
     architecture = read_architecture(config.model)
@@ -105,6 +110,7 @@ def prepare(
     training_set = make_training_set(
         config, data.only(division.kept), encoding, device, unit_key=key
     )
+    training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
     return Prepared(
         config=config,
         plan=plan,

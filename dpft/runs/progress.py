@@ -27,13 +27,19 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def batch_progress(doing: str = "", *, counts: bool = True) -> Iterator[OnProgress]:
+def batch_progress(
+    doing: str = "", *, counts: bool = True, shown: bool = True
+) -> Iterator[OnProgress]:
     """Gives a function that moves a bar on a terminal, and elsewhere logs each tenth that is done.
 
     Args:
         doing: What the lines begin with.
         counts: Whether a bar may show how much there is.
+        shown: Whether this process shows anything.
     """
+    if not shown:
+        yield lambda what, done, total: None
+        return
     console = Console(stderr=True)
     if not draws_bars(console):
         yield _logged_tenths(doing)

@@ -49,10 +49,10 @@ MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.micro_batch_tokens", "train.pad_to_multiple_of", "train.compile"),
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-    *("privacy.resume_overspend", "privacy.witness", "tracking"),
+    *("privacy.resume_overspend", "privacy.witness", "tracking", "parallel"),
 )
 """Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
-SECTIONS = ("eval", "decode", "metrics", "tracking")
+SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,16 @@ goes on through the same hand-overs.
 """
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.evaluation.evaluate import Evaluation
 from dpft.files import check_writable
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
+from dpft.parallel.processes import started
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
@@ -21,12 +23,14 @@ from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
 from dpft.runs.ending import say_ending
-from dpft.runs.evaluation import evaluate, write_scores
+from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
+from dpft.runs.follower import follow, share_settings
 from dpft.runs.held_out import keep_key, not_evaluated
 from dpft.runs.outcome import report
 from dpft.runs.prepared_run import Planner, Prepared, prepare
 from dpft.runs.records import save_unit_key
+from dpft.runs.restarting import folder_of_run, restarted_command
 from dpft.runs.resuming import (
     has_scores,
     hint_of_resume,
@@ -35,7 +39,9 @@ from dpft.runs.resuming import (
     save_fingerprint,
 )
 from dpft.runs.run_plan import plan_run
+from dpft.runs.scoring import score
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
+from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
 from dpft.runs.training import train
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
@@ -66,13 +72,42 @@ def run(
         StateError: What a run that goes on left is damaged.
     """
     quiet_transformers()
-    refuse_links(folder)
-    witness = witness_of(command, folder)
-    with crash_kept(folder):
-        if command.resume is None:
-            begin(command.settings(), folder, planner, witness=witness, write_request=write_request)
+    with started(command.parallel) as ranks:
+        check_alike(command.settings(), ranks)
+        if ranks.is_first:
+            lead(command, folder, ranks, write_request=write_request, planner=planner)
         else:
-            go_on(command.settings(), folder, witness=witness)
+            follow(ranks)
+
+
+def lead(
+    command: TrainCommand,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    write_request: WriteRequest | None = None,
+    planner: Planner = plan_run,
+) -> None:
+    """Does what the first process of a run does, which is all of it where it is the only one."""
+    with ranks.settled():
+        folder = folder_of_run(folder)
+        refuse_links(folder)
+        witness = witness_of(command, folder)
+        command = restarted_command(command, folder)
+    goes_on = command.resume is not None
+    share_settings(command.settings(), goes_on, ranks)
+    with crash_kept(folder):
+        if goes_on:
+            go_on(command.settings(), folder, witness=witness, ranks=ranks)
+        else:
+            begin(
+                command.settings(),
+                folder,
+                planner,
+                witness=witness,
+                write_request=write_request,
+                ranks=ranks,
+            )
 
 
 def begin(
@@ -83,6 +118,7 @@ def begin(
     witness: Witness | None = None,
     write_request: WriteRequest | None = None,
     with_curve: bool = True,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Runs from the first step to the report.
 
@@ -93,28 +129,46 @@ def begin(
         witness: Of its ledger.
         write_request: Writes how it was asked for.
         with_curve: Whether to compute its epsilon over the steps.
+        ranks: The run's processes, of which this is the first.
     """
-    refuse_used_folder(folder)
-    check_writable(folder)
-    prepared = prepare(config, None, None, planner)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_run(folder):
+    with ranks.settled():
         refuse_used_folder(folder)
-        start_anew(folder)
-        write_begun(folder)
-        if write_request is not None:
-            write_request(folder)
-        dump(prepared.config, folder / CONFIGURATION)
-        logger.info("run: %s", folder)
-        if prepared.unit_key is not None:
-            save_unit_key(folder, prepared.unit_key)
-        keep_key(folder, prepared.division)
-        save_fingerprint(folder, prepared.training_set)
-        finish(prepared, folder, None, begin_handover(witness, folder), with_curve=with_curve)
+        check_writable(folder)
+    secrets = share_secrets(fresh_secrets(config), ranks)
+    with ranks.settled():
+        prepared = prepare(config, secrets, None, planner, ranks)
+    prepared = agreed(prepared, ranks)
+    with ExitStack() as held:
+        with ranks.settled():
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold_run(folder))
+            refuse_used_folder(folder)
+            write_beginning(prepared, folder, write_request)
+            handover = begin_handover(witness, folder)
+        finish(prepared, folder, None, handover, with_curve=with_curve, ranks=ranks)
+
+
+def write_beginning(prepared: Prepared, folder: Path, write_request: WriteRequest | None) -> None:
+    """Writes into a run's folder what it begins with."""
+    start_anew(folder)
+    write_begun(folder)
+    if write_request is not None:
+        write_request(folder)
+    dump(prepared.config, folder / CONFIGURATION)
+    logger.info("run: %s", folder)
+    if prepared.unit_key is not None:
+        save_unit_key(folder, prepared.unit_key)
+    keep_key(folder, prepared.division)
+    save_fingerprint(folder, prepared.training_set)
 
 
 def go_on(
-    config: TrainConfig, folder: Path, *, witness: Witness | None = None, with_curve: bool = True
+    config: TrainConfig,
+    folder: Path,
+    *,
+    witness: Witness | None = None,
+    with_curve: bool = True,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Takes the steps that are left of a run that broke off, and does what else is left.
 
@@ -123,19 +177,29 @@ def go_on(
         StateError: Its checkpoint, its ledger or its scores are damaged, or the witness has a head
             that the ledger lacks.
     """
-    with hold_run(folder):
-        resume_point = find_resume_point(folder)
-        if resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists():
+    with ExitStack() as held:
+        with ranks.settled():
+            held.enter_context(hold_run(folder))
+            resume_point = find_resume_point(folder)
+            has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
+        (is_done,) = ranks.any(resume_point.has_ended and has_reports)
+        if is_done:
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
             say_ending(folder, config.task)
             return
-        read_evaluations(folder / METRICS)
-        check_witness(witness, folder)
-        prepared = prepare(config, read_secrets(folder), resume_point)
-        same_records(folder, prepared.training_set)
-        handover = begin_handover(witness, folder)
-        finish(prepared, folder, resume_point, handover, with_curve=with_curve)
+        with ranks.settled():
+            read_evaluations(folder / METRICS)
+            check_witness(witness, folder)
+            secrets = read_secrets(folder)
+        secrets = share_secrets(secrets, ranks)
+        with ranks.settled():
+            prepared = prepare(config, secrets, resume_point, ranks=ranks)
+            same_records(folder, prepared.training_set)
+        prepared = agreed(prepared, ranks)
+        with ranks.settled():
+            handover = begin_handover(witness, folder)
+        finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
 
 
 def finish(
@@ -145,6 +209,7 @@ def finish(
     handover: Handover | None = None,
     *,
     with_curve: bool = True,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
     config = prepared.config
@@ -154,8 +219,9 @@ def finish(
         curve_beside(config, prepared.plan, wanted=with_curve) as curve,
     ):
         write_summary(folder, prepared.summary)
-        if not has_scores(folder, "before"):
-            write_scores(config, folder, score(prepared, "before"))
+        (has_none,) = ranks.any(not has_scores(folder, "before"))
+        if has_none:
+            write_scores(config, folder, score(prepared, "before", ranks))
         train(
             config,
             prepared.plan,
@@ -167,31 +233,12 @@ def finish(
             listeners=trackings,
             handover=handover,
             curve=curve,
+            ranks=ranks,
         )
-        evaluations = score(prepared, "after")
+        evaluations = score(prepared, "after", ranks)
         evaluations += not_evaluated(config)
         hand_over_end(handover, folder)
         spent = finished_curve(curve)
         report(config, prepared.plan, folder, prepared.counts, evaluations, spent)
         conclude(trackings, folder)
     say_ending(folder, config.task)
-
-
-def score(prepared: Prepared, stage: str) -> list[Evaluation]:
-    """Returns the scores of a run's model before or after training; none where nothing is scored.
-
-    Args:
-        prepared: The run.
-        stage: "before" or "after" training.
-    """
-    scored = prepared.division.scored
-    if scored:
-        logger.info("evaluating %s fine-tuning", stage)
-    return evaluate(
-        prepared.config,
-        prepared.model,
-        prepared.encoding,
-        scored,
-        stage=stage,
-        extra_positions=prepared.config.method.extra_positions,
-    )

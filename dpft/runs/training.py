@@ -10,6 +10,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.background import CurveInBackground
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
@@ -17,12 +18,15 @@ from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.runs.spent_epsilon import epsilon_so_far
 from dpft.training.checkpoint import delete_generator_states
+from dpft.training.following import follow_ordinarily, follow_privately
 from dpft.training.listeners import StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
+from dpft.training.recipe import Recipe, prepare_training_state
+from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_training_state, train_ordinarily
+from dpft.training.session import Session, train_ordinarily
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,7 @@ def train(
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
     curve: CurveInBackground | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
@@ -88,16 +93,9 @@ def train(
         sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
+        **vars(recipe_of(config, plan, model, training_set, ranks)),
         folder=folder,
-        model=model,
-        method=config.method,
-        phases=plan.phases,
-        training_set=training_set,
-        settings=config.train,
-        optimizer=config.optimizer,
-        scheduler=config.scheduler,
         save_model=save_model,
-        num_examples=plan.size.num_examples,
         show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
         handover=handover,
@@ -107,7 +105,9 @@ def train(
         _check_end(resume_point, plan)
         if guarantee is not None:
             check_promises(resume_point, guarantee)
-        prepare_training_state(session, plan.steps, resume_point)
+        training_state = prepare_training_state(session, plan.steps, resume_point)
+        ended = Start(done=plan.steps, last_step=plan.steps, secrets={})
+        share_start(ended, training_state, ranks)
         delete_generator_states(folder / CHECKPOINTS)
         return
     if plan.privacy is None or guarantee is None:
@@ -119,6 +119,43 @@ def train(
         guarantee,
         epsilon_after=epsilon_so_far(config, plan.privacy, curve),
         resume_point=resume_point,
+    )
+
+
+def follow_training(
+    config: TrainConfig,
+    plan: RunPlan,
+    model: PreTrainedModel,
+    training_set: TrainingSet,
+    ranks: Ranks,
+) -> None:
+    """Takes the steps that the first process takes, and writes nothing."""
+    recipe = recipe_of(config, plan, model, training_set, ranks)
+    guarantee = config.privacy.guarantee
+    if plan.privacy is None or guarantee is None:
+        follow_ordinarily(recipe, plan.steps)
+    else:
+        follow_privately(recipe, plan.privacy, guarantee)
+
+
+def recipe_of(
+    config: TrainConfig,
+    plan: RunPlan,
+    model: PreTrainedModel,
+    training_set: TrainingSet,
+    ranks: Ranks,
+) -> Recipe:
+    """Returns what a run's steps are taken with."""
+    return Recipe(
+        model=model,
+        method=config.method,
+        phases=plan.phases,
+        training_set=training_set,
+        settings=config.train,
+        optimizer=config.optimizer,
+        scheduler=config.scheduler,
+        num_examples=plan.size.num_examples,
+        ranks=ranks,
     )
 
 

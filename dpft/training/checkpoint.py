@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
@@ -34,20 +32,18 @@ from dpft.run_folder import (
     checkpoint_name,
 )
 from dpft.training.key_file import KeyFile, read_key_file, write_key_file
+from dpft.training.training_state import (
+    TrainingState,
+    model_state,
+    optimizer_state,
+    restore_optimizer,
+    restore_scheduler,
+)
 
 WAY_OUT = (
     "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
     " one is kept"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
-    """Model, optimizer and schedule: what a step moves, and a checkpoint keeps."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: LambdaLR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +95,8 @@ def save_checkpoint(
     sync_folder(folder.parent)
     target = folder / checkpoint_name(step)
     partial = _empty_partial(target)
-    _save_tensors(partial / WEIGHTS, _model_state(training_state.model))
-    _save_tensors(partial / OPTIMIZER, _optimizer_state(training_state))
+    _save_tensors(partial / WEIGHTS, model_state(training_state.model))
+    _save_tensors(partial / OPTIMIZER, optimizer_state(training_state))
     files, keys_changed = [WEIGHTS, OPTIMIZER], 0
     if generators is not None:
         keys_changed = write_key_file(partial / KEYS, generators)
@@ -154,18 +150,17 @@ def restore_checkpoint(path: Path, training_state: TrainingState) -> int:
         StateError: A file is missing, damaged, or of another model.
     """
     state = _read_state(path)
-    model_state = load_file(path / WEIGHTS)
-    optimizer_state = load_file(path / OPTIMIZER)
-    own = _model_state(training_state.model)
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in model_state.items()}:
+    weights, moments = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
+    own = model_state(training_state.model)
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
         raise StateError(
             f"{path} is a checkpoint of another model; put the model that the run began with back."
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(model_state[name])
-    _restore_optimizer(training_state, optimizer_state)
-    _restore_scheduler(training_state, int(state["scheduler_step"]))
+            tensor.copy_(weights[name])
+    restore_optimizer(training_state, moments)
+    restore_scheduler(training_state, int(state["scheduler_step"]))
     return int(state["step"])
 
 
@@ -197,48 +192,6 @@ def _drop_older(folder: Path, keep: int) -> None:
 def _delete_keys(checkpoint: Path) -> None:
     (checkpoint / KEYS).unlink(missing_ok=True)
     sync_folder(checkpoint)
-
-
-def _model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters, a tied one once, and persistent buffers, by name."""
-    persistent = model.state_dict(keep_vars=True)
-    buffers = {name: b for name, b in model.named_buffers() if name in persistent}
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return {**parameters, **buffers}
-
-
-def _optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
-    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
-    names: dict[Tensor, str] = {
-        parameter: name for name, parameter in training_state.model.named_parameters()
-    }
-    return {
-        f"{names[parameter]}/{key}": torch.as_tensor(value)
-        for parameter, entries in training_state.optimizer.state.items()
-        for key, value in entries.items()
-    }
-
-
-def _restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    named = dict(training_state.model.named_parameters())
-    training_state.optimizer.state.clear()
-    for label, tensor in tensors.items():
-        name, key = label.rsplit("/", 1)
-        parameter = named[name]
-        moved = tensor if key == "step" else tensor.to(parameter.device)
-        training_state.optimizer.state[parameter][key] = moved
-
-
-def _restore_scheduler(training_state: TrainingState, step: int) -> None:
-    training_state.scheduler.last_epoch = step
-    rates = [
-        base * factor(step)
-        for base, factor in zip(
-            training_state.scheduler.base_lrs, training_state.scheduler.lr_lambdas, strict=True
-        )
-    ]
-    for group, rate in zip(training_state.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
 
 
 def _read_state(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 
 if TYPE_CHECKING:
-    from dpft.training.checkpoint import TrainingState
+    from dpft.training.training_state import TrainingState
 
 
 def learning_rate_of(training_state: "TrainingState", step: int) -> float:

@@ -19,6 +19,7 @@ from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.parallel.shares import EVERYTHING, Share
 from dpft.privacy.signal_to_noise import SignalAndNoise
 from dpft.training.precision import autocast
 
@@ -112,6 +113,8 @@ class TrainingSet:
     units: Sequence[Sequence[int]] | None = None
     """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
     them; None: each example is a unit of its own."""
+    share: Share = EVERYTHING
+    """Which micro-batches of a logical batch this process takes."""
     excluded: int = 0
     """Records that were left out because they have nothing to learn; private."""
 
@@ -133,7 +136,7 @@ class TrainingSet:
         return rows >= self.micro_batch_size or (limit is not None and (rows + 1) * tokens > limit)
 
     def micro_batches(self, indices: Sequence[int]) -> list[Batch]:
-        """Returns the batches of a logical batch's units, sorted by length and padded."""
+        """Returns this process's batches of a logical batch, sorted by length and padded."""
         return list(
             micro_batches(
                 self.examples,
@@ -142,6 +145,7 @@ class TrainingSet:
                 micro_batch_tokens=self.micro_batch_tokens,
                 layout=self.layout,
                 units=self.units,
+                share=self.share,
             )
         )
 

@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dpft.parallel.ranks import ALONE, Ranks, first_numbers
+from dpft.parallel.reductions import finish_sums
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
 
 
@@ -26,6 +28,7 @@ class OrdinaryEngine:
         loss_scale: float = 1.0,
         state: Mapping[str, Any] | None = None,
         steps_taken: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``.
 
@@ -37,7 +40,9 @@ class OrdinaryEngine:
             loss_scale: What losses are multiplied by before the backward pass.
             state: Of a run that broke off, to go on with.
             steps_taken: Steps it had taken then.
+            ranks: The run's processes: the first draws for all, each adds up its share.
         """
+        self._ranks, self._seed = ranks, seed
         self._loss_scale = loss_scale
         self.steps = steps
         self._model = model
@@ -82,7 +87,9 @@ class OrdinaryEngine:
             self._waiting += torch.randperm(num_units, generator=self._generator).tolist()
         batch, self._waiting = self._waiting[:size], self._waiting[size:]
         self._drawn = size
-        return batch
+        if not self._ranks.is_first:
+            torch.manual_seed(hash((self._seed, self._ranks.rank, self.steps_taken)))
+        return first_numbers(batch, self._ranks)
 
     def accumulate(
         self, compute_losses: LossFunction, units: Tensor | None = None
@@ -94,12 +101,24 @@ class OrdinaryEngine:
         return None
 
     def finish_step(self) -> None:
-        """Ends a step: takes the loss scale out of the gradient."""
+        """Ends a step: adds up the ranks' gradients, and takes the loss scale out."""
         self.steps_taken += 1
+        self._add_up()
         if self._loss_scale != 1:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)
+
+    def _add_up(self) -> None:
+        """Makes each gradient the sum of all ranks', where one of them has any."""
+        trainable = [p for p in self._model.parameters() if p.requires_grad]
+        there = self._ranks.any(*(p.grad is not None for p in trainable))
+        flat = []
+        for parameter in (p for p, is_there in zip(trainable, there, strict=True) if is_there):
+            own = parameter.grad
+            parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
+            flat.append(parameter.grad.view(-1))
+        finish_sums(flat, lambda place, total: None, self._ranks)
 
 
 def _written_state(state: Tensor) -> str:

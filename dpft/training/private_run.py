@@ -22,6 +22,8 @@ from dpft.privacy.randomness import Randomness, make_randomness, restore_randomn
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
+from dpft.training.recipe import prepare_training_state
+from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
     ResumePoint,
     check_promises,
@@ -30,7 +32,7 @@ from dpft.training.resume import (
     promises,
     write_plan,
 )
-from dpft.training.session import Session, prepare_training_state, take_steps
+from dpft.training.session import Session, take_steps
 from dpft.training.witnessing import HeadWitness
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class PrivateRun:
             engine=privacy.engine,
             memory_mb=privacy.clipper_memory_mb,
             settings=(session.method, session.optimizer, session.scheduler, *rates),
+            processes=session.ranks.size,
         )
 
     def begin(self) -> None:
@@ -177,6 +180,9 @@ class PrivateRun:
         session = self._witnessed(ledger)
         done = 0 if resume_point is None else resume_point.checkpoint.step
         training_state = prepare_training_state(session, self.plan.steps, resume_point)
+        start = Start(done=done, last_step=last_step, secrets=randomness.state(done))
+        share_start(start, training_state, session.ranks)
+        del start  # It holds the keys of the step.
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
         with self._journal(ledger, journaled) as journal:
             engine = self._engine(journal, randomness, done, last_step)
@@ -245,6 +251,7 @@ class PrivateRun:
             memory_mb=self.privacy.clipper_memory_mb,
             loss_scale=self.session.settings.backward_scale,
             compilation=compilation_of(self.session.training_set),
+            ranks=self.session.ranks,
         )
 
 

@@ -72,7 +72,12 @@ def find_resume_point(folder: Path) -> ResumePoint:
 
 
 def environment(
-    training_set: TrainingSet, *, engine: str, memory_mb: int, settings: Sequence[Any] = ()
+    training_set: TrainingSet,
+    *,
+    engine: str,
+    memory_mb: int,
+    settings: Sequence[Any] = (),
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
@@ -81,6 +86,7 @@ def environment(
         engine: Name of the clipping engine.
         memory_mb: What the clipper may spend.
         settings: What moves the weights that later sums are of: method, optimizer, learning rate.
+        processes: Whose sums are added up, in the order of their ranks.
     """
     device = training_set.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -97,6 +103,7 @@ def environment(
         "padded_to": training_set.layout.pad_to_multiple_of,
         "packages": {name: version(name) for name in PACKAGES},
         "precision": training_set.precision,
+        "processes": processes,
         "sampling": SAMPLING_SOURCE,
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),

@@ -11,57 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from dpft.methods.base import Method, MethodPhase
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS, private_path
-from dpft.training.checkpoint import (
-    TrainingState,
-    delete_generator_states,
-    restore_checkpoint,
-    save_checkpoint,
-)
+from dpft.training.checkpoint import delete_generator_states, save_checkpoint
 from dpft.training.compiling import compilation_of, compiled_calls, private_cache
 from dpft.training.diagnostics import Diagnostics
-from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
+from dpft.training.learning_rates import learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
-from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
-from dpft.training.optimizers import (
-    OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.loop import StepEngine, StepStatistics, train
 from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.progress import StepProgress
+from dpft.training.recipe import Recipe, prepare_training_state
+from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
 from dpft.training.resume import ResumePoint
 from dpft.training.termination import TERMINATED, termination_requests
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """Everything a run trains with, private or not."""
+class Session(Recipe):
+    """Everything a run trains with, and where the first of its processes writes."""
 
     folder: Path
     """The run's folder; it exists."""
-    model: nn.Module
-    """Prepared by ``method``."""
-    method: Method
-    phases: tuple[MethodPhase, ...]
-    """The method's, of the steps to take."""
-    training_set: TrainingSet
-    settings: TrainingConfig
-    optimizer: OptimizerConfig
-    scheduler: SchedulerConfig
     save_model: Callable[[], None]
     """Writes the trained model where it is released from."""
-    num_examples: int
-    """The public number of training examples."""
     show_diagnostics: bool
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
     listeners: tuple[StepListener, ...] = ()
@@ -83,15 +61,17 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
     """
     training_state = prepare_training_state(session, steps, resume_point)
     done = 0 if resume_point is None else resume_point.checkpoint.step
+    share_start(Start(done=done, last_step=steps, secrets={}), training_state, session.ranks)
     session.method.begin_step(session.model, min(done, steps - 1))
     engine = OrdinaryEngine(
         session.model,
         steps=steps,
-        batch_size=session.settings.batch_size(session.num_examples),
+        batch_size=session.batch_size,
         seed=session.settings.seed,
         loss_scale=session.settings.backward_scale,
         state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
         steps_taken=done,
+        ranks=session.ranks,
     )
     with compiled_calls(session.model, compilation_of(session.training_set)):
         take_steps(
@@ -103,21 +83,6 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
         )
     session.save_model()
     delete_generator_states(session.folder / CHECKPOINTS)
-
-
-def prepare_training_state(
-    session: Session, steps: int, resume_point: ResumePoint | None
-) -> TrainingState:
-    """Returns model, optimizer and schedule as they are before the next step.
-
-    Raises:
-        StateError: The checkpoint is of another model.
-    """
-    session.method.begin_step(session.model, 0)
-    training_state = _fresh_training_state(session, steps)
-    if resume_point is not None:
-        restore_checkpoint(resume_point.checkpoint.path, training_state)
-    return training_state
 
 
 def take_steps(
@@ -152,7 +117,7 @@ def take_steps(
     progress = StepProgress(
         steps=engine.steps,
         taken=engine.steps_taken,
-        expected_batch_size=session.settings.batch_size(session.num_examples),
+        expected_batch_size=session.batch_size,
         epsilon_after=epsilon_after,
     )
 
@@ -169,13 +134,16 @@ def take_steps(
             after_step = AfterStep(
                 session=session,
                 training_state=training_state,
-                last_step=engine.steps,
+                together=StepsTogether(
+                    recipe=session,
+                    last_step=engine.steps,
+                    non_finite=non_finite,
+                    terminated=terminated,
+                ),
                 diagnostics=diagnostics,
-                non_finite=non_finite,
                 save=save,
                 progress=progress,
                 epsilon_after=epsilon_after,
-                terminated=terminated,
             )
             for listener in session.listeners:
                 listener.begin(engine.steps_taken)
@@ -196,18 +164,14 @@ class AfterStep:
 
     session: Session
     training_state: TrainingState
-    last_step: int
-    """The step that the run ends at."""
+    together: StepsTogether
+    """What every process does first."""
     diagnostics: Diagnostics
-    non_finite: Callable[[], int]
-    """How many examples were left out so far; private."""
     save: Callable[[int], None]
     """Writes the checkpoint of a step."""
     progress: StepProgress
     epsilon_after: Callable[[int], SpentEpsilon] | None
     """What a number of steps has spent; None for a non-private run."""
-    terminated: Callable[[], bool]
-    """Whether SIGTERM has come."""
 
     def __call__(self, statistics: StepStatistics) -> None:
         """Ends a step.
@@ -217,47 +181,32 @@ class AfterStep:
 
         Raises:
             SystemExit: The run was terminated; a checkpoint of the step is complete.
+            RunError: The weights of its processes are no longer the same.
         """
-        step = statistics.step
-        self._write_diagnostics(statistics)
-        if self._checkpoint_is_due(step):
+        ended, step = self.together.end(statistics), statistics.step
+        self._write_diagnostics(ended)
+        if ended.is_saved:
             self.save(step)
         self.progress.advance(step)
         self._tell_listeners(step)
-        if self.terminated() and step < self.last_step:
+        if ended.stops:
             raise SystemExit(TERMINATED)
 
-    def _write_diagnostics(self, statistics: StepStatistics) -> None:
-        self.diagnostics.write(statistics, non_finite=self.non_finite())
+    def _write_diagnostics(self, ended: EndedStep) -> None:
+        statistics = ended.statistics
+        self.diagnostics.write(statistics, non_finite=ended.non_finite)
         if self.session.show_diagnostics and statistics.losses:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
-
-    def _checkpoint_is_due(self, step: int) -> bool:
-        every = self.session.settings.checkpoint_every
-        is_nth = every is not None and step % every == 0
-        return step == self.last_step or is_nth or self.terminated()
 
     def _tell_listeners(self, step: int) -> None:
         if not self.session.listeners:
             return
         public = PublicStep(
             step=step,
-            last_step=self.last_step,
+            last_step=self.together.last_step,
             learning_rate=learning_rate_of(self.training_state, step),
             epsilon=None if self.epsilon_after is None else self.epsilon_after(step),
         )
         for listener in self.session.listeners:
             listener.after_step(public)
-
-
-def _fresh_training_state(session: Session, steps: int) -> TrainingState:
-    optimizer = make_optimizer(
-        session.method.moved_parameters(session.model),
-        session.optimizer,
-        learning_rate=session.settings.learning_rate,
-        weight_decay=session.settings.weight_decay,
-    )
-    factor = learning_rate_factor(session.phases, session.settings.learning_rate)
-    scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
-    return TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)

@@ -20,12 +20,13 @@ from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
-from dpft.training.checkpoint import TrainingState, restore_checkpoint, save_checkpoint
+from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
 from dpft.training.private_run import train_privately
 from dpft.training.self_check import synthetic_losses
 from dpft.training.session import train_ordinarily
+from dpft.training.training_state import TrainingState
 from tests.training import toy
 
 STEPS, SWITCH = 5, 2

@@ -63,7 +63,7 @@ def test_trust_rule_8_progress_counts_the_records_of_a_public_split_alone(
     monkeypatch.setattr(
         evaluation_of_runs,
         "batch_progress",
-        lambda doing, *, counts: asked.append((doing, counts)) or nullcontext(print),
+        lambda doing, *, counts, shown: asked.append((doing, counts)) or nullcontext(print),
     )
     config = loaded("train", ["experiment=demo", f"eval.split_is_public={str(public).lower()}"])
     assert evaluate(config, None, None, {}) == []

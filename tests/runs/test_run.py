@@ -15,6 +15,7 @@ from dpft.errors import InputError, RunError
 from dpft.run_folder import hold_run
 from dpft.runs import run as runs
 from dpft.runs.prepared_run import Prepared
+from dpft.runs.resuming import Secrets
 from dpft.runs.run import begin, finish, go_on, run
 
 KEPT = (
@@ -173,7 +174,8 @@ def standing(calls: Calls, *, has_ended: bool) -> None:
     calls.folder.mkdir()
     point = SimpleNamespace(has_ended=has_ended)
     calls.note("check_witness", "same_records", "delete_generator_states", "finish")
-    calls.note(find_resume_point=point, read_secrets=None)
+    secrets = Secrets(unit_key=bytes(32), held_out_key=None)
+    calls.note(find_resume_point=point, read_secrets=secrets)
 
 
 def test_a_run_that_goes_on_is_held_against_what_it_was_before_it_does(

@@ -4,7 +4,6 @@ import torch
 from dpft.errors import InputError, StateError
 from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.training.checkpoint import (
-    TrainingState,
     checkpoints,
     delete_generator_states,
     read_checkpoint,
@@ -21,6 +20,7 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
+from dpft.training.training_state import TrainingState
 from tests.training.toy import tiny_model
 
 

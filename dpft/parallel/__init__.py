@@ -1,0 +1,1 @@
+"""Many processes of one run: what passes between them. Alone imports torch.distributed."""

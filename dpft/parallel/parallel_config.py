@@ -1,0 +1,104 @@
+"""The ``parallel`` section: how many processes share a run, and how they find each other."""
+
+import os
+from dataclasses import dataclass
+
+from dpft.errors import InputError
+
+STRATEGIES = ("none", "ddp")
+HOW_TO_START = (
+    "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train launch=local"
+    " launch.processes=2 ..."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a run is spread over processes."""
+
+    name: str = "none"
+    """none: one process; ddp: replicas, each with the whole model and a share of each batch."""
+    cpu_offload: bool = False
+    """Sums of gradients pass between processes through the processor's memory (gloo) where the
+    model is on an accelerator; slower, and spares its memory and NCCL."""
+    timeout_minutes: float = 30
+    """How long a process waits for another one before it gives up; longer than the first one
+    needs for a checkpoint."""
+
+    def __post_init__(self) -> None:
+        if self.name not in STRATEGIES:
+            raise InputError(f"parallel must be one of {', '.join(STRATEGIES)}, got {self.name!r}.")
+        if not self.timeout_minutes > 0:
+            raise InputError(
+                f"parallel.timeout_minutes must be positive, got {self.timeout_minutes}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What torchrun tells a process of the processes it started."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    restarts: int = 0
+    """How often torchrun has started all of them anew."""
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all of them are on one machine."""
+        return self.local_size == self.size
+
+
+def world() -> World | None:
+    """Returns what torchrun, or whoever sets its variables, says; None where nobody does.
+
+    Raises:
+        InputError: A variable is missing, or is no number.
+    """
+    if not {"RANK", "WORLD_SIZE"} & set(os.environ):
+        return None
+    size = _number("WORLD_SIZE")
+    return World(
+        rank=_number("RANK"),
+        size=size,
+        local_rank=_number("LOCAL_RANK", _number("RANK")),
+        local_size=_number("LOCAL_WORLD_SIZE", size),
+        restarts=_number("TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def check_start(config: ParallelConfig) -> World | None:
+    """Returns what there is of other processes, once it is what the configuration says.
+
+    Raises:
+        InputError: ``parallel=ddp`` without processes, or several processes without it, each of
+            which would train, and spend, on its own.
+    """
+    there = world()
+    if config.name == "none":
+        if there is not None and there.size > 1:
+            raise InputError(
+                f"parallel=none is one process, got {there.size} of them, each of which would spend"
+                " its own epsilon; add parallel=ddp, or start one."
+            )
+        return None
+    if there is None:
+        raise InputError(
+            f"parallel={config.name} needs the processes of torchrun, got none; start them by"
+            f" {HOW_TO_START}."
+        )
+    return there
+
+
+def _number(name: str, otherwise: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is None or not text.isdecimal():
+        raise InputError(
+            f"{name} must be a number in the environment, as torchrun sets it, got {text!r}; start"
+            f" the processes by {HOW_TO_START}."
+        )
+    return int(text)

@@ -1,0 +1,138 @@
+"""How the processes of a run meet: torch's process group, as long as a block lasts."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from dpft.errors import InputError
+from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
+from dpft.parallel.ranks import ALONE, RankLost, Ranks
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOOPBACK = "lo"
+MEETING = timedelta(minutes=1)
+"""How long the ranks wait for each other at the start."""
+REMEMBERED = "dpft/remembered/"
+_current = ALONE
+_store_of_agent: Store | None = None
+
+
+def current_ranks() -> Ranks:
+    """Returns this process's place among those of the run that it is in; alone outside of one."""
+    return _current
+
+
+@contextmanager
+def started(config: ParallelConfig) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started, inside the block; alone with ``parallel=none``.
+
+    On one machine they talk over its loopback interface. Across machines neither gloo nor NCCL
+    encrypts or authenticates what passes: the network between them must be trusted.
+
+    Raises:
+        InputError: As ``check_start``, the port is in use, or there are fewer devices than ranks.
+        RankLost: Not all of them came.
+    """
+    global _current
+    there = check_start(config)
+    if there is None:
+        yield ALONE
+        return
+    _join(config, there)
+    _current = Ranks(
+        there.rank, there.size, local_rank=there.local_rank, on_one_node=there.on_one_node
+    )
+    try:
+        yield _current
+    finally:
+        _current = ALONE
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def own_device(device: torch.device, ranks: Ranks) -> torch.device:
+    """Returns the device of a rank among those of its machine.
+
+    Args:
+        device: What every rank computes on: cpu or cuda.
+        ranks: The run's processes.
+
+    Raises:
+        InputError: The machine has fewer devices than ranks.
+    """
+    if ranks.size == 1 or device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if ranks.local_rank >= count:
+        raise InputError(
+            f"train.device=cuda needs a device for each process, got {count} for rank"
+            f" {ranks.local_rank} of this machine; start at most {count} there, or use"
+            " train.device=cpu."
+        )
+    own = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(own)
+    return own
+
+
+def is_restarted() -> bool:
+    """Returns whether torchrun has started the processes before, and does so again."""
+    there = world()
+    return there is not None and there.restarts > 0
+
+
+def remembered(name: str) -> str | None:
+    """Returns what ``remember`` kept under a name, also before a restart; None where nothing."""
+    if _store_of_agent is None or not _store_of_agent.check([REMEMBERED + name]):
+        return None
+    return _store_of_agent.get(REMEMBERED + name).decode()
+
+
+def remember(name: str, value: str) -> None:
+    """Keeps a public word with torchrun's agent, which outlives the processes that it restarts."""
+    if _store_of_agent is not None:
+        _store_of_agent.set(REMEMBERED + name, value)
+
+
+def _join(config: ParallelConfig, there: World) -> None:
+    """Makes the process group.
+
+    Raises:
+        InputError: The port that the first rank listens at is in use.
+        RankLost: The others cannot be reached.
+    """
+    if there.on_one_node:
+        for name in INTERFACES:
+            os.environ.setdefault(name, LOOPBACK)
+    both = torch.cuda.is_available() and not config.cpu_offload
+    timeout = timedelta(minutes=config.timeout_minutes)
+    try:
+        store = _store(there)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if both else "gloo",
+            store=store,
+            rank=there.rank,
+            world_size=there.size,
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            port = os.environ.get("MASTER_PORT")
+            raise InputError(
+                f"MASTER_PORT={port} is in use by another program; choose another port, with"
+                " torchrun by --master_port=PORT."
+            ) from None
+        raise RankLost(type(error).__name__, 1) from error
+
+
+def _store(there: World) -> Store:
+    """Returns where the ranks leave each other their addresses; no secret goes there."""
+    global _store_of_agent
+    store, _, _ = next(iter(rendezvous("env://", there.rank, there.size, timeout=MEETING)))
+    _store_of_agent = store
+    return PrefixStore(f"dpft/{there.restarts}", store)

@@ -1,0 +1,200 @@
+"""The processes of a run, called ranks, and what passes between them.
+
+A run of one process has one rank, and every method here then returns at once: so the code that
+trains and evaluates is the same for any number of processes. What passes between ranks is as
+private as a run's private/ folder: it holds keys, the places of drawn records and sums without
+noise.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpft.errors import DpftError, SaidElsewhere
+
+LENGTH_OF_PIECE = 2**26
+"""Bytes that are broadcast at once."""
+
+
+class RankLost(SaidElsewhere):
+    """Another process of the run has ended, or cannot be reached."""
+
+
+@dataclass
+class Traffic:
+    """What a rank has sent to others so far."""
+
+    collectives: Counter[str] = field(default_factory=Counter)
+    """How often each kind of operation was called."""
+    sent_bytes: int = 0
+    """Bytes handed to them, whatever way the network takes."""
+
+
+class Ranks:
+    """This process's place among those of a run, and what it may say to the others.
+
+    Every method but the properties is collective: each rank calls it, in the same order.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, *, local_rank: int = 0, on_one_node: bool = True
+    ) -> None:
+        """Takes a place; with ``size`` above 1 torch's process group must stand.
+
+        Args:
+            rank: Place of this process, from 0.
+            size: How many there are.
+            local_rank: Place among those of its machine, which is the number of its device.
+            on_one_node: Whether all of them are on one machine.
+        """
+        self.rank, self.size = rank, size
+        self.local_rank, self.on_one_node = local_rank, on_one_node
+        self.traffic = Traffic()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that draws, writes and speaks."""
+        return self.rank == 0
+
+    def broadcast(self, content: bytes = b"") -> bytes:
+        """Returns the first rank's content; what the others give is not read.
+
+        It travels as bytes, in the clear: never pickled, never by a file.
+        """
+        if self.size == 1:
+            return content
+        length = torch.tensor([len(content)])
+        self.copy_first([length])
+        numbers = torch.empty(int(length), dtype=torch.uint8)
+        if self.is_first and content:
+            numbers = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self.copy_first(list(numbers.split(LENGTH_OF_PIECE)) if len(numbers) else [])
+        return numbers.numpy().tobytes()
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Gives every rank's tensors, of the same shapes in the same order, the first's values."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            values = tensor.detach().contiguous()
+            self._call("broadcast", partial(dist.broadcast, values, src=0), values)
+            if values.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(values)
+
+    def everyones(self, content: bytes) -> list[bytes]:
+        """Returns what each rank gives, in the order of ranks."""
+        if self.size == 1:
+            return [content]
+        lengths = [int(each) for each in self.all_gather(torch.tensor([len(content)]))]
+        padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+        if content:
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        gathered = self.all_gather(padded)
+        return [
+            each[:length].numpy().tobytes() for each, length in zip(gathered, lengths, strict=True)
+        ]
+
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        """Returns each rank's values, of one shape, in the order of ranks."""
+        if self.size == 1:
+            return [values]
+        found = [torch.empty_like(values) for _ in range(self.size)]
+        self._call("all_gather", lambda: dist.all_gather(found, values), values)
+        return found
+
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        """Returns the row of each rank that is for this one; shape (size, n), as it is given."""
+        if self.size == 1:
+            return rows
+        found = torch.empty_like(rows)
+        self._call("all_to_all", lambda: dist.all_to_all_single(found, rows), rows)
+        return found
+
+    def total(self, values: Tensor) -> Tensor:
+        """Adds up every rank's values, in place; for a few numbers, not for gradients."""
+        if self.size > 1:
+            self._call("all_reduce", lambda: dist.all_reduce(values), values)
+        return values
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Returns of each flag whether it is set on some rank."""
+        if self.size == 1:
+            return flags
+        values = torch.tensor(flags, dtype=torch.uint8)
+        self._call("all_reduce", lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX), values)
+        return tuple(bool(value) for value in values)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Lets the ranks go on past the block together, or none of them.
+
+        Nothing inside the block may be collective. Where several fail the lowest rank says why.
+
+        Raises:
+            SaidElsewhere: Another rank failed, and says why.
+        """
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except RankLost:
+            raise
+        except Exception as error:
+            self.any(True)
+            first = self._first_failure(error)
+            if first == self.rank or not isinstance(error, DpftError):
+                raise
+            raise SaidElsewhere(type(error).__name__, error.exit_code) from None
+        if self.any(False)[0]:
+            self._first_failure(None)
+
+    def _first_failure(self, error: Exception | None) -> int:
+        """Returns the lowest rank that failed.
+
+        Raises:
+            SaidElsewhere: As it failed, on a rank that did not.
+        """
+        own = None
+        if error is not None:
+            own = [type(error).__name__, getattr(error, "exit_code", 1)]
+        answers = [json.loads(each) for each in self.everyones(json.dumps(own).encode())]
+        first = next(rank for rank, answer in enumerate(answers) if answer is not None)
+        if error is None:
+            raise SaidElsewhere(*answers[first])
+        return first
+
+    def _call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
+        """Carries an operation out and counts it.
+
+        Raises:
+            RankLost: Another process has ended, or the network is gone.
+        """
+        self.traffic.collectives[kind] += 1
+        self.traffic.sent_bytes += sent.numel() * sent.element_size()
+        try:
+            collective()
+        except RuntimeError as error:
+            raise RankLost("RankLost", 1) from error
+
+
+ALONE = Ranks()
+"""The one rank of a run of one process."""
+
+
+def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
+    """Returns the first rank's numbers on every rank; what the others give is not read."""
+    if ranks.size == 1:
+        return list(numbers)
+    sent = torch.tensor(numbers, dtype=torch.int64).numpy().tobytes()
+    received = ranks.broadcast(sent)
+    if not received:
+        return []
+    return [int(each) for each in torch.frombuffer(bytearray(received), dtype=torch.int64)]

@@ -1,0 +1,103 @@
+"""One sum of all ranks' gradients, each stretch of it finished by one rank and given to all.
+
+Each stretch of a gradient has an owner. The others send it their values of it; the owner adds them
+up in float64, in the order of ranks, finishes them (adds the noise), rounds once, and sends every
+rank the outcome. So a sum depends on no network's order of additions, nothing is rounded that a
+single process would not round, and ranks cannot come to differ. On the way are float32 numbers, as
+many as an all-reduce sends.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dpft.parallel.ranks import Ranks
+
+TURN = 2**22
+"""Numbers that a rank finishes between two exchanges, or the one stretch that has more."""
+
+Finish = Callable[[int, Tensor], None]
+"""Changes a stretch of the sum in place, given its place among the stretches."""
+
+
+def finish_sums(stretches: Sequence[Tensor], finish: Finish, ranks: Ranks) -> None:
+    """Makes each stretch the finished sum of all ranks' stretches, the same bits on each rank.
+
+    Args:
+        stretches: Of this rank's gradients, 1-D, of one dtype; to be written to. Every rank has the
+            same shapes in the same order.
+        finish: Called by a stretch's owner alone, on its sum in float64; alone, on the stretch.
+        ranks: Whose sums are added.
+    """
+    if ranks.size == 1:
+        for place, stretch in enumerate(stretches):
+            finish(place, stretch)
+        return
+    owned = owned_places([len(stretch) for stretch in stretches], ranks.size)
+    for turn in _turns(stretches, owned):
+        _finish_turn(stretches, turn, finish, ranks)
+
+
+def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Returns the places of the stretches that each rank finishes, about as many numbers each.
+
+    >>> owned_places([4, 1, 3, 2], 2)
+    [[0, 1], [2, 3]]
+    """
+    owned: list[list[int]] = [[] for _ in range(size)]
+    before, total = 0, max(1, sum(lengths))
+    for place, length in enumerate(lengths):
+        owned[min(size - 1, (2 * before + length) * size // (2 * total))].append(place)
+        before += length
+    return owned
+
+
+def _turns(stretches: Sequence[Tensor], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
+    """Yields what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
+    waiting = [list(reversed(places)) for places in owned]
+    while any(waiting):
+        turn = []
+        for places in waiting:
+            mine: list[int] = []
+            numbers = 0
+            while places and (not mine or numbers + len(stretches[places[-1]]) <= TURN):
+                mine.append(places.pop())
+                numbers += len(stretches[mine[-1]])
+            turn.append(mine)
+        yield turn
+
+
+def _finish_turn(
+    stretches: Sequence[Tensor], turn: Sequence[list[int]], finish: Finish, ranks: Ranks
+) -> None:
+    """Sends each owner its stretches, finishes this rank's, and gives all their outcome."""
+    longest = max(sum(len(stretches[place]) for place in places) for places in turn)
+    if not longest:
+        return
+    rows = stretches[turn[0][0] if turn[0] else next(p[0] for p in turn if p)].new_zeros(
+        ranks.size, longest
+    )
+    for row, places in zip(rows, turn, strict=True):
+        _write(row, [stretches[place] for place in places])
+    received = ranks.all_to_all(rows)
+    total = torch.zeros(longest, dtype=torch.float64, device=rows.device)
+    for row in received:
+        total += row
+    start = 0
+    for place in turn[ranks.rank]:
+        finish(place, total[start : start + len(stretches[place])])
+        start += len(stretches[place])
+    outcomes = ranks.all_gather(total.to(rows.dtype))
+    for outcome, places in zip(outcomes, turn, strict=True):
+        start = 0
+        for place in places:
+            stretches[place].copy_(outcome[start : start + len(stretches[place])])
+            start += len(stretches[place])
+
+
+def _write(row: Tensor, stretches: Sequence[Tensor]) -> None:
+    start = 0
+    for stretch in stretches:
+        row[start : start + len(stretch)] = stretch
+        start += len(stretch)

@@ -1,0 +1,142 @@
+"""What the processes of a run must have in common before any of them uses a record.
+
+Each composes its configuration, reads the records and loads the model on its own. Were one of them
+cut otherwise into micro-batches, a record could count twice, or never: so all of it is compared
+first, and the first process's keys, plan and weights are everybody's.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets as entropy
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dpft
+from dpft.config.keys import plain
+from dpft.config.schema import TrainConfig
+from dpft.data.fingerprint import fingerprint
+from dpft.data.held_out import KEY_BYTES, new_key
+from dpft.errors import InputError
+from dpft.parallel.ranks import Ranks
+from dpft.runs.prepared_run import Prepared
+from dpft.runs.records import unit_key
+from dpft.runs.resuming import Secrets
+from dpft.training.resume import read_plan, write_plan
+from dpft.training.training_state import model_state
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
+"""What else decides what a process computes."""
+
+
+def check_alike(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuses processes of other code, or with another configuration.
+
+    Raises:
+        InputError: On the first one, naming the first key that differs.
+    """
+    if ranks.size == 1:
+        return
+    own = {**_versions(), **_flat(plain(config))}
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    with ranks.settled():
+        for rank, other in enumerate(everyones):
+            different = [key for key in {**own, **other} if own.get(key) != other.get(key)]
+            if different and ranks.is_first:
+                raise InputError(
+                    f"the processes of a run must have the same configuration and code, got another"
+                    f" {different[0]} on rank {rank} than on rank 0; start all of them with the"
+                    " same words, from the same installation."
+                )
+
+
+def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
+    """Returns the first process's keys, which decide whose records are held out or left out.
+
+    Args:
+        own: On the first process; None on the others.
+        ranks: The processes.
+    """
+    if ranks.size == 1:
+        assert own is not None
+        return own
+    both = b"" if own is None else own.unit_key.ljust(KEY_BYTES) + (own.held_out_key or b"")
+    heard = ranks.broadcast(both)
+    return Secrets(unit_key=heard[:KEY_BYTES], held_out_key=heard[KEY_BYTES:] or None)
+
+
+def fresh_secrets(config: TrainConfig) -> Secrets:
+    """Returns the keys of a run that begins."""
+    return Secrets(unit_key=unit_key(config), held_out_key=new_key())
+
+
+def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
+    """Returns what a process prepared, with the first one's plan and weights.
+
+    Raises:
+        InputError: The records differ, or what is made of them, or the models.
+    """
+    if ranks.size == 1:
+        return prepared
+    key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
+    own = json.dumps(_known_by(prepared, key)).encode()
+    everyones = [json.loads(each) for each in ranks.everyones(own)]
+    with ranks.settled():
+        for other in everyones:
+            different = [name for name in other if other[name] != everyones[0][name]]
+            if different and ranks.is_first:
+                raise InputError(
+                    f"the processes of a run must have the same {different[0]}, got others; give"
+                    f" every machine the same."
+                )
+    ranks.copy_first(list(model_state(prepared.model).values()))
+    privacy = prepared.plan.privacy
+    said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
+    first = read_plan(json.loads(said)) if said else None
+    return replace(prepared, plan=replace(prepared.plan, privacy=first))
+
+
+def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
+    """Returns, by what it is of, a keyed hash of what must be the same."""
+    training_set = prepared.training_set
+    cut = (
+        training_set.micro_batch_size,
+        training_set.micro_batch_tokens,
+        training_set.layout,
+        training_set.compile,
+        training_set.precision,
+        training_set.device.type,
+        {part: len(records) for part, records in prepared.division.scored.items()},
+        prepared.plan.steps,
+    )
+    shapes = {name: list(t.shape) for name, t in model_state(prepared.model).items()}
+    return {
+        "data": fingerprint(training_set.examples, training_set.units, key),
+        "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
+        "model": _keyed(key, json.dumps(shapes, sort_keys=True)),
+    }
+
+
+def _keyed(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    """Returns the versions of dpft and of what it computes with, and a hash of its code."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(dpft.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    found = {name: version(name) for name in LIBRARIES}
+    return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **found}
+
+
+def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{parent}.{name}" if parent else name
+        found |= _flat(value, key) if isinstance(value, Mapping) else {key: value}
+    return found

@@ -1,0 +1,126 @@
+"""Training on the processes that write nothing: all but the first of a run.
+
+They take the same steps at the same time, each with its share of the records. Ledger, journal,
+checkpoints, reports and every line on a screen are the first one's.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpft.errors import SaidElsewhere
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import ReplayError
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.randomness import restore_randomness
+from dpft.training.compiling import compilation_of, compiled_calls, private_cache
+from dpft.training.loop import StepEngine, train
+from dpft.training.ordinary import OrdinaryEngine
+from dpft.training.recipe import Recipe, prepare_training_state
+from dpft.training.replicas import Start, StepsTogether, share_start
+from dpft.training.termination import termination_requests
+from dpft.training.training_state import TrainingState
+
+
+class NoLedger:
+    """The ledger of a process that keeps none; the first one's is the run's."""
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+        """Records nothing."""
+
+
+def follow_privately(recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPrivacy) -> None:
+    """Takes the steps that the first process takes, until it has taken the last.
+
+    Where a step that is taken again does not come out as it was, the first process starts anew
+    from its checkpoint with new keys, and so does this one.
+
+    Raises:
+        SaidElsewhere: Another process failed.
+    """
+    while True:
+        training_state = prepare_training_state(recipe, plan.steps, None)
+        start = share_start(None, training_state, recipe.ranks)
+        if start.done >= start.last_step:
+            return
+        recipe.method.begin_step(recipe.model, start.done)
+        try:
+            _take_steps(recipe, training_state, private_engine(recipe, plan, privacy, start))
+            return
+        except SaidElsewhere as error:
+            if error.kind != ReplayError.__name__:
+                raise
+
+
+def follow_ordinarily(recipe: Recipe, steps: int) -> None:
+    """Takes the ordinary steps that the first process takes.
+
+    Raises:
+        SaidElsewhere: Another process failed.
+    """
+    training_state = prepare_training_state(recipe, steps, None)
+    start = share_start(None, training_state, recipe.ranks)
+    if start.done >= start.last_step:
+        return
+    recipe.method.begin_step(recipe.model, start.done)
+    engine = OrdinaryEngine(
+        recipe.model,
+        steps=steps,
+        batch_size=recipe.batch_size,
+        seed=recipe.settings.seed,
+        loss_scale=recipe.settings.backward_scale,
+        steps_taken=start.done,
+        ranks=recipe.ranks,
+    )
+    with compiled_calls(recipe.model, compilation_of(recipe.training_set)):
+        _take_steps(recipe, training_state, engine)
+
+
+def private_engine(
+    recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPrivacy, start: Start
+) -> PrivacyEngine:
+    """Returns the engine of a process that keeps no ledger."""
+    ranks = recipe.ranks
+    device = recipe.training_set.device
+    return PrivacyEngine(
+        recipe.model,
+        plan=plan,
+        ledger=NoLedger(),
+        randomness=restore_randomness(device, start.secrets, privacy.noise_seed, rank=ranks.rank),
+        steps_taken=start.done,
+        last_step=start.last_step,
+        engine=privacy.engine,
+        groups=privacy.groups,
+        memory_mb=privacy.clipper_memory_mb,
+        loss_scale=recipe.settings.backward_scale,
+        compilation=compilation_of(recipe.training_set),
+        ranks=ranks,
+    )
+
+
+def _take_steps(recipe: Recipe, training_state: TrainingState, engine: StepEngine) -> None:
+    """Runs the loop; what a compiler keeps goes with the steps, as the first process's does."""
+    compiles = recipe.training_set.compile
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        private_cache(Path(cache), wanted=compiles),
+        termination_requests() as terminated,
+    ):
+        train(
+            recipe.model,
+            recipe.training_set,
+            engine=engine,
+            optimizer=training_state.optimizer,
+            scheduler=training_state.scheduler,
+            after_step=StepsTogether(
+                recipe=recipe,
+                last_step=engine.steps,
+                non_finite=lambda: getattr(engine, "non_finite", 0),
+                terminated=terminated,
+            ),
+            hooks=recipe.method,
+        )

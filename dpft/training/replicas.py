@@ -1,0 +1,181 @@
+"""What the processes of a run tell each other before the first step and after each."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import RunError
+from dpft.parallel.ranks import Ranks
+from dpft.training.loop import StepStatistics
+from dpft.training.recipe import Recipe
+from dpft.training.termination import TERMINATED
+from dpft.training.training_state import (
+    TrainingState,
+    model_state,
+    optimizer_state,
+    restore_optimizer,
+    restore_scheduler,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where all processes begin to take steps; secret, since it holds keys."""
+
+    done: int
+    """Steps that the weights have taken."""
+    last_step: int
+    """The step to end at."""
+    secrets: Mapping[str, Any]
+    """Keys of the next step, or generator states; ready for JSON."""
+
+
+def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
+    """Returns the first process's start on each, its weights and optimizer in place of their own.
+
+    Args:
+        start: The first one's; None on the others.
+        training_state: Of the same model and optimizer everywhere; moments may be missing.
+        ranks: The processes.
+    """
+    if ranks.size == 1:
+        assert start is not None
+        return start
+    moments = {} if start is None else optimizer_state(training_state)
+    said = ranks.broadcast(
+        json.dumps(
+            {
+                "start": None if start is None else asdict(start),
+                "moments": {
+                    name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+                    for name, tensor in moments.items()
+                },
+                "schedule": training_state.scheduler.last_epoch,
+            }
+        ).encode()
+    )
+    heard = json.loads(said)
+    with torch.no_grad():
+        ranks.copy_first(list(model_state(training_state.model).values()))
+    received = _received(moments, heard["moments"], ranks)
+    if not ranks.is_first:
+        restore_optimizer(training_state, received)
+        restore_scheduler(training_state, int(heard["schedule"]))
+    return Start(**heard["start"])
+
+
+def _received(
+    own: Mapping[str, Tensor], layout: Mapping[str, tuple[list[int], str]], ranks: Ranks
+) -> dict[str, Tensor]:
+    """Returns the first process's tensors, in the processor's memory."""
+    received = {}
+    for name, (shape, dtype) in layout.items():
+        blank = torch.empty(shape, dtype=getattr(torch, dtype))
+        received[name] = own[name].detach().cpu() if name in own else blank
+        ranks.copy_first([received[name]])
+    return received
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """A step that all processes have ended."""
+
+    statistics: StepStatistics
+    """Of all of its records, not of one process's alone; private."""
+    non_finite: int
+    """Examples that were left out so far, of all; private."""
+    is_saved: bool
+    """Whether a checkpoint is due."""
+    stops: bool
+    """Whether the run ends here, because a process was asked to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsTogether:
+    """What every process of a run does when its weights have moved."""
+
+    recipe: Recipe
+    last_step: int
+    """The step that the run ends at."""
+    non_finite: Callable[[], int]
+    """How many examples this process left out so far; private."""
+    terminated: Callable[[], bool]
+    """Whether SIGTERM has come to this process."""
+
+    def __call__(self, statistics: StepStatistics) -> None:
+        """Ends a step on a process that writes nothing.
+
+        Raises:
+            SystemExit: A process of the run was terminated.
+        """
+        if self.end(statistics).stops:
+            raise SystemExit(TERMINATED)
+
+    def end(self, statistics: StepStatistics) -> EndedStep:
+        """Returns what all processes together say of a step.
+
+        Raises:
+            RunError: The replicas' weights are no longer the same.
+        """
+        ranks, step = self.recipe.ranks, statistics.step
+        (terminated,) = ranks.any(self.terminated())
+        statistics, non_finite = gathered(statistics, self.non_finite(), ranks)
+        every = self.recipe.settings.checkpoint_every
+        is_nth = every is not None and step % every == 0
+        is_saved = step == self.last_step or is_nth or terminated
+        if is_saved:
+            check_equal(self.recipe.model, ranks)
+        stops = terminated and step < self.last_step
+        return EndedStep(statistics, non_finite, is_saved=is_saved, stops=stops)
+
+
+def gathered(
+    statistics: StepStatistics, non_finite: int, ranks: Ranks
+) -> tuple[StepStatistics, int]:
+    """Returns the losses and norms of all processes, and what they left out together."""
+    if ranks.size == 1:
+        return statistics, non_finite
+    losses, norms = _flat(statistics.losses), _flat(statistics.norms)
+    counts = torch.tensor([non_finite, len(losses)], dtype=torch.float64)
+    sent = torch.cat((counts, losses, norms)).numpy().tobytes()
+    heard = [
+        torch.frombuffer(bytearray(each), dtype=torch.float64) for each in ranks.everyones(sent)
+    ]
+    everyones_losses = [each[2 : 2 + int(each[1])].float() for each in heard]
+    everyones_norms = [each[2 + int(each[1]) :].float() for each in heard]
+    together = replace(
+        statistics,
+        losses=[each for each in everyones_losses if len(each)],
+        norms=[each for each in everyones_norms if len(each)],
+    )
+    return together, sum(int(each[0]) for each in heard)
+
+
+def check_equal(model: nn.Module, ranks: Ranks) -> None:
+    """Ends the run where the replicas' weights are not the same bits.
+
+    Raises:
+        RunError: They differ, as where a processor or a device computes otherwise.
+    """
+    if ranks.size == 1:
+        return
+    digest = hashlib.sha256()
+    for tensor in model_state(model).values():
+        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
+    if len(set(ranks.everyones(digest.digest()))) > 1:
+        with ranks.settled():
+            raise RunError(
+                "the weights of the run's processes are no longer the same, as where their"
+                " processors or devices differ; go on from the last checkpoint on machines of one"
+                " kind."
+            )
+
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(p.double().cpu() for p in parts)])

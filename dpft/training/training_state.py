@@ -1,0 +1,62 @@
+"""Model, optimizer and schedule: what a step moves, and how it is read and put back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Model, optimizer and schedule: what a step moves, and a checkpoint keeps."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LambdaLR
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Returns parameters, a tied one once, and persistent buffers, by name."""
+    persistent = model.state_dict(keep_vars=True)
+    buffers = {name: b for name, b in model.named_buffers() if name in persistent}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {**parameters, **buffers}
+
+
+def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
+    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
+    names: dict[Tensor, str] = {
+        parameter: name for name, parameter in training_state.model.named_parameters()
+    }
+    return {
+        f"{names[parameter]}/{key}": torch.as_tensor(value)
+        for parameter, entries in training_state.optimizer.state.items()
+        for key, value in entries.items()
+    }
+
+
+def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
+    """Gives the optimizer the tensors that ``optimizer_state`` returned, and no others."""
+    named = dict(training_state.model.named_parameters())
+    training_state.optimizer.state.clear()
+    for label, tensor in tensors.items():
+        name, key = label.rsplit("/", 1)
+        parameter = named[name]
+        moved = tensor if key == "step" else tensor.to(parameter.device)
+        training_state.optimizer.state[parameter][key] = moved
+
+
+def restore_scheduler(training_state: TrainingState, step: int) -> None:
+    """Puts the schedule, and the optimizer's learning rates, to after ``step`` steps."""
+    training_state.scheduler.last_epoch = step
+    rates = [
+        base * factor(step)
+        for base, factor in zip(
+            training_state.scheduler.base_lrs, training_state.scheduler.lr_lambdas, strict=True
+        )
+    ]
+    for group, rate in zip(training_state.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
