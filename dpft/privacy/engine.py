@@ -130,8 +130,8 @@ class PrivacyEngine:
     def draw(self, num_units: int) -> list[int]:
         """Starts a step: returns its logical batch, indices of units; private, maybe empty.
 
-        Every rank gets the first one's draw. No gradient of an earlier step outlives this: what no longer trains has none, so that no
-        optimizer moves it.
+        Every rank gets the first one's draw. No gradient of an earlier step outlives this: what
+        no longer trains has none, so that no optimizer moves it.
 
         Raises:
             RuntimeError: The engine is not entered, the step before is unfinished, or the plan's
