@@ -1,0 +1,227 @@
+"""Whole training on several ranks: the weights of one process, broken off and gone on with."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpft.methods.base import METHODS, Method
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shares import Share
+from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import LEDGER
+from dpft.training import loop as loop_module
+from dpft.training.following import follow_ordinarily, follow_privately
+from dpft.training.loop import TrainingSet
+from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
+from dpft.training.private_run import train_privately
+from dpft.training.recipe import Recipe
+from dpft.training.resume import find_resume_point
+from dpft.training.session import Session, train_ordinarily
+from dpft.training.training_config import TrainingConfig
+from tests.parallel.forked import LOST, on_ranks
+from tests.parallel.small_steps import Case, plan_of, prepared, records
+from tests.privacy.test_methods_twin import REFUSED
+from tests.slowness import slow_but
+from tests.training.toy import privacy, spent
+
+Weights = dict[str, Tensor]
+LONG = Case(noise_multiplier=1.0, steps=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training run, the same on every rank."""
+
+    folder: Path
+    case: Case
+    dropout: float = 0.0
+    broken_after: int | None = None
+    """The step after whose update every rank dies."""
+    goes_on: bool = False
+    changed_record: bool = False
+    """Whether a record is another one than it was."""
+
+
+def train_on(ranks: Ranks, run: Training) -> Weights:
+    """Returns a rank's weights after the last step; the first leads, the others follow."""
+    method, model = prepared(run.case)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = run.dropout
+    if run.broken_after is not None:
+        die_after(run.broken_after)
+    recipe = recipe_of(ranks, run, method, model)
+    plan = plan_of(method, run.case)
+    if not ranks.is_first:
+        follow_privately(recipe, plan, privacy())
+    else:
+        point = find_resume_point(run.folder) if run.goes_on else None
+        session = session_of(recipe, run.folder)
+        train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
+    return weights_of(model)
+
+
+def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
+    """Returns a rank's weights after ordinary steps.
+
+    They are those of SGD: some gradients are zero but for rounding (that of the keys' bias), and
+    Adam makes whole steps of them.
+    """
+    method, model = prepared(run.case)
+    recipe = replace(recipe_of(ranks, run, method, model), optimizer=SGD())
+    if ranks.is_first:
+        train_ordinarily(session_of(recipe, run.folder), run.case.steps)
+    else:
+        follow_ordinarily(recipe, run.case.steps)
+    return weights_of(model)
+
+
+def die_after(step: int) -> None:
+    """Kills this process when a step's weights have moved, before anything is saved."""
+    check_weights = loop_module.check_weights
+
+    def check_and_die(model: nn.Module, at: int) -> None:
+        check_weights(model, at)
+        if at == step:
+            os._exit(1)
+
+    loop_module.check_weights = check_and_die
+
+
+def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Recipe:
+    return Recipe(
+        model=model,
+        method=method,
+        phases=method.phases(run.case.steps, lambda epochs: 1),
+        training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
+        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
+        optimizer=AdamW(),
+        scheduler=SchedulerConfig(name="linear"),
+        num_examples=24,
+        ranks=ranks,
+    )
+
+
+def records_of(run: Training) -> TrainingSet:
+    whole = records(run.case)
+    if not run.changed_record:
+        return whole
+    others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in whole.examples]
+    return replace(whole, examples=others)
+
+
+def session_of(recipe: Recipe, folder: Path) -> Session:
+    own = {field.name: getattr(recipe, field.name) for field in fields(Recipe)}
+    return Session(**own, folder=folder, save_model=lambda: None, show_diagnostics=False)
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def farthest(found: Weights, expected: Weights) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+def assert_alike(answers: list[Weights]) -> None:
+    """The replicas are the same bits."""
+    for answer in answers:
+        assert all(torch.equal(answer[name], answers[0][name]) for name in answers[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "size"),
+    slow_but(
+        [("full", 2), ("two_phase", 2), ("rgp", 4)],
+        [
+            (method, size)
+            for method in METHODS.entries()
+            for size in (2, 4)
+            if "gpt2" not in REFUSED.get(method, ())
+        ],
+    ),
+)
+def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Path) -> None:
+    """For every method: nothing that a rank draws for itself reaches a weight."""
+    case = Case(method=method, noise_multiplier=1.0, steps=3)
+    expected = train_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
+    shared = Training(folder=made(tmp_path / "shared"), case=case)
+    answers = on_ranks(train_on, size, shared)
+    assert_alike(answers)
+    assert farthest(answers[0], expected) < 1e-5
+    assert read_ledger(shared.folder / LEDGER).steps == 3
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_weights_without_privacy_equal_those_of_one_process(size: int, tmp_path: Path) -> None:
+    case = Case(steps=3)
+    expected = train_ordinarily_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
+    shared = Training(folder=made(tmp_path / "shared"), case=case)
+    answers = on_ranks(train_ordinarily_on, size, shared)
+    assert_alike(answers)
+    assert farthest(answers[0], expected) < 1e-5
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def first_mask(ranks: Ranks, run: Training) -> list[float]:
+    """Returns the first mask that a rank's model would draw in a run."""
+    masks = []
+    per_example_losses = loop_module.per_example_losses
+
+    def probed(*args: Any) -> Tensor:
+        with torch.random.fork_rng(devices=()):
+            masks.append(F.dropout(torch.ones(64)).tolist())
+        return per_example_losses(*args)
+
+    loop_module.per_example_losses = probed
+    train_on(ranks, run)
+    return masks[0]
+
+
+def test_each_rank_drops_out_with_masks_of_its_own(tmp_path: Path) -> None:
+    masks = on_ranks(first_mask, 4, Training(folder=tmp_path, case=replace(LONG, steps=1)))
+    assert len(set(map(tuple, masks))) == 4
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[..., Training]:
+    """A run on two ranks with dropout that all died after step 3 of 5, checkpoint 2 behind it."""
+    run = Training(folder=made(tmp_path / "broken"), case=LONG, dropout=0.3)
+    answers = on_ranks(train_on, 2, replace(run, broken_after=3), dying=[0, 1])
+    assert answers == [LOST, LOST]
+    return replace(run, goes_on=True)
+
+
+def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
+    broken: Training, tmp_path: Path
+) -> None:
+    """Step 3 is taken again on both ranks, with the masks that each had."""
+    undisturbed = replace(broken, folder=made(tmp_path / "whole"), goes_on=False)
+    expected = on_ranks(train_on, 2, undisturbed)
+    answers = on_ranks(train_on, 2, broken)
+    assert_alike([*expected, *answers])
+    assert read_ledger(broken.folder / LEDGER).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("size", "changed_record"), [(4, False), (1, False), (2, True)], ids=["more", "fewer", "other"]
+)
+def test_what_cannot_be_taken_again_as_it_was_gets_new_noise_and_is_counted(
+    broken: Training, size: int, changed_record: bool
+) -> None:
+    """On another number of ranks, and where a step does not come out the same."""
+    answers = on_ranks(train_on, size, replace(broken, changed_record=changed_record))
+    assert_alike(answers)
+    assert read_ledger(broken.folder / LEDGER).steps == 3 + 3
