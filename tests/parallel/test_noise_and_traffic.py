@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import noise as noise_module
+from dpft.privacy.sampling import PoissonSampler
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, Outcome, gradients_of, prepared, seeded, take_steps
 
@@ -44,23 +45,43 @@ def test_any_number_of_ranks_draws_the_same_bits_of_noise() -> None:
             assert is_equal(answer.gradients, alone.gradients)
 
 
-def noisy_sums(ranks: Ranks) -> list[Tensor]:
-    """Gradients that were each rank's place before, and got noise."""
+SUMMANDS = torch.tensor([1.0, 1e-7, 0.1, 1 / 3])
+"""What each of four ranks has in every coordinate; their sum is no float32."""
+
+
+def noisy_sums(ranks: Ranks, dtype: torch.dtype) -> list[Tensor]:
+    """Gradients with noise: of four ranks the sum of their summands, of one the same sum."""
     noise_module.BLOCK = BLOCK
     _, model = prepared(Case())
+    model.to(dtype)
+    own = SUMMANDS.double().sum() if ranks.size == 1 else SUMMANDS[ranks.rank]
     for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, float(ranks.rank))
+        parameter.grad = torch.full_like(parameter, float(own))
     noise = seeded().noise
     noise_module.add_noise(dict(model.named_parameters()), 1.0, noise, step=1, ranks=ranks)
-    return list(gradients_of(model).values())
+    return [gradient.float() for gradient in gradients_of(model).values()]
 
 
-def test_noise_is_added_once_to_the_sum_of_all_ranks() -> None:
-    """The ranks' sum is 0 + 1 + 2 + 3 everywhere; what is left is what one process adds to 0."""
-    (once,) = on_ranks(noisy_sums, 1)
-    for answer in on_ranks(noisy_sums, 4):
-        for found, expected in zip(answer, once, strict=True):
-            torch.testing.assert_close(found - 6, expected, rtol=0, atol=2e-6)
+def test_noise_is_added_once_to_the_sum_of_all_ranks_before_any_rounding() -> None:
+    """Bit for bit what one process makes of the sum in float64."""
+    (alone,) = on_ranks(noisy_sums, 1, torch.float64)
+    for answer in on_ranks(noisy_sums, 4, torch.float32):
+        for found, expected in zip(answer, alone, strict=True):
+            assert torch.equal(found, expected)
+
+
+def with_another_sampler(ranks: Ranks, case: Case) -> Outcome:
+    """What a rank leaves whose own sampler would draw the first unit alone."""
+    if not ranks.is_first:
+        PoissonSampler.draw = lambda *_, **__: [0]
+    return take_steps(ranks, case)
+
+
+def test_every_rank_takes_the_firsts_draw_whatever_it_would_draw_itself() -> None:
+    """As where processors disagree on a logarithm."""
+    expected = take_steps(ALONE, Case())
+    for answer in on_ranks(with_another_sampler, 2, Case()):
+        assert [len(norms) for norms in answer.norms] == [len(norms) for norms in expected.norms]
 
 
 @pytest.mark.parametrize("size", [2, 4])
