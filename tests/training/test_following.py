@@ -1,6 +1,7 @@
 """Whole training on several ranks: the weights of one process, broken off and gone on with."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpft.errors import RunError, SaidElsewhere
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import Share
+from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import LEDGER
 from dpft.training import loop as loop_module
@@ -24,6 +27,7 @@ from dpft.training.private_run import train_privately
 from dpft.training.recipe import Recipe
 from dpft.training.resume import find_resume_point
 from dpft.training.session import Session, train_ordinarily
+from dpft.training.termination import TERMINATED
 from dpft.training.training_config import TrainingConfig
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case, plan_of, prepared, records
@@ -193,6 +197,50 @@ def first_mask(ranks: Ranks, run: Training) -> list[float]:
 def test_each_rank_drops_out_with_masks_of_its_own(tmp_path: Path) -> None:
     masks = on_ranks(first_mask, 4, Training(folder=tmp_path, case=replace(LONG, steps=1)))
     assert len(set(map(tuple, masks))) == 4
+
+
+def ended_by(ranks: Ranks, run: Training, act: Callable[[], None]) -> tuple[str, str]:
+    """Returns what a run ends with on a rank where the second rank acts in its second step."""
+    draw = PrivacyEngine.draw
+
+    def act_and_draw(engine: PrivacyEngine, num_units: int) -> list[int]:
+        if ranks.rank == 1 and engine.steps_taken == 1:
+            act()
+        return draw(engine, num_units)
+
+    PrivacyEngine.draw = act_and_draw
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere, SystemExit) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def fail() -> None:
+    raise RunError("one loss depends on another")
+
+
+def test_a_rank_that_fails_in_a_step_ends_the_others_before_the_step_is_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    run = Training(folder=tmp_path, case=LONG)
+    answers = on_ranks(ended_by, 4, run, fail, limit=15.0)
+    assert answers.pop(1) == ("RunError", "one loss depends on another")
+    assert {name for name, _ in answers} == {"RankLost"}
+    assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    run = Training(folder=tmp_path, case=replace(LONG, steps=4))
+    answers = on_ranks(ended_by, 2, run, terminate, limit=15.0)
+    assert answers == [("SystemExit", str(TERMINATED))] * 2
+    assert find_resume_point(tmp_path).checkpoint.step == 2
+    assert_alike(on_ranks(train_on, 2, replace(run, goes_on=True)))
+    assert read_ledger(tmp_path / LEDGER).steps == 4
 
 
 @pytest.fixture
