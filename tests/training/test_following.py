@@ -1,133 +1,36 @@
 """Whole training on several ranks: the weights of one process, broken off and gone on with."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpft.errors import RunError, SaidElsewhere
-from dpft.methods.base import METHODS, Method
+from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shares import Share
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import LEDGER
 from dpft.training import loop as loop_module
-from dpft.training.following import follow_ordinarily, follow_privately
-from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
-from dpft.training.private_run import train_privately
-from dpft.training.recipe import Recipe
+from dpft.training.replicas import Start
 from dpft.training.resume import find_resume_point
-from dpft.training.session import Session, train_ordinarily
 from dpft.training.termination import TERMINATED
-from dpft.training.training_config import TrainingConfig
 from tests.parallel.forked import LOST, on_ranks
-from tests.parallel.small_steps import Case, plan_of, prepared, records
+from tests.parallel.small_steps import Case
 from tests.privacy.test_methods_twin import REFUSED
 from tests.slowness import slow_but
-from tests.training.toy import privacy, spent
+from tests.training.shared_training import Training, Weights, train_on, train_ordinarily_on
 
-Weights = dict[str, Tensor]
 LONG = Case(noise_multiplier=1.0, steps=5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A training run, the same on every rank."""
-
-    folder: Path
-    case: Case
-    dropout: float = 0.0
-    broken_after: int | None = None
-    """The step after whose update every rank dies."""
-    goes_on: bool = False
-    changed_record: bool = False
-    """Whether a record is another one than it was."""
-
-
-def train_on(ranks: Ranks, run: Training) -> Weights:
-    """Returns a rank's weights after the last step; the first leads, the others follow."""
-    method, model = prepared(run.case)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = run.dropout
-    if run.broken_after is not None:
-        die_after(run.broken_after)
-    recipe = recipe_of(ranks, run, method, model)
-    plan = plan_of(method, run.case)
-    if not ranks.is_first:
-        follow_privately(recipe, plan, privacy())
-    else:
-        point = find_resume_point(run.folder) if run.goes_on else None
-        session = session_of(recipe, run.folder)
-        train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
-    return weights_of(model)
-
-
-def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
-    """Returns a rank's weights after ordinary steps.
-
-    They are those of SGD: some gradients are zero but for rounding (that of the keys' bias), and
-    Adam makes whole steps of them.
-    """
-    method, model = prepared(run.case)
-    recipe = replace(recipe_of(ranks, run, method, model), optimizer=SGD())
-    if ranks.is_first:
-        train_ordinarily(session_of(recipe, run.folder), run.case.steps)
-    else:
-        follow_ordinarily(recipe, run.case.steps)
-    return weights_of(model)
-
-
-def die_after(step: int) -> None:
-    """Kills this process when a step's weights have moved, before anything is saved."""
-    check_weights = loop_module.check_weights
-
-    def check_and_die(model: nn.Module, at: int) -> None:
-        check_weights(model, at)
-        if at == step:
-            os._exit(1)
-
-    loop_module.check_weights = check_and_die
-
-
-def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Recipe:
-    return Recipe(
-        model=model,
-        method=method,
-        phases=method.phases(run.case.steps, lambda epochs: 1),
-        training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
-        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
-        optimizer=AdamW(),
-        scheduler=SchedulerConfig(name="linear"),
-        num_examples=24,
-        ranks=ranks,
-    )
-
-
-def records_of(run: Training) -> TrainingSet:
-    whole = records(run.case)
-    if not run.changed_record:
-        return whole
-    others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in whole.examples]
-    return replace(whole, examples=others)
-
-
-def session_of(recipe: Recipe, folder: Path) -> Session:
-    own = {field.name: getattr(recipe, field.name) for field in fields(Recipe)}
-    return Session(**own, folder=folder, save_model=lambda: None, show_diagnostics=False)
-
-
-def weights_of(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def farthest(found: Weights, expected: Weights) -> float:
@@ -228,6 +131,54 @@ def test_a_rank_that_fails_in_a_step_ends_the_others_before_the_step_is_in_the_l
     assert answers.pop(1) == ("RunError", "one loss depends on another")
     assert {name for name, _ in answers} == {"RankLost"}
     assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
+    """Returns what a run ends with whose second line cannot be written, and how often it moved."""
+    record_step, check_weights = JournaledLedger.record_step, loop_module.check_weights
+    moved = []
+
+    def record_one(ledger: JournaledLedger, *args: Any) -> None:
+        if ledger.position == 1:
+            raise RunError("the disk is full")
+        record_step(ledger, *args)
+
+    def count(*args: Any) -> None:
+        moved.append(args)
+        check_weights(*args)
+
+    JournaledLedger.record_step, loop_module.check_weights = record_one, count
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere) as error:
+        return str(error), len(moved)
+    return "nothing", len(moved)
+
+
+def test_no_rank_moves_a_weight_before_the_step_is_in_the_ledger(tmp_path: Path) -> None:
+    first, *others = on_ranks(moves_before_a_full_disk, 3, Training(folder=tmp_path, case=LONG))
+    assert first == ("the disk is full", 1)
+    assert others == [("another process of the run ended with RunError.", 1)] * 2
+
+
+def starts_kept(ranks: Ranks, run: Training) -> int:
+    """Returns how many starts, which hold the first step's keys, are kept in the second step."""
+    found = []
+    draw = PrivacyEngine.draw
+
+    def look_and_draw(engine: PrivacyEngine, num_units: int) -> list[int]:
+        found.append(sum(isinstance(each, Start) for each in gc.get_objects()))
+        return draw(engine, num_units)
+
+    PrivacyEngine.draw = look_and_draw
+    train_on(ranks, run)
+    return found[1]
+
+
+def test_trust_rule_4_no_rank_keeps_the_keys_that_it_began_with(tmp_path: Path) -> None:
+    """Whoever reads a process's memory in a later step must not learn an earlier one's noise."""
+    run = Training(folder=tmp_path, case=replace(LONG, steps=2))
+    assert on_ranks(starts_kept, 2, run) == [0, 0]
 
 
 def terminate() -> None:
