@@ -125,4 +125,5 @@ def _take_steps(recipe: Recipe, training_state: TrainingState, engine: StepEngin
                 terminated=terminated,
             ),
             hooks=recipe.method,
+            ranks=recipe.ranks,
         )

@@ -19,6 +19,7 @@ from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import EVERYTHING, Share
 from dpft.privacy.signal_to_noise import SignalAndNoise
 from dpft.training.precision import autocast
@@ -159,6 +160,7 @@ def train(
     scheduler: LRScheduler,
     after_step: Callable[[StepStatistics], None],
     hooks: StepHooks | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Takes every planned step that is not taken yet.
 
@@ -170,33 +172,41 @@ def train(
         scheduler: Its learning rates.
         after_step: Called when the weights have moved, with what the step says of its records.
         hooks: Of the method; None where it has none.
+        ranks: The run's processes; what fails on one ends all of them, and one says why.
 
     Raises:
         RunError: A weight is no longer finite.
+        SaidElsewhere: Another process failed.
     """
     hooks = hooks or NoHooks()
     model.train()
     with engine:
         for step in range(engine.steps_taken + 1, engine.steps + 1):
             hooks.begin_step(model, step - 1)
-            statistics = compute_gradient(model, training_set, engine, step)
-            hooks.finish_gradient(model)
-            optimizer.step()
-            scheduler.step()
-            check_weights(model, step)
+            statistics = compute_gradient(model, training_set, engine, step, ranks)
+            with ranks.settled():
+                hooks.finish_gradient(model)
+                optimizer.step()
+                scheduler.step()
+                check_weights(model, step)
             after_step(statistics)
     model.eval()
 
 
 def compute_gradient(
-    model: nn.Module, training_set: TrainingSet, engine: StepEngine, step: int
+    model: nn.Module,
+    training_set: TrainingSet,
+    engine: StepEngine,
+    step: int,
+    ranks: Ranks = ALONE,
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
     indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
-    for batch in training_set.micro_batches(indices):
-        on_device = batch.to(training_set.device)
-        accumulate(model, on_device, engine, statistics, precision=training_set.precision)
+    with ranks.settled():
+        for batch in training_set.micro_batches(indices):
+            on_device = batch.to(training_set.device)
+            accumulate(model, on_device, engine, statistics, precision=training_set.precision)
     statistics.signal_and_noise = engine.finish_step()
     return statistics
 

@@ -155,6 +155,7 @@ def take_steps(
                 scheduler=training_state.scheduler,
                 after_step=after_step,
                 hooks=session.method,
+                ranks=session.ranks,
             )
 
 

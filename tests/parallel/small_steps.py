@@ -80,7 +80,7 @@ def take_steps(ranks: Ranks, case: Case) -> Outcome:
         for step in range(1, case.steps + 1):
             method.begin_step(model, step - 1)
             called, sent = ranks.traffic.collectives.copy(), ranks.traffic.sent_bytes
-            statistics = compute_gradient(model, training_set, engine, step)
+            statistics = compute_gradient(model, training_set, engine, step, ranks)
             outcome.collectives.append(dict(ranks.traffic.collectives - called))
             outcome.sent_bytes.append(ranks.traffic.sent_bytes - sent)
             outcome.own_units.append(sum(len(norms) for norms in statistics.norms))

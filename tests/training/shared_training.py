@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from dpft.methods.base import Method
@@ -113,3 +114,9 @@ def session_of(recipe: Recipe, folder: Path) -> Session:
 
 def weights_of(model: nn.Module) -> Weights:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def check_alike(answers: list[Weights]) -> None:
+    """The replicas are the same bits."""
+    for answer in answers:
+        assert all(torch.equal(answer[name], answers[0][name]) for name in answers[0])

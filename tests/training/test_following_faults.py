@@ -1,0 +1,142 @@
+"""Whole training on several ranks, of which one fails, dies or is terminated in a step."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from dpft.errors import RunError, SaidElsewhere
+from dpft.parallel.ranks import Ranks
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import JournaledLedger
+from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import LEDGER
+from dpft.training import loop as loop_module
+from dpft.training.resume import find_resume_point
+from dpft.training.termination import TERMINATED
+from tests.parallel.forked import LOST, on_ranks
+from tests.parallel.small_steps import Case
+from tests.training.shared_training import Training, check_alike, train_on
+
+LONG = Case(noise_multiplier=1.0, steps=5)
+
+
+def ended_by(
+    ranks: Ranks, run: Training, failing: tuple[int, ...], act: Callable[[], None]
+) -> tuple[str, str]:
+    """Returns what a run ends with on a rank where some ranks act in their second step."""
+    accumulate = PrivacyEngine.accumulate
+
+    def act_and_accumulate(engine: PrivacyEngine, *args: Any) -> Tensor:
+        if ranks.rank in failing and engine.steps_taken == 1:
+            act()
+        return accumulate(engine, *args)
+
+    PrivacyEngine.accumulate = act_and_accumulate
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere, SystemExit) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def fail() -> None:
+    raise RunError("one loss depends on another")
+
+
+def die() -> None:
+    os._exit(1)
+
+
+SAID = ("RunError", "one loss depends on another")
+SAID_ELSEWHERE = ("SaidElsewhere", "another process of the run ended with RunError.")
+
+
+@pytest.mark.parametrize("failing", [(1,), (1, 2), (0, 1, 2)])
+def test_what_fails_in_a_step_is_said_by_one_rank_and_ends_all(
+    failing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Before the step is in the ledger; where all fail alike, the first says so."""
+    run = Training(folder=tmp_path, case=LONG)
+    answers = on_ranks(ended_by, 3, run, failing, fail)
+    assert answers.pop(min(failing)) == SAID
+    assert answers == [SAID_ELSEWHERE] * 2
+    assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def test_a_rank_that_dies_in_a_step_ends_the_others_before_it_is_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    run = Training(folder=tmp_path, case=LONG)
+    first, second = on_ranks(ended_by, 2, run, (1,), die, dying=[1])
+    assert first[0] == "RankLost" and second == LOST
+    assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def overflows(ranks: Ranks, run: Training) -> tuple[str, str]:
+    """Returns what a run ends with whose weights are no longer finite, the same on every rank."""
+    finish_step = PrivacyEngine.finish_step
+
+    def finish_and_spoil(engine: PrivacyEngine) -> None:
+        finish_step(engine)
+        for parameter in engine._clipper.parameters:
+            parameter.grad.fill_(float("nan"))
+
+    PrivacyEngine.finish_step = finish_and_spoil
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def test_weights_that_are_not_finite_are_said_by_the_first_alone(tmp_path: Path) -> None:
+    first, second = on_ranks(overflows, 2, Training(folder=tmp_path, case=LONG))
+    assert first[0] == "RunError" and "is not finite after step 1" in first[1]
+    assert second == SAID_ELSEWHERE
+
+
+def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
+    """Returns what a run ends with whose second line cannot be written, and how often it moved."""
+    record_step, check_weights = JournaledLedger.record_step, loop_module.check_weights
+    moved = []
+
+    def record_one(ledger: JournaledLedger, *args: Any) -> None:
+        if ledger.position == 1:
+            raise RunError("the disk is full")
+        record_step(ledger, *args)
+
+    def count(*args: Any) -> None:
+        moved.append(args)
+        check_weights(*args)
+
+    JournaledLedger.record_step, loop_module.check_weights = record_one, count
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere) as error:
+        return str(error), len(moved)
+    return "nothing", len(moved)
+
+
+def test_no_rank_moves_a_weight_before_the_step_is_in_the_ledger(tmp_path: Path) -> None:
+    first, *others = on_ranks(moves_before_a_full_disk, 3, Training(folder=tmp_path, case=LONG))
+    assert first == ("the disk is full", 1)
+    assert others == [("another process of the run ended with RunError.", 1)] * 2
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    run = Training(folder=tmp_path, case=replace(LONG, steps=4))
+    answers = on_ranks(ended_by, 2, run, (1,), terminate)
+    assert answers == [("SystemExit", str(TERMINATED))] * 2
+    assert find_resume_point(tmp_path).checkpoint.step == 2
+    check_alike(on_ranks(train_on, 2, replace(run, goes_on=True)))
+    assert read_ledger(tmp_path / LEDGER).steps == 4
