@@ -45,9 +45,8 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
         yield ALONE
         return
     _join(config, there)
-    _current = Ranks(
-        there.rank, there.size, local_rank=there.local_rank, on_one_node=there.on_one_node
-    )
+    on_loopback = there.on_one_node and {os.environ[name] for name in INTERFACES} == {LOOPBACK}
+    _current = Ranks(there.rank, there.size, local_rank=there.local_rank, on_one_node=on_loopback)
     try:
         yield _current
     finally:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dpft.errors import DpftError, SaidElsewhere
+from dpft.parallel.described import described
 
 LENGTH_OF_PIECE = 2**26
 """Bytes that are broadcast at once."""
@@ -62,6 +64,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank is the one that draws, writes and speaks."""
         return self.rank == 0
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What reports and journals say of the run's processes, ready for JSON."""
+        return described(self.size, on_one_node=self.on_one_node)
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Returns the first rank's content; what the others give is not read.
