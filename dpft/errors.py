@@ -82,13 +82,14 @@ class StateError(DpftError, RuntimeError):
 
 
 class SaidElsewhere(DpftError):
-    """An error that another process of the run says: this one ends without a word.
+    """An error of another process of the run, which says why: this one has little to add.
 
     Attributes:
         kind: Name of the class of that error.
         exit_code: What it ends a command with.
+        sentence: What this process says of it; empty for nothing.
     """
 
-    def __init__(self, kind: str, exit_code: int) -> None:
-        super().__init__(f"another process of the run ended with {kind}.")
-        self.kind, self.exit_code = kind, exit_code
+    def __init__(self, kind: str, exit_code: int, sentence: str = "") -> None:
+        super().__init__(sentence or f"another process of the run ended with {kind}.")
+        self.kind, self.exit_code, self.sentence = kind, exit_code, sentence

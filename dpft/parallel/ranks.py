@@ -21,6 +21,7 @@ from torch import Tensor
 from dpft.errors import DpftError, SaidElsewhere
 from dpft.parallel.described import described
 
+LOST = "another process of the run has ended, or cannot be reached."
 LENGTH_OF_PIECE = 2**26
 """Bytes that are broadcast at once."""
 
@@ -155,8 +156,11 @@ class Ranks:
         except RankLost:
             raise
         except Exception as error:
-            self.any(True)
-            first = self._first_failure(error)
+            try:
+                self.any(True)
+                first = self._first_failure(error)
+            except RankLost:
+                first = self.rank
             if first == self.rank or not isinstance(error, DpftError):
                 raise
             raise SaidElsewhere(type(error).__name__, error.exit_code) from None
@@ -189,7 +193,7 @@ class Ranks:
         try:
             collective()
         except RuntimeError as error:
-            raise RankLost("RankLost", 1) from error
+            raise RankLost("RankLost", 1, LOST if self.is_first else "") from error
 
 
 ALONE = Ranks()

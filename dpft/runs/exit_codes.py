@@ -30,6 +30,8 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     try:
         job()
     except SaidElsewhere as error:
+        if error.sentence:
+            say(f"error: {error.sentence}")
         return error.exit_code
     except DpftError as error:
         say(f"error: {error}")
