@@ -39,6 +39,9 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    if "tests.parallel.forked" in sys.modules:
+        # Before any test has run, since threads that a test leaves cannot be forked.
+        sys.modules["tests.parallel.forked"].start_server()
 
 
 def _is_loopback(host: object) -> bool:

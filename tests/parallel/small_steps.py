@@ -1,0 +1,174 @@
+"""Steps of small models on any number of ranks, and what they leave for a comparison."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
+
+from dpft.data.collation import Layout
+from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
+from dpft.methods.base import METHODS, Method
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shares import Share
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.plan import Phase, PrivacyPlan
+from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
+from dpft.training.following import NoLedger
+from dpft.training.loop import TrainingSet, compute_gradient
+from dpft.training.replicas import gathered
+from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
+
+NORM = 0.05
+LLAMA = IDS | {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+LLAMA |= {"intermediate_size": 12, "max_position_embeddings": 32, "tie_word_embeddings": True}
+MODELS = {
+    "gpt2": SHAPES["gpt2"],
+    "t5": SHAPES["t5-text"],
+    "llama": Shape(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), Layout(kind=CAUSAL)),
+    "roberta": Shape(
+        lambda: RobertaForMaskedLM(RobertaConfig(**BERT)),
+        Layout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
+    ),
+}
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Steps to take, the same on every rank."""
+
+    model: str = "gpt2"
+    method: str = "full"
+    engine: str = "auto"
+    units: bool = False
+    """Whether up to three records are one unit."""
+    checkpointing: bool = False
+    sample_rate: float = 0.5
+    micro_batch_size: int = 3
+    noise_multiplier: float = 1e-7
+    """So little that what is left is the clipped sum."""
+    steps: int = 2
+
+    @property
+    def shape(self) -> Shape:
+        """The kind of model."""
+        return MODELS[self.model]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the steps of a case left on a rank."""
+
+    gradients: list[dict[str, Tensor]]
+    """Of each step."""
+    norms: list[list[float]]
+    """Of each step's units on all ranks, in ascending order."""
+    own_units: list[int]
+    """How many units of each step were this rank's."""
+    collectives: list[dict[str, int]]
+    """Of each step, how often each kind of operation was called."""
+    sent_bytes: list[int]
+
+
+def take_steps(ranks: Ranks, case: Case) -> Outcome:
+    """Returns what a private engine and this rank's share of the records make of a case."""
+    method, model = prepared(case)
+    training_set = replace(records(case), share=Share(ranks.rank, ranks.size))
+    outcome = Outcome(gradients=[], norms=[], own_units=[], collectives=[], sent_bytes=[])
+    with private_engine(model, method, case, ranks) as engine:
+        for step in range(1, case.steps + 1):
+            method.begin_step(model, step - 1)
+            called, sent = ranks.traffic.collectives.copy(), ranks.traffic.sent_bytes
+            statistics = compute_gradient(model, training_set, engine, step)
+            outcome.collectives.append(dict(ranks.traffic.collectives - called))
+            outcome.sent_bytes.append(ranks.traffic.sent_bytes - sent)
+            outcome.own_units.append(sum(len(norms) for norms in statistics.norms))
+            everyones, _ = gathered(statistics, 0, ranks)
+            norms = torch.cat([torch.empty(0), *everyones.norms])
+            outcome.norms.append(norms.sort().values.tolist())
+            outcome.gradients.append(gradients_of(model))
+    return outcome
+
+
+def prepared(case: Case) -> tuple[Method, nn.Module]:
+    """Returns a method and its model without dropout, far from where training starts."""
+    method = METHODS.named(case.method)(name=case.method, **RECIPES[case.method])
+    torch.manual_seed(0)
+    model = case.shape.build()
+    if case.checkpointing:
+        model.gradient_checkpointing_enable()
+    model = method.prepare(model, case.shape.new)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return method, model.train(case.checkpointing)
+
+
+def records(case: Case) -> TrainingSet:
+    """Returns 24 ragged records, whole on every rank."""
+    generator = torch.Generator().manual_seed(5)
+    layout = case.shape.layout
+    examples = [row(layout, number, 3 + number * 5 % 9, generator) for number in range(24)]
+    units = [[at] if at % 4 else [at, at + 1, at + 2] for at in range(0, 22)]
+    return TrainingSet(
+        examples=examples,
+        micro_batch_size=case.micro_batch_size,
+        layout=layout,
+        device=CPU,
+        units=units if case.units else None,
+    )
+
+
+def plan_of(method: Method, case: Case) -> PrivacyPlan:
+    """Returns the mechanism of a case, of the method's phases."""
+    phases = tuple(
+        Phase(
+            method=phase.method,
+            steps=phase.steps,
+            max_grad_norm=phase.max_grad_norm or NORM,
+            sensitivity=phase.max_grad_norm or NORM,
+        )
+        for phase in method.phases(case.steps, lambda epochs: 1)
+    )
+    return PrivacyPlan(
+        noise_multiplier=case.noise_multiplier,
+        sample_rate=case.sample_rate,
+        steps=case.steps,
+        delta=0.01,
+        num_examples=24,
+        expected_batch_size=12,
+        clipping="flat",
+        phases=phases,
+    )
+
+
+def private_engine(model: nn.Module, method: Method, case: Case, ranks: Ranks) -> PrivacyEngine:
+    """Returns the engine of a rank, its keys those of a test seed."""
+    plan = plan_of(method, case)
+    method.begin_step(model, 0)
+    return PrivacyEngine(
+        model,
+        plan=plan,
+        ledger=NoLedger(),
+        randomness=seeded(ranks.rank),
+        engine=case.engine,
+        ranks=ranks,
+    )
+
+
+def seeded(rank: int = 0) -> Randomness:
+    """Returns a rank's sources of randomness, of the test seed that all ranks share."""
+    return restore_randomness(CPU, make_randomness(CPU, 1).state(0), 1, rank=rank)
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns a copy of every gradient there is, by name."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }

@@ -1,0 +1,180 @@
+"""What passes between ranks arrives whole, and a rank's failure reaches all within seconds."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from dpft.errors import InputError, SaidElsewhere
+from dpft.parallel import ranks as ranks_module
+from dpft.parallel.ranks import ALONE, RankLost, Ranks, first_numbers
+from tests.parallel.forked import LOST, on_ranks
+
+SOON = 10.0
+"""Seconds within which every rank must know that another one failed."""
+CONTENTS = (b"", b"\0", b"key", bytes(range(256)) * 40)
+
+
+def contents_sent(ranks: Ranks, piece: int) -> list[bytes]:
+    ranks_module.LENGTH_OF_PIECE = piece
+    return [ranks.broadcast(each if ranks.is_first else b"not read") for each in CONTENTS]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("piece", [2**26, 1001])
+def test_a_broadcast_arrives_whole_on_every_rank(size: int, piece: int) -> None:
+    """Empty, short, and in many pieces."""
+    assert on_ranks(contents_sent, size, piece) == [list(CONTENTS)] * size
+
+
+def layouts(scale: int) -> dict[str, torch.Tensor]:
+    """Tensors of every layout and dtype that a model's weights and buffers have."""
+    numbers = torch.arange(1, 13, dtype=torch.float32) * scale
+    return {
+        "plain": numbers.clone(),
+        "transposed": numbers.reshape(3, 4).t(),
+        "every second": numbers[::2],
+        "inside": numbers.reshape(3, 4).clone()[:, 1:3],
+        "scalar": numbers[3].clone(),
+        "empty": numbers[:0].clone(),
+        **{
+            str(dtype): (numbers % 3).to(dtype)
+            for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16)
+        },
+    }
+
+
+def layouts_copied(ranks: Ranks) -> dict[str, Any]:
+    tensors = layouts(ranks.rank + 1)
+    tensors["trained"] = torch.nn.Parameter(torch.full((2, 2), float(ranks.rank)))
+    ranks.copy_first(list(tensors.values()))
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def test_every_rank_gets_the_firsts_tensors_in_place_whatever_their_layout() -> None:
+    first = {name: tensor.tolist() for name, tensor in layouts(1).items()}
+    first["trained"] = [[0.0, 0.0], [0.0, 0.0]]
+    assert on_ranks(layouts_copied, 2) == [first] * 2
+
+
+def everyones_words(ranks: Ranks) -> list[list[bytes]]:
+    own = (b"a" * ranks.rank, b"", bytes([ranks.rank]))
+    return [ranks.everyones(each) for each in own]
+
+
+def test_what_each_rank_gives_is_returned_in_the_order_of_ranks() -> None:
+    """Of unequal lengths, and nothing at all."""
+    expected = [[b"", b"a", b"aa", b"aaa"], [b""] * 4, [b"\0", b"\1", b"\2", b"\3"]]
+    assert on_ranks(everyones_words, 4) == [expected] * 4
+
+
+def flags_raised(ranks: Ranks) -> tuple[tuple[bool, ...], ...]:
+    return ranks.any(ranks.rank == 1, False, True), ranks.any(False), ranks.any()
+
+
+def test_a_flag_is_set_where_one_rank_sets_it() -> None:
+    assert on_ranks(flags_raised, 2) == [((True, False, True), (False,), ())] * 2
+
+
+def numbers_drawn(ranks: Ranks) -> list[list[int]]:
+    drawn = [[], [0], [5, 2**40, 7]]
+    return [first_numbers(each if ranks.is_first else [9], ranks) for each in drawn]
+
+
+def test_every_rank_gets_the_firsts_numbers() -> None:
+    """Also none, which is an empty draw."""
+    assert on_ranks(numbers_drawn, 2) == [[[], [0], [5, 2**40, 7]]] * 2
+
+
+def test_one_process_alone_says_everything_to_itself() -> None:
+    values = torch.arange(3.0)
+    assert (ALONE.broadcast(b"key"), ALONE.everyones(b"a")) == (b"key", [b"a"])
+    assert ALONE.any(True, False) == (True, False)
+    assert first_numbers((3, 1), ALONE) == [3, 1]
+    assert ALONE.total(values) is values and ALONE.all_to_all(values) is values
+    ALONE.copy_first([values])
+    with pytest.raises(ZeroDivisionError), ALONE.settled():
+        raise ZeroDivisionError
+    assert not ALONE.traffic.collectives and not ALONE.traffic.sent_bytes
+
+
+def told(ranks: Ranks, failing: dict[int, Exception]) -> tuple[str, str, int, bool]:
+    """What a settled block ends with, and whether the ranks are still in step after it."""
+    error: Exception = Exception("nothing")
+    try:
+        with ranks.settled():
+            if ranks.rank in failing:
+                raise failing[ranks.rank]
+    except Exception as raised:
+        error = raised
+    together = ranks.everyones(b"x") == [b"x"] * ranks.size
+    return type(error).__name__, str(error), getattr(error, "exit_code", 0), together
+
+
+NOTHING = ("Exception", "nothing", 0, True)
+BAD = ("InputError", "one fault", 2, True)
+BAD_ELSEWHERE = ("SaidElsewhere", "another process of the run ended with InputError.", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        ({}, [NOTHING] * 3),
+        ({0: InputError("one fault")}, [BAD, BAD_ELSEWHERE, BAD_ELSEWHERE]),
+        ({2: InputError("one fault")}, [BAD_ELSEWHERE, BAD_ELSEWHERE, BAD]),
+        (
+            {1: InputError("one fault"), 2: InputError("another")},
+            [BAD_ELSEWHERE, BAD, ("SaidElsewhere", *BAD_ELSEWHERE[1:])],
+        ),
+        (
+            {1: InputError("one fault"), 2: KeyError("a bug")},
+            [BAD_ELSEWHERE, BAD, ("KeyError", "'a bug'", 0, True)],
+        ),
+    ],
+    ids=["nobody", "the first", "the last", "two", "two, one by a bug"],
+)
+def test_all_ranks_leave_a_settled_block_together_or_none(
+    failing: dict[int, Exception], expected: list[tuple[str, str, int, bool]]
+) -> None:
+    """The lowest rank that failed says why; a bug keeps its traceback."""
+    assert on_ranks(told, 3, failing, limit=SOON)[: len(expected)] == expected
+
+
+def loses_a_rank(ranks: Ranks, moment: str) -> tuple[str, float]:
+    begun = time.monotonic()
+    try:
+        if moment == "in the block":
+            with ranks.settled():
+                if ranks.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            if ranks.rank == 1:
+                os._exit(0)
+            ranks.all_to_all(torch.zeros(ranks.size, 2**20))
+    except RankLost as error:
+        assert isinstance(error, SaidElsewhere)
+        return type(error).__name__, time.monotonic() - begun
+    return "nothing", 0.0
+
+
+@pytest.mark.parametrize("moment", ["in the block", "before an exchange"])
+def test_a_rank_that_dies_is_missed_by_all_others_within_seconds(moment: str) -> None:
+    answers = on_ranks(loses_a_rank, 4, moment, dying=[1], limit=SOON)
+    assert answers.pop(1) == LOST
+    assert {name for name, _ in answers} == {"RankLost"}
+    assert max(seconds for _, seconds in answers) < SOON / 2
+
+
+def counted(ranks: Ranks) -> tuple[dict[str, int], int]:
+    ranks.total(torch.zeros(3, dtype=torch.float64))
+    ranks.all_to_all(torch.zeros(2, 5))
+    ranks.all_gather(torch.zeros(4))
+    return dict(ranks.traffic.collectives), ranks.traffic.sent_bytes
+
+
+def test_what_is_sent_is_counted() -> None:
+    operations = {"all_reduce": 1, "all_to_all": 1, "all_gather": 1}
+    assert on_ranks(counted, 2) == [(operations, 3 * 8 + 10 * 4 + 4 * 4)] * 2

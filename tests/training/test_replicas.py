@@ -1,0 +1,124 @@
+"""What the processes of a run tell each other: where they begin, what a step was, that all agree."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import RunError, SaidElsewhere
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.training.loop import StepStatistics
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
+from dpft.training.replicas import Start, check_equal, gathered, share_start
+from dpft.training.training_state import TrainingState, model_state, optimizer_state
+from tests.parallel.forked import on_ranks
+from tests.training.toy import tiny_model
+
+START = Start(done=2, last_step=9, secrets={"step": 2, "keys": {"noise": "00ff"}})
+
+
+def state_of(model: nn.Module) -> TrainingState:
+    optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.1, weight_decay=0.0)
+    scheduler = make_scheduler(
+        optimizer, SchedulerConfig(name="linear"), steps=9, factor=lambda _: 1.0
+    )
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def begun(ranks: Ranks, moved: bool) -> tuple[Start, dict[str, Tensor], dict[str, Tensor], float]:
+    """What a rank begins with; the first one's model is its own, and may have taken two steps."""
+    model = tiny_model(seed=ranks.rank)
+    state = state_of(model)
+    if ranks.is_first and moved:
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            state.optimizer.step()
+            state.scheduler.step()
+    start = share_start(START if ranks.is_first else None, state, ranks)
+    rate = float(state.optimizer.param_groups[0]["lr"])
+    weights = {name: each.detach().clone() for name, each in model_state(model).items()}
+    return start, weights, optimizer_state(state), rate
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_every_rank_begins_with_the_firsts_weights_moments_rate_and_keys(moved: bool) -> None:
+    first, *others = on_ranks(begun, 3, moved)
+    assert first[0] == START and bool(first[2]) == moved
+    for start, weights, moments, rate in others:
+        assert start == START and rate == first[3]
+        for found, expected in ((weights, first[1]), (moments, first[2])):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_one_process_begins_where_it_is() -> None:
+    assert share_start(START, state_of(tiny_model()), ALONE) is START
+
+
+def said_of_a_step(ranks: Ranks) -> tuple[list[float], list[float], int]:
+    """The second rank had no records, the others one more than their place."""
+    counts = [] if ranks.rank == 1 else [ranks.rank + 1]
+    own = StepStatistics(
+        step=1,
+        batch_size=4,
+        losses=[torch.full((count,), 0.5 + ranks.rank) for count in counts],
+        norms=[torch.full((count,), 0.25 * ranks.rank) for count in counts],
+    )
+    together, non_finite = gathered(own, ranks.rank, ranks)
+    assert (together.step, together.batch_size) == (1, 4)
+    norms, losses = (torch.cat(each).tolist() for each in (together.norms, together.losses))
+    return losses, norms, non_finite
+
+
+def test_losses_norms_and_what_was_left_out_are_those_of_all_ranks() -> None:
+    expected = ([0.5, 2.5, 2.5, 2.5], [0.0, 0.5, 0.5, 0.5], 0 + 1 + 2)
+    assert on_ranks(said_of_a_step, 3) == [expected] * 3
+
+
+class Weights(nn.Module):
+    """A parameter and buffers of many kinds; the last is not kept with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(3, 2))
+        self.transposed = nn.Parameter(torch.ones(2, 3).t())
+        self.short = nn.Parameter(torch.ones(4, dtype=torch.bfloat16), requires_grad=False)
+        self.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+        self.register_buffer("nothing", torch.ones(0))
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+
+
+def compared(ranks: Ranks, changed: str, at: int) -> tuple[str, str, int]:
+    """What comparing ends with where one rank's tensor differs by one bit."""
+    model = Weights()
+    if ranks.rank == at:
+        tensor = getattr(model, changed).detach()
+        last = tensor[(-1,) * tensor.dim()]
+        if last.is_floating_point():
+            last.copy_(torch.nextafter(last, torch.zeros_like(last)))
+        elif last.dtype == torch.bool:
+            last.logical_not_()
+        else:
+            last.add_(1)
+    try:
+        check_equal(model, ranks)
+    except (RunError, SaidElsewhere) as error:
+        return type(error).__name__, str(error), error.exit_code
+    return "nothing", "", 0
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("changed", ["matrix", "transposed", "short", "mask", "count"])
+def test_one_bit_that_differs_ends_the_run_on_every_rank(changed: str, at: int) -> None:
+    """The first rank says so, whoever's bit it is; the others say nothing."""
+    first, *others = on_ranks(compared, 3, changed, at)
+    assert (first[0], first[2]) == ("RunError", 1)
+    assert "no longer the same" in first[1] and "last checkpoint" in first[1]
+    assert {each[::2] for each in others} == {("SaidElsewhere", 1)}
+
+
+def test_equal_weights_go_on() -> None:
+    """Also where what a model does not keep differs."""
+    assert on_ranks(compared, 2, "matrix", -1) == [("nothing", "", 0)] * 2
+    assert on_ranks(compared, 2, "cache", 1) == [("nothing", "", 0)] * 2
