@@ -16,6 +16,7 @@ from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
+from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
@@ -144,6 +145,8 @@ class TrainCommand(TrainConfig):
 
     resume: str | None = None
     """Folder of a run that broke off, to go on with it."""
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    """Whether its processes are started, too."""
 
     def settings(self) -> TrainConfig:
         """Returns the configuration that the run's folder keeps, which never names its witness."""

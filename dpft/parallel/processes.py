@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
-from dpft.parallel.ranks import ALONE, RankLost, Ranks
+from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-LOOPBACK = "lo"
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
 MEETING = timedelta(minutes=1)
 """How long the ranks wait for each other at the start."""
 REMEMBERED = "dpft/remembered/"
@@ -36,8 +36,8 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
     encrypts or authenticates what passes: the network between them must be trusted.
 
     Raises:
-        InputError: As ``check_start``, the port is in use, or there are fewer devices than ranks.
-        RankLost: Not all of them came.
+        InputError: As ``check_start``, or the port is in use.
+        RunError: Not all of them came.
     """
     global _current
     there = check_start(config)
@@ -103,7 +103,7 @@ def _join(config: ParallelConfig, there: World) -> None:
 
     Raises:
         InputError: The port that the first rank listens at is in use.
-        RankLost: The others cannot be reached.
+        RunError: The others cannot be reached.
     """
     if there.on_one_node:
         for name in INTERFACES:
@@ -126,7 +126,11 @@ def _join(config: ParallelConfig, there: World) -> None:
                 f"MASTER_PORT={port} is in use by another program; choose another port, with"
                 " torchrun by --master_port=PORT."
             ) from None
-        raise RankLost(type(error).__name__, 1) from error
+        raise RunError(
+            f"the {there.size} processes of the run must all come within"
+            f" {MEETING.total_seconds():.0f} seconds to MASTER_ADDR and MASTER_PORT, and did not;"
+            " start all of them at once."
+        ) from None
 
 
 def _store(there: World) -> Store:

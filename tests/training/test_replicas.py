@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: where they begin, what a step was, that all agree."""
+"""What the processes of a run tell each other: where they begin, and what a step was."""
 
 import pytest
 import torch
