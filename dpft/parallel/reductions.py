@@ -17,6 +17,9 @@ from dpft.parallel.ranks import Ranks
 TURN = 2**22
 """Numbers that a rank finishes between two exchanges, or the one stretch that has more."""
 
+STRETCH = 2**20
+"""Numbers that a large gradient is cut into, so that each rank owns about as many."""
+
 Finish = Callable[[int, Tensor], None]
 """Changes a stretch of the sum in place, given its place among the stretches."""
 

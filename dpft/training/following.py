@@ -48,8 +48,10 @@ def follow_privately(recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPri
         if start.done >= start.last_step:
             return
         recipe.method.begin_step(recipe.model, start.done)
+        engine = private_engine(recipe, plan, privacy, start)
+        del start  # It holds the keys of the step.
         try:
-            _take_steps(recipe, training_state, private_engine(recipe, plan, privacy, start))
+            _take_steps(recipe, training_state, engine)
             return
         except SaidElsewhere as error:
             if error.kind != ReplayError.__name__:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
-from dpft.parallel.reductions import finish_sums
+from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
 
 
@@ -113,11 +113,11 @@ class OrdinaryEngine:
         """Makes each gradient the sum of all ranks', where one of them has any."""
         trainable = [p for p in self._model.parameters() if p.requires_grad]
         there = self._ranks.any(*(p.grad is not None for p in trainable))
-        flat = []
+        flat: list[Tensor] = []
         for parameter in (p for p, is_there in zip(trainable, there, strict=True) if is_there):
             own = parameter.grad
             parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
-            flat.append(parameter.grad.view(-1))
+            flat.extend(parameter.grad.view(-1).split(STRETCH))
         finish_sums(flat, lambda place, total: None, self._ranks)
 
 

@@ -8,6 +8,7 @@ from dpft.data.collation import Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import SEQ2SEQ
+from dpft.parallel.shares import Share
 
 EXAMPLES = [
     TokenizedExample(input_ids=[i] * (1 + i * 7 % 5), labels=[i] * (1 + i * 7 % 5))
@@ -103,3 +104,24 @@ def test_the_data_set_is_left_in_its_order(size):
     before = list(EXAMPLES)
     drawn([3, 1, 2], size)
     assert before == EXAMPLES
+
+
+@given(
+    st.lists(st.integers(0, len(EXAMPLES) - 1)),
+    st.integers(1, 6),
+    st.integers(1, 5),
+)
+def test_processes_have_each_piece_once_and_about_as_many_padded_tokens(indices, size, processes):
+    """Pieces are those of one process, so that only the order of their sum differs."""
+    layout = Layout(pad_to_multiple_of=8)
+    whole = pieces_of(indices, size, layout, Share())
+    shares = [pieces_of(indices, size, layout, Share(at, processes)) for at in range(processes)]
+    assert Counter(piece for share in shares for piece in share) == Counter(whole)
+    tokens = [sum(len(row) for piece in share for row in piece) for share in shares]
+    heaviest = max((sum(map(len, piece)) for piece in whole), default=0)
+    assert max(tokens) - min(tokens) <= heaviest
+
+
+def pieces_of(indices, size, layout, share):
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=layout, share=share)
+    return [tuple(map(tuple, batch.inputs["input_ids"].tolist())) for batch in batches]

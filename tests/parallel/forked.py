@@ -19,13 +19,13 @@ from typing import Any
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import started
 
-LIMIT = 30.0
+LIMIT = 60.0
 """Seconds after which the ranks of a test are killed, and the test fails."""
 LOST = "lost"
 """What a rank returns that ended without an answer, as the test expected."""
 _server: Connection | None = None
 # Below the ports that the system hands out by itself.
-_ports = count(10_000 + os.getpid() % 1_000 * 20)
+_ports = count(10_000 + os.getpid() % 100 * 200)
 
 
 def start_server() -> None:

@@ -97,7 +97,7 @@ def prepared(case: Case) -> tuple[Method, nn.Module]:
     torch.manual_seed(0)
     model = case.shape.build()
     if case.checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     model = method.prepare(model, case.shape.new)
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -25,7 +25,6 @@ CASES = [
 ]  # fmt: skip
 FAST = [
     (Case(engine="book_keeping"), 4),
-    (Case(model="t5", engine="two_pass"), 2),
     (Case(method="two_phase"), 2),
     (Case(method="rgp"), 2),
     (Case(engine="book_keeping", units=True), 4),

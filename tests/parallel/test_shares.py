@@ -40,6 +40,10 @@ def test_pieces_of_one_weight_differ_by_at_most_one_piece(
     assert max(numbers) - min(numbers) <= 1
 
 
+def test_the_heaviest_pieces_are_dealt_first() -> None:
+    assert loads([1, 1, 2], 2) == [2, 2]
+
+
 @given(weights)
 def test_one_process_has_every_piece(pieces: list[int]) -> None:
     assert EVERYTHING.of(pieces) == list(range(len(pieces)))

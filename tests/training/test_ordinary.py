@@ -1,7 +1,10 @@
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from dpft.parallel.ranks import Ranks
+from dpft.training import ordinary as ordinary_module
 from dpft.training.ordinary import OrdinaryEngine
+from tests.parallel.forked import on_ranks
 
 INPUTS = torch.arange(6.0)[:, None]
 
@@ -38,3 +41,23 @@ def test_what_trains_may_change_and_no_old_gradient_is_left():
         own.accumulate(lambda: model(INPUTS)[:, 0])
         own.finish_step()
         assert (model.weight.grad is not None) == trains and model.bias.grad is not None
+
+
+def shared_step(ranks: Ranks) -> tuple[Tensor, bool, int]:
+    """A step of which the first rank has every record, and the last parameter is not used."""
+    ordinary_module.STRETCH = 100
+    wide, unused = nn.Linear(1, 2000, bias=False), nn.Linear(1, 1)
+    own = OrdinaryEngine(nn.ModuleList([wide, unused]), steps=1, batch_size=6, seed=0, ranks=ranks)
+    own.draw(6)
+    if ranks.is_first:
+        own.accumulate(lambda: wide(INPUTS).sum(1))
+    before = ranks.traffic.sent_bytes
+    own.finish_step()
+    return wide.weight.grad, unused.weight.grad is None, ranks.traffic.sent_bytes - before
+
+
+def test_ranks_share_a_step_and_send_each_number_about_twice():
+    """Also those of one large parameter, and from a rank that has no records."""
+    for gradient, is_left_alone, sent in on_ranks(shared_step, 2):
+        assert torch.equal(gradient, INPUTS.mean().expand(2000, 1)) and is_left_alone
+        assert sent < 1.1 * 4 * (2000 + 2000 / 2)

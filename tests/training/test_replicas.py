@@ -7,27 +7,44 @@ from torch import Tensor, nn
 from dpft.errors import RunError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.training.loop import StepStatistics
-from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
+from dpft.training.optimizers import (
+    SGD,
+    Adafactor,
+    AdamW,
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.replicas import Start, check_equal, gathered, share_start
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.parallel.forked import on_ranks
 from tests.training.toy import tiny_model
 
+Begun = tuple[Start, dict[str, Tensor], dict[str, Tensor], float]
+"""Start, weights, moments and learning rate."""
 START = Start(done=2, last_step=9, secrets={"step": 2, "keys": {"noise": "00ff"}})
 
 
-def state_of(model: nn.Module) -> TrainingState:
-    optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.1, weight_decay=0.0)
+OPTIMIZERS = (AdamW(), SGD(momentum=0.9), Adafactor())
+
+
+def state_of(model: nn.Module, config: OptimizerConfig | None = None) -> TrainingState:
+    optimizer = make_optimizer(
+        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.0
+    )
     scheduler = make_scheduler(
         optimizer, SchedulerConfig(name="linear"), steps=9, factor=lambda _: 1.0
     )
     return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-def begun(ranks: Ranks, moved: bool) -> tuple[Start, dict[str, Tensor], dict[str, Tensor], float]:
+def begun(
+    ranks: Ranks, moved: bool, config: OptimizerConfig
+) -> tuple[Start, dict[str, Tensor], dict[str, Tensor], float]:
     """What a rank begins with; the first one's model is its own, and may have taken two steps."""
     model = tiny_model(seed=ranks.rank)
-    state = state_of(model)
+    state = state_of(model, config)
     if ranks.is_first and moved:
         for _ in range(2):
             for parameter in model.parameters():
@@ -40,9 +57,14 @@ def begun(ranks: Ranks, moved: bool) -> tuple[Start, dict[str, Tensor], dict[str
     return start, weights, optimizer_state(state), rate
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_every_rank_begins_with_the_firsts_weights_moments_rate_and_keys(moved: bool) -> None:
-    first, *others = on_ranks(begun, 3, moved)
+@pytest.mark.parametrize(
+    ("moved", "config"),
+    [(False, AdamW()), *((True, each) for each in OPTIMIZERS)],
+)
+def test_every_rank_begins_with_the_firsts_weights_moments_rate_and_keys(
+    moved: bool, config: OptimizerConfig
+) -> None:
+    first, *others = on_ranks(begun, 3, moved, config)
     assert first[0] == START and bool(first[2]) == moved
     for start, weights, moments, rate in others:
         assert start == START and rate == first[3]

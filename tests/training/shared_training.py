@@ -1,0 +1,115 @@
+"""Whole training on several ranks, as a command does it: the first leads, the others follow."""
+
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from dpft.methods.base import Method
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shares import Share
+from dpft.training import loop as loop_module
+from dpft.training.following import follow_ordinarily, follow_privately
+from dpft.training.loop import TrainingSet
+from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
+from dpft.training.private_run import train_privately
+from dpft.training.recipe import Recipe
+from dpft.training.resume import find_resume_point
+from dpft.training.session import Session, train_ordinarily
+from dpft.training.training_config import TrainingConfig
+from tests.parallel.small_steps import Case, plan_of, prepared, records
+from tests.training.toy import privacy, spent
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training run, the same on every rank."""
+
+    folder: Path
+    case: Case
+    dropout: float = 0.0
+    broken_after: int | None = None
+    """The step after whose update every rank dies."""
+    goes_on: bool = False
+    changed_record: bool = False
+    """Whether a record is another one than it was."""
+
+
+def train_on(ranks: Ranks, run: Training) -> Weights:
+    """Returns a rank's weights after the last step; the first leads, the others follow."""
+    method, model = prepared(run.case)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = run.dropout
+    if run.broken_after is not None:
+        die_after(run.broken_after)
+    recipe = recipe_of(ranks, run, method, model)
+    plan = plan_of(method, run.case)
+    if not ranks.is_first:
+        follow_privately(recipe, plan, privacy())
+    else:
+        point = find_resume_point(run.folder) if run.goes_on else None
+        session = session_of(recipe, run.folder)
+        train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
+    return weights_of(model)
+
+
+def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
+    """Returns a rank's weights after ordinary steps.
+
+    They are those of SGD: some gradients are zero but for rounding (that of the keys' bias), and
+    Adam makes whole steps of them.
+    """
+    method, model = prepared(run.case)
+    recipe = replace(recipe_of(ranks, run, method, model), optimizer=SGD())
+    if ranks.is_first:
+        train_ordinarily(session_of(recipe, run.folder), run.case.steps)
+    else:
+        follow_ordinarily(recipe, run.case.steps)
+    return weights_of(model)
+
+
+def die_after(step: int) -> None:
+    """Kills this process when a step's weights have moved, before anything is saved."""
+    check_weights = loop_module.check_weights
+
+    def check_and_die(model: nn.Module, at: int) -> None:
+        check_weights(model, at)
+        if at == step:
+            os._exit(1)
+
+    loop_module.check_weights = check_and_die
+
+
+def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Recipe:
+    return Recipe(
+        model=model,
+        method=method,
+        phases=method.phases(run.case.steps, lambda epochs: 1),
+        training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
+        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
+        optimizer=AdamW(),
+        scheduler=SchedulerConfig(name="linear"),
+        num_examples=24,
+        ranks=ranks,
+    )
+
+
+def records_of(run: Training) -> TrainingSet:
+    whole = records(run.case)
+    if not run.changed_record:
+        return whole
+    others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in whole.examples]
+    return replace(whole, examples=others)
+
+
+def session_of(recipe: Recipe, folder: Path) -> Session:
+    own = {field.name: getattr(recipe, field.name) for field in fields(Recipe)}
+    return Session(**own, folder=folder, save_model=lambda: None, show_diagnostics=False)
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

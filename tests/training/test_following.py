@@ -1,0 +1,226 @@
+"""Whole training on several ranks: the weights of one process, broken off and gone on with."""
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpft.errors import RunError, SaidElsewhere
+from dpft.methods.base import METHODS
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import JournaledLedger
+from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import LEDGER
+from dpft.training import loop as loop_module
+from dpft.training.replicas import Start
+from dpft.training.resume import find_resume_point
+from dpft.training.termination import TERMINATED
+from tests.parallel.forked import LOST, on_ranks
+from tests.parallel.small_steps import Case
+from tests.privacy.test_methods_twin import REFUSED
+from tests.slowness import slow_but
+from tests.training.shared_training import Training, Weights, train_on, train_ordinarily_on
+
+LONG = Case(noise_multiplier=1.0, steps=5)
+
+
+def farthest(found: Weights, expected: Weights) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+def assert_alike(answers: list[Weights]) -> None:
+    """The replicas are the same bits."""
+    for answer in answers:
+        assert all(torch.equal(answer[name], answers[0][name]) for name in answers[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "size"),
+    slow_but(
+        [("full", 2), ("two_phase", 2), ("rgp", 4)],
+        [
+            (method, size)
+            for method in METHODS.entries()
+            for size in (2, 4)
+            if "gpt2" not in REFUSED.get(method, ())
+        ],
+    ),
+)
+def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Path) -> None:
+    """For every method: nothing that a rank draws for itself reaches a weight."""
+    case = Case(method=method, noise_multiplier=1.0, steps=3)
+    expected = train_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
+    shared = Training(folder=made(tmp_path / "shared"), case=case)
+    answers = on_ranks(train_on, size, shared)
+    assert_alike(answers)
+    assert farthest(answers[0], expected) < 1e-5
+    assert read_ledger(shared.folder / LEDGER).steps == 3
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_weights_without_privacy_equal_those_of_one_process(size: int, tmp_path: Path) -> None:
+    case = Case(steps=3)
+    expected = train_ordinarily_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
+    shared = Training(folder=made(tmp_path / "shared"), case=case)
+    answers = on_ranks(train_ordinarily_on, size, shared)
+    assert_alike(answers)
+    assert farthest(answers[0], expected) < 1e-5
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def first_mask(ranks: Ranks, run: Training) -> list[float]:
+    """Returns the first mask that a rank's model would draw in a run."""
+    masks = []
+    per_example_losses = loop_module.per_example_losses
+
+    def probed(*args: Any) -> Tensor:
+        with torch.random.fork_rng(devices=()):
+            masks.append(F.dropout(torch.ones(64)).tolist())
+        return per_example_losses(*args)
+
+    loop_module.per_example_losses = probed
+    train_on(ranks, run)
+    return masks[0]
+
+
+def test_each_rank_drops_out_with_masks_of_its_own(tmp_path: Path) -> None:
+    masks = on_ranks(first_mask, 4, Training(folder=tmp_path, case=replace(LONG, steps=1)))
+    assert len(set(map(tuple, masks))) == 4
+
+
+def ended_by(ranks: Ranks, run: Training, act: Callable[[], None]) -> tuple[str, str]:
+    """Returns what a run ends with on a rank where the second rank acts in its second step."""
+    draw = PrivacyEngine.draw
+
+    def act_and_draw(engine: PrivacyEngine, num_units: int) -> list[int]:
+        if ranks.rank == 1 and engine.steps_taken == 1:
+            act()
+        return draw(engine, num_units)
+
+    PrivacyEngine.draw = act_and_draw
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere, SystemExit) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def fail() -> None:
+    raise RunError("one loss depends on another")
+
+
+def test_a_rank_that_fails_in_a_step_ends_the_others_before_the_step_is_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    run = Training(folder=tmp_path, case=LONG)
+    answers = on_ranks(ended_by, 4, run, fail, limit=15.0)
+    assert answers.pop(1) == ("RunError", "one loss depends on another")
+    assert {name for name, _ in answers} == {"RankLost"}
+    assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
+    """Returns what a run ends with whose second line cannot be written, and how often it moved."""
+    record_step, check_weights = JournaledLedger.record_step, loop_module.check_weights
+    moved = []
+
+    def record_one(ledger: JournaledLedger, *args: Any) -> None:
+        if ledger.position == 1:
+            raise RunError("the disk is full")
+        record_step(ledger, *args)
+
+    def count(*args: Any) -> None:
+        moved.append(args)
+        check_weights(*args)
+
+    JournaledLedger.record_step, loop_module.check_weights = record_one, count
+    try:
+        train_on(ranks, run)
+    except (RunError, SaidElsewhere) as error:
+        return str(error), len(moved)
+    return "nothing", len(moved)
+
+
+def test_no_rank_moves_a_weight_before_the_step_is_in_the_ledger(tmp_path: Path) -> None:
+    first, *others = on_ranks(moves_before_a_full_disk, 3, Training(folder=tmp_path, case=LONG))
+    assert first == ("the disk is full", 1)
+    assert others == [("another process of the run ended with RunError.", 1)] * 2
+
+
+def starts_kept(ranks: Ranks, run: Training) -> int:
+    """Returns how many starts, which hold the first step's keys, are kept in the second step."""
+    found = []
+    draw = PrivacyEngine.draw
+
+    def look_and_draw(engine: PrivacyEngine, num_units: int) -> list[int]:
+        found.append(sum(isinstance(each, Start) for each in gc.get_objects()))
+        return draw(engine, num_units)
+
+    PrivacyEngine.draw = look_and_draw
+    train_on(ranks, run)
+    return found[1]
+
+
+def test_trust_rule_4_no_rank_keeps_the_keys_that_it_began_with(tmp_path: Path) -> None:
+    """Whoever reads a process's memory in a later step must not learn an earlier one's noise."""
+    run = Training(folder=tmp_path, case=replace(LONG, steps=2))
+    assert on_ranks(starts_kept, 2, run) == [0, 0]
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    run = Training(folder=tmp_path, case=replace(LONG, steps=4))
+    answers = on_ranks(ended_by, 2, run, terminate, limit=15.0)
+    assert answers == [("SystemExit", str(TERMINATED))] * 2
+    assert find_resume_point(tmp_path).checkpoint.step == 2
+    assert_alike(on_ranks(train_on, 2, replace(run, goes_on=True)))
+    assert read_ledger(tmp_path / LEDGER).steps == 4
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[..., Training]:
+    """A run on two ranks with dropout that all died after step 3 of 5, checkpoint 2 behind it."""
+    run = Training(folder=made(tmp_path / "broken"), case=LONG, dropout=0.3)
+    answers = on_ranks(train_on, 2, replace(run, broken_after=3), dying=[0, 1])
+    assert answers == [LOST, LOST]
+    return replace(run, goes_on=True)
+
+
+def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
+    broken: Training, tmp_path: Path
+) -> None:
+    """Step 3 is taken again on both ranks, with the masks that each had."""
+    undisturbed = replace(broken, folder=made(tmp_path / "whole"), goes_on=False)
+    expected = on_ranks(train_on, 2, undisturbed)
+    answers = on_ranks(train_on, 2, broken)
+    assert_alike([*expected, *answers])
+    assert read_ledger(broken.folder / LEDGER).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("size", "changed_record"), [(4, False), (1, False), (2, True)], ids=["more", "fewer", "other"]
+)
+def test_what_cannot_be_taken_again_as_it_was_gets_new_noise_and_is_counted(
+    broken: Training, size: int, changed_record: bool
+) -> None:
+    """On another number of ranks, and where a step does not come out the same."""
+    answers = on_ranks(train_on, size, replace(broken, changed_record=changed_record))
+    assert_alike(answers)
+    assert read_ledger(broken.folder / LEDGER).steps == 3 + 3
