@@ -4,7 +4,6 @@ It is what torchrun is made of: it watches the processes, ends all of them once 
 starts them anew as often as it may. Here it says nothing and writes nothing; the processes do.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import LOOPBACK_ADDRESS
+from dpft.parallel.silence import without_logging
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 THREADS = "OMP_NUM_THREADS"
@@ -109,14 +109,13 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
 def _as_before(processes: int) -> Iterator[None]:
     """Gives the processes their share of the cores; the agent's doings end with the block."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    variables, logged = dict(os.environ), logging.root.manager.disable
+    variables = dict(os.environ)
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault(THREADS, str(max(1, cores // processes)))
-    logging.disable(logging.CRITICAL)
     try:
-        yield
+        with without_logging():
+            yield
     finally:
-        logging.disable(logged)
         os.environ.clear()
         os.environ.update(variables)
         for number, handler in handlers.items():

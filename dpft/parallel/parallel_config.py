@@ -13,8 +13,8 @@ DEBUGGING = {
 which it does not."""
 STRATEGIES = ("none", "ddp")
 HOW_TO_START = (
-    "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train launch=local"
-    " launch.processes=2 ..."
+    "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train ... launch=local"
+    " launch.processes=2"
 )
 
 

@@ -1,5 +1,6 @@
 """All processes of a run but the first keep silent: what there is to say, the first one says."""
 
+import logging
 import os
 import sys
 import time
@@ -43,6 +44,17 @@ def silent_beside_first() -> Iterator[None]:
             for number, before in zip((1, 2), kept, strict=True):
                 os.dup2(before, number)
             os.close(kept[0])
+
+
+@contextmanager
+def without_logging() -> Iterator[None]:
+    """Lets nothing in the block log anything."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def voice() -> TextIO:
