@@ -42,6 +42,7 @@ bench: setup ## Time private micro-batches and whole steps against ordinary ones
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.records
+	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity

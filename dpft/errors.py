@@ -82,13 +82,14 @@ class StateError(DpftError, RuntimeError):
 
 
 class SaidElsewhere(DpftError):
-    """An error that another process of the run says: this one ends without a word.
+    """An error of another process of the run: the first process alone says it.
 
     Attributes:
         kind: Name of the class of that error.
         exit_code: What it ends a command with.
+        to_say: What this process says of it; None: nothing.
     """
 
-    def __init__(self, kind: str, exit_code: int) -> None:
-        super().__init__(f"another process of the run ended with {kind}.")
-        self.kind, self.exit_code = kind, exit_code
+    def __init__(self, kind: str, exit_code: int, to_say: str | None = None) -> None:
+        super().__init__(to_say or f"another process of the run ended with {kind}.")
+        self.kind, self.exit_code, self.to_say = kind, exit_code, to_say

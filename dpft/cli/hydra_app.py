@@ -25,7 +25,10 @@ from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.hydra_setup import register_resolver
 from dpft.config.keys import known_keys
 from dpft.config.location import config_directory
+from dpft.config.words import given_text
 from dpft.errors import InputError
+from dpft.parallel.parallel_config import world
+from dpft.parallel.silence import is_beside_first
 from dpft.run_folder import has_ledger_or_trials
 
 
@@ -47,7 +50,10 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
         print(subcommand.help(name, overrides, flags))
         return 0
     refuse_bare_words(name, overrides)
+    refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
+    if is_beside_first():
+        words = [*words, "hydra.run.dir=."]  # the folder is the first process's
     known = known_keys(subcommand.config)
     try:
         return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
@@ -66,6 +72,23 @@ def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
     bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
     if name in ("eval", "generate", "export") and bare:
         raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
+
+
+def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """Refuses several runs in processes that share one.
+
+    Raises:
+        InputError: A sweep was asked for, and torchrun has started several processes.
+    """
+    there = world()
+    if there is None or there.size == 1:
+        return
+    asked = get_args_parser().parse_args(flags).multirun
+    if asked or given_text(overrides, "hydra.mode") == "MULTIRUN":
+        raise InputError(
+            f"--multirun is for one process, got {there.size} of them; sweep with dpft {name}"
+            " --multirun alone, or with launch=local, which starts the processes of each run."
+        )
 
 
 def start_hydra(

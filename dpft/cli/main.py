@@ -13,6 +13,8 @@ from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
+from dpft.parallel.parallel_config import world
+from dpft.parallel.silence import silent_beside_first
 from dpft.runs.exit_codes import BAD_INPUT
 
 SUBCOMMANDS = {
@@ -27,6 +29,8 @@ SUBCOMMANDS = {
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""
+SHARED = ("train", "eval", "generate")
+"""Those that the processes of torchrun can share."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments after the program's name; None means the process's own.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with silent_beside_first():
+        return answer(list(sys.argv[1:] if argv is None else argv))
+
+
+def answer(arguments: list[str]) -> int:
+    """Does what the arguments ask for, and returns the exit code."""
     if not arguments:
         print(usage(), file=sys.stderr)
         return BAD_INPUT
@@ -95,10 +104,15 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     """Run a subcommand under Hydra and return its exit code.
 
     Raises:
-        InputError: There is no such subcommand.
+        InputError: There is no such subcommand, or it is for one process and there are several.
     """
     if name not in SUBCOMMANDS:
         raise InputError(unknown_subcommand(name))
+    there = world()
+    if there is not None and there.size > 1 and name not in SHARED:
+        raise InputError(
+            f"dpft {name} is for one process, got {there.size} of them; run it without torchrun."
+        )
     from dpft.cli.hydra_app import run_hydra
 
     return run_hydra(name, arguments)

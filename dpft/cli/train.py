@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.launched import words_of_processes
 from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.parallel.parallel_config import check_start
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
@@ -19,6 +21,12 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
+    if command.launch.name != "none":
+        from dpft.parallel.launching import launch
+
+        launch(command.launch, words_of_processes(command))
+        return
+    check_start(command.parallel)
     announce(command)
     begins = command.resume is None
     with early_calibration(command) if begins else nullcontext(None) as calibrate:

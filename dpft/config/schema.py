@@ -16,6 +16,7 @@ from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
+from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
@@ -144,6 +145,8 @@ class TrainCommand(TrainConfig):
 
     resume: str | None = None
     """Folder of a run that broke off, to go on with it."""
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    """Whether its processes are started, too."""
 
     def settings(self) -> TrainConfig:
         """Returns the configuration that the run's folder keeps, which never names its witness."""
@@ -193,6 +196,8 @@ class EvaluateConfig:
     decode: DecodeConfig
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     train: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How many processes share the records."""
     run: str | None = None
     """Folder of a run: its task, and its trained model."""
     predictions: str | None = None
@@ -211,6 +216,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_output(self.output)
         check_human_eval(self)
+        _check_shared(self)
         if self.run is None:
             check_complete(self.task)
         check_held_out(self.task, self.eval)
@@ -218,6 +224,17 @@ class EvaluateConfig:
             raise InputError(
                 "at most one of run and predictions may be given, got both; a run's own "
                 "predictions.jsonl is scored with predictions=RUN/predictions.jsonl."
+            )
+
+
+def _check_shared(config: EvaluateConfig) -> None:
+    if config.parallel.name == "none":
+        return
+    for name, value in (("predictions", config.predictions), ("human_eval", config.human_eval)):
+        if value is not None:
+            raise InputError(
+                f"{name} needs parallel=none, got parallel={config.parallel.name}: one process does"
+                " it."
             )
 
 
@@ -270,6 +287,8 @@ class GenerateConfig:
     """How many of the longest prompts are read at once; of shorter ones as many as hold the same
     tokens. Memory and speed only."""
     train: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How many processes share the prompts."""
 
     def __post_init__(self) -> None:
         if (self.prompts is None) == (self.num is None):

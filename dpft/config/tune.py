@@ -16,6 +16,8 @@ from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
+from dpft.parallel.launch_config import LaunchConfig
+from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.tasks.base import Task
@@ -134,6 +136,14 @@ def _check_tracking(tracking: TrackingConfig) -> None:
         )
 
 
+def _check_processes(parallel: ParallelConfig, launch: LaunchConfig) -> None:
+    for section, name in (("parallel", parallel.name), ("launch", launch.name)):
+        if name != "none":
+            raise InputError(
+                f"tune needs {section}=none, got {section}={name}: its trials run in one process."
+            )
+
+
 def _check_space(tuning: SearchSpace) -> None:
     tuning.settings()
 
@@ -151,6 +161,7 @@ class TuneCommand(TrainCommand):
         (("task", "eval"), _check_scores),
         (("tracking",), _check_tracking),
         (("tuning",), _check_space),
+        (("parallel", "launch"), _check_processes),
     )
 
 

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError
 
+DEBUGGING = {
+    "TORCH_DISTRIBUTED_DEBUG": ("", "OFF"),
+    "TORCH_CPP_LOG_LEVEL": ("", "WARNING", "ERROR", "FATAL", "1", "2", "3"),
+}
+"""Variables by which torch shows the sizes of what passes between processes, and the values by
+which it does not."""
 STRATEGIES = ("none", "ddp")
 HOW_TO_START = (
-    "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train launch=local"
-    " launch.processes=2 ..."
+    "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train ... launch=local"
+    " launch.processes=2"
 )
 
 
@@ -74,7 +80,7 @@ def check_start(config: ParallelConfig) -> World | None:
 
     Raises:
         InputError: ``parallel=ddp`` without processes, or several processes without it, each of
-            which would train, and spend, on its own.
+            which would train, and spend, on its own; or torch is to show what passes between them.
     """
     there = world()
     if config.name == "none":
@@ -89,7 +95,19 @@ def check_start(config: ParallelConfig) -> World | None:
             f"parallel={config.name} needs the processes of torchrun, got none; start them by"
             f" {HOW_TO_START}."
         )
+    _refuse_debugging()
     return there
+
+
+def _refuse_debugging() -> None:
+    """Refuses logs from which a batch's size can be read, which is private."""
+    for name, harmless in DEBUGGING.items():
+        value = os.environ.get(name, "")
+        if value.upper() not in harmless:
+            raise InputError(
+                f"{name} must not be set where processes share a run, got {value}: torch would"
+                " show how many records each step drew; unset it."
+            )
 
 
 def _number(name: str, otherwise: int | None = None) -> int:

@@ -1,9 +1,11 @@
 """How the processes of a run meet: torch's process group, as long as a block lasts."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,12 +14,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
-from dpft.parallel.ranks import ALONE, RankLost, Ranks
+from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-LOOPBACK = "lo"
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
 MEETING = timedelta(minutes=1)
 """How long the ranks wait for each other at the start."""
+MEETING_THREAD = "meeting"
 REMEMBERED = "dpft/remembered/"
 _current = ALONE
 _store_of_agent: Store | None = None
@@ -36,8 +39,7 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
     encrypts or authenticates what passes: the network between them must be trusted.
 
     Raises:
-        InputError: As ``check_start``, the port is in use, or there are fewer devices than ranks.
-        RankLost: Not all of them came.
+        InputError: As ``check_start``, the port is in use, or not all of them came.
     """
     global _current
     there = check_start(config)
@@ -45,9 +47,8 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
         yield ALONE
         return
     _join(config, there)
-    _current = Ranks(
-        there.rank, there.size, local_rank=there.local_rank, on_one_node=there.on_one_node
-    )
+    on_loopback = there.on_one_node and {os.environ[name] for name in INTERFACES} == {LOOPBACK}
+    _current = Ranks(there.rank, there.size, local_rank=there.local_rank, on_one_node=on_loopback)
     try:
         yield _current
     finally:
@@ -103,31 +104,56 @@ def _join(config: ParallelConfig, there: World) -> None:
     """Makes the process group.
 
     Raises:
-        InputError: The port that the first rank listens at is in use.
-        RankLost: The others cannot be reached.
+        InputError: The port that the first rank listens at is in use, or not all of them come.
     """
     if there.on_one_node:
         for name in INTERFACES:
             os.environ.setdefault(name, LOOPBACK)
-    both = torch.cuda.is_available() and not config.cpu_offload
-    timeout = timedelta(minutes=config.timeout_minutes)
-    try:
-        store = _store(there)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if both else "gloo",
-            store=store,
-            rank=there.rank,
-            world_size=there.size,
-            timeout=timeout,
+    error = _failure_within(MEETING, partial(_make_group, config, there))
+    if error is None:
+        return
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        port = os.environ.get("MASTER_PORT")
+        raise InputError(
+            f"MASTER_PORT={port} is in use by another program; choose another port, with"
+            " torchrun by --master_port=PORT."
         )
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            port = os.environ.get("MASTER_PORT")
-            raise InputError(
-                f"MASTER_PORT={port} is in use by another program; choose another port, with"
-                " torchrun by --master_port=PORT."
-            ) from None
-        raise RankLost(type(error).__name__, 1) from error
+    raise InputError(
+        f"the {there.size} processes of a run must all come to MASTER_ADDR and MASTER_PORT within"
+        f" {MEETING.total_seconds():.0f} seconds, and did not; start all of them at once."
+    )
+
+
+def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | None:
+    """Returns what a work fails with, and a ``TimeoutError`` where it takes too long.
+
+    Who waits for a program that listens at the port and is none of the run's would wait for ever,
+    whatever torch is told: that one is left to its wait.
+    """
+    failures: list[Exception] = [TimeoutError()]
+
+    def carried_out() -> None:
+        try:
+            work()
+            failures.clear()
+        except (RuntimeError, ValueError) as error:
+            failures[:] = [error]
+
+    thread = threading.Thread(target=carried_out, name=MEETING_THREAD, daemon=True)
+    thread.start()
+    thread.join(limit.total_seconds())
+    return failures[0] if failures else None
+
+
+def _make_group(config: ParallelConfig, there: World) -> None:
+    both = torch.cuda.is_available() and not config.cpu_offload
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if both else "gloo",
+        store=_store(there),
+        rank=there.rank,
+        world_size=there.size,
+        timeout=timedelta(minutes=config.timeout_minutes),
+    )
 
 
 def _store(there: World) -> Store:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dpft.errors import DpftError, SaidElsewhere
+from dpft.parallel.described import described
 
 LENGTH_OF_PIECE = 2**26
 """Bytes that are broadcast at once."""
@@ -25,6 +27,10 @@ LENGTH_OF_PIECE = 2**26
 
 class RankLost(SaidElsewhere):
     """Another process of the run has ended, or cannot be reached."""
+
+    def __init__(self, *, is_first: bool) -> None:
+        said = "a process of the run has ended, or cannot be reached, and so all of them end."
+        super().__init__(type(self).__name__, 1, said if is_first else None)
 
 
 @dataclass
@@ -62,6 +68,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank is the one that draws, writes and speaks."""
         return self.rank == 0
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What reports and journals say of the run's processes, ready for JSON."""
+        return described(self.size, on_one_node=self.on_one_node)
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Returns the first rank's content; what the others give is not read.
@@ -135,10 +146,11 @@ class Ranks:
     def settled(self) -> Iterator[None]:
         """Lets the ranks go on past the block together, or none of them.
 
-        Nothing inside the block may be collective. Where several fail the lowest rank says why.
+        Nothing inside the block may be collective. The first rank says why the lowest one of those
+        that fail did.
 
         Raises:
-            SaidElsewhere: Another rank failed, and says why.
+            SaidElsewhere: Another rank failed, or this one did, and the first says why.
         """
         if self.size == 1:
             yield
@@ -148,28 +160,32 @@ class Ranks:
         except RankLost:
             raise
         except Exception as error:
-            self.any(True)
-            first = self._first_failure(error)
-            if first == self.rank or not isinstance(error, DpftError):
+            try:
+                self.any(True)
+                failed, failure = self._first_failure(error)
+            except RankLost:
+                raise error from None  # What happened here says more.
+            if not isinstance(error, DpftError) or (self.is_first and failed == self.rank):
                 raise
-            raise SaidElsewhere(type(error).__name__, error.exit_code) from None
+            raise failure from None
         if self.any(False)[0]:
-            self._first_failure(None)
+            raise self._first_failure(None)[1]
 
-    def _first_failure(self, error: Exception | None) -> int:
-        """Returns the lowest rank that failed.
+    def _first_failure(self, error: Exception | None) -> tuple[int, SaidElsewhere]:
+        """Returns the lowest rank that failed, and how.
 
-        Raises:
-            SaidElsewhere: As it failed, on a rank that did not.
+        Args:
+            error: This rank's, of which only a sentence for users is told; None: it has none.
         """
         own = None
         if error is not None:
-            own = [type(error).__name__, getattr(error, "exit_code", 1)]
+            kind, code = type(error).__name__, getattr(error, "exit_code", 1)
+            crash = f"process {self.rank} of the run ended with {kind}."
+            own = [kind, code, str(error) if isinstance(error, DpftError) else crash]
         answers = [json.loads(each) for each in self.everyones(json.dumps(own).encode())]
-        first = next(rank for rank, answer in enumerate(answers) if answer is not None)
-        if error is None:
-            raise SaidElsewhere(*answers[first])
-        return first
+        failed = next(rank for rank, answer in enumerate(answers) if answer is not None)
+        kind, code, sentence = answers[failed]
+        return failed, SaidElsewhere(kind, code, sentence if self.is_first else None)
 
     def _call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
         """Carries an operation out and counts it.
@@ -182,7 +198,7 @@ class Ranks:
         try:
             collective()
         except RuntimeError as error:
-            raise RankLost("RankLost", 1) from error
+            raise RankLost(is_first=self.is_first) from error
 
 
 ALONE = Ranks()

@@ -3,13 +3,16 @@
 import logging
 
 from dpft.config.schema import TrainCommand
+from dpft.parallel.silence import is_beside_first
 from dpft.privacy.privacy_config import PrivacyConfig
 
 logger = logging.getLogger(__name__)
 
 
 def announce(command: TrainCommand) -> None:
-    """Logs what is about to be trained, from the configuration alone."""
+    """Logs what is about to be trained, from the configuration alone; on the first process."""
+    if is_beside_first():
+        return
     if command.resume is not None:
         logger.info("going on with %s: %s", command.resume, what_is_trained(command))
     else:

@@ -6,6 +6,7 @@ then metrics.json and the texts, in public or, for a private split, in private/.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import sample_records, write_samples
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
+from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.silence import without_logging
 from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
 from dpft.reports.run.run_record import read_evaluations, read_record
 from dpft.run_folder import (
@@ -41,6 +44,7 @@ from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import written_tokens
+from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.records import Record
 
@@ -98,29 +102,49 @@ def score_and_write(
         folder: The run's, or a new one for any other model.
         write_request: Writes into a new folder how the scores were asked for.
 
+    Returns:
+        The scores of each part of the split; without values on all processes but the first.
+
     Raises:
         InputError: Anything does not fit, or another process writes to the run's folder.
         StateError: A file of the run is damaged.
     """
-    refuse_links(folder)
-    with crash_kept(folder):
-        if config.run is not None:
-            with hold_run(folder):
-                check_readable(folder)
-                evaluations = score(config)
-                write_anew(config, folder, evaluations)
-            return evaluations
-        if (folder / CONFIGURATION).exists():
-            raise InputError(
-                f"{folder} is a run's folder, whose scores another model's would replace; choose"
-                " another folder, or score the run's own model with run=RUN."
-            )
-        evaluations = score(config)
-        folder.mkdir(parents=True, exist_ok=True)
-        if write_request is not None:
-            write_request(folder)
-        write_anew(config, folder, evaluations)
+    with started(config.parallel) as ranks:
+        check_alike(config, ranks)
+        if not ranks.is_first:
+            with without_logging():
+                with ranks.settled():
+                    pass  # The first one looks at its folder.
+                return score(config, ranks)
+        with ExitStack() as held:
+            with ranks.settled():
+                refuse_links(folder)
+                held.enter_context(crash_kept(folder))
+                _open_folder(config, folder, held)
+            evaluations = score(config, ranks)
+            if config.run is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                if write_request is not None:
+                    write_request(folder)
+            write_anew(config, folder, evaluations)
     return evaluations
+
+
+def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
+    """Holds a run's folder, or sees that another model's scores do not go into one.
+
+    Raises:
+        InputError: They would, or another process writes to the run's.
+        StateError: A file of the run is damaged.
+    """
+    if config.run is not None:
+        held.enter_context(hold_run(folder))
+        check_readable(folder)
+    elif (folder / CONFIGURATION).exists():
+        raise InputError(
+            f"{folder} is a run's folder, whose scores another model's would replace; choose"
+            " another folder, or score the run's own model with run=RUN."
+        )
 
 
 def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
@@ -132,21 +156,37 @@ def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evalu
     logger.info("scores and predictions: %s", folder)
 
 
-def score(config: EvaluateConfig) -> list[Evaluation]:
-    """Returns the scores of a file of outputs, or of a model, for each part of the split."""
-    metric_specs(config.task.metrics)
-    parts = config.task.parts(config.eval.split)
+def score(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluation]:
+    """Returns the scores of a file of outputs, or of a model, for each part of the split.
+
+    Args:
+        config: What is scored.
+        ranks: The processes that share the records; each has the model.
+    """
     if config.predictions is not None:
+        metric_specs(config.task.metrics)
+        parts = config.task.parts(config.eval.split)
         return [score_file(config, config.predictions, parts)]
+    with ranks.settled():
+        metric_specs(config.task.metrics)
+        trained_model, encoding, scored, model = _to_score(config, ranks)
+    check_same_model(model, scored, ranks)
+    extra = trained_model.extra_positions
+    return evaluate(config, model, encoding, scored, extra_positions=extra, ranks=ranks)
+
+
+def _to_score(
+    config: EvaluateConfig, ranks: Ranks
+) -> tuple[TrainedModel, Encoding, Mapping[str, Sequence[Record]], PreTrainedModel]:
+    """Returns the model to score, how it reads records, the records, and it on its device."""
     trained_model = trained_model_of(config)
     written = written_tokens(config.task, config.decode)
     encoding = trained_model.encoding(config.task, max_new_tokens=written)
     if trained_model.has_random_head(config.task):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
     scored = records_to_score(config)
-    model = trained_model.on_device(config.task, config.train.prepare())
-    extra = trained_model.extra_positions
-    return evaluate(config, model, encoding, scored, extra_positions=extra)
+    model = trained_model.on_device(config.task, own_device(config.train.prepare(), ranks))
+    return trained_model, encoding, scored, model
 
 
 def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from dpft.errors import DpftError, SaidElsewhere
+from dpft.parallel.silence import let_first_speak, voice
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
 
 FAILED = 1
@@ -30,9 +31,12 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     try:
         job()
     except SaidElsewhere as error:
+        if error.to_say is not None:
+            say(f"error: {error.to_say}")
         return error.exit_code
     except DpftError as error:
-        say(f"error: {error}")
+        let_first_speak()
+        print(f"dpft: error: {error}", file=voice(), flush=True)
         return error.exit_code
     except BrokenPipeError:
         return _close_standard_output()
@@ -55,7 +59,7 @@ def say(text: str) -> None:
 
 def _show(error: Exception, withhold: bool) -> None:
     text = where(error) if withhold else "".join(traceback.format_exception(error))
-    print(text.rstrip("\n"), file=sys.stderr)
+    print(text.rstrip("\n"), file=voice(), flush=True)
 
 
 def _close_standard_output() -> int:

@@ -5,12 +5,12 @@ the first process sends it.
 """
 
 import json
-import logging
 
 from dpft.config.keys import plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.parallel.ranks import Ranks
+from dpft.parallel.silence import without_logging
 from dpft.runs.prepared_run import prepare
 from dpft.runs.scoring import score
 from dpft.runs.together import agreed, share_secrets
@@ -43,7 +43,11 @@ def follow(ranks: Ranks) -> None:
         InputError: Anything does not fit here.
         SaidElsewhere: Another process failed, and says why.
     """
-    logging.disable(logging.CRITICAL)
+    with without_logging():
+        _follow(ranks)
+
+
+def _follow(ranks: Ranks) -> None:
     with ranks.settled():
         pass
     config, goes_on = share_settings(None, False, ranks)

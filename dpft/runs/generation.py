@@ -4,20 +4,26 @@ Nothing here reads a record that was trained on: the model goes on from the user
 nothing where whole records were trained on.
 """
 
+import json
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dpft.config.schema import GenerateConfig, TrainConfig
+from dpft.config.schema import GenerateConfig
 from dpft.data.prompts import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.models.loading import quiet_transformers
+from dpft.parallel.processes import started
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.silence import without_logging
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.run.synthetic import cost
 from dpft.run_folder import PRIVACY, hold_run
 from dpft.runs.crashes import crash_kept
 from dpft.runs.generated_files import Target, new_files, write
 from dpft.runs.saved_run import saved_run
+from dpft.runs.together import check_alike
 from dpft.runs.trained_model import trained_model_of_run
 from dpft.runs.written_records import Prompt, Written, write_records
 from dpft.tasks.base import Task, TextTask
@@ -44,22 +50,47 @@ def generate(config: GenerateConfig) -> Target:
     """
     quiet_transformers()
     folder = Path(config.run)
-    with crash_kept(folder):
-        return _generate(config, saved_run(config.run), folder)
+    with started(config.parallel) as ranks:
+        check_alike(config, ranks)
+        if not ranks.is_first:
+            with without_logging():
+                return _write_beside(config, ranks)
+        with crash_kept(folder):
+            return _generate(config, folder, ranks)
 
 
-def _generate(config: GenerateConfig, saved: TrainConfig, folder: Path) -> Target:
-    privacy = privacy_of(folder)
-    task = written_task(config, saved.task)
-    prompts = prompts_of(config, task, saved.task)
-    with hold_run(folder):
-        target = new_files(folder, config.to, task)
-        if not privacy["private"]:
-            logger.warning(cost(privacy))
-        written = write_records(config, task, trained_model_of_run(folder, saved), prompts)
-        write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
+def _generate(config: GenerateConfig, folder: Path, ranks: Ranks) -> Target:
+    """Writes records and statement; of several processes, the first does."""
+    with ExitStack() as held:
+        with ranks.settled():
+            saved = saved_run(config.run)
+            privacy = privacy_of(folder)
+            task = written_task(config, saved.task)
+            prompts = prompts_of(config, task, saved.task)
+            held.enter_context(hold_run(folder))
+            target = new_files(folder, config.to, task)
+            if not privacy["private"]:
+                logger.warning(cost(privacy))
+            trained_model = trained_model_of_run(folder, saved)
+        written = write_records(config, task, trained_model, prompts, ranks)
+        with ranks.settled():
+            write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
+    ranks.broadcast(json.dumps([str(path) for path in target]).encode())
     _say(task, target, written)
     return target
+
+
+def _write_beside(config: GenerateConfig, ranks: Ranks) -> Target:
+    """Writes a share of the texts, and no file; returns the files that the first process wrote."""
+    with ranks.settled():
+        saved = saved_run(config.run)
+        task = written_task(config, saved.task)
+        prompts = prompts_of(config, task, saved.task)
+        trained_model = trained_model_of_run(Path(config.run), saved)
+    write_records(config, task, trained_model, prompts, ranks)
+    with ranks.settled():
+        pass  # The first one writes its files.
+    return Target(*map(Path, json.loads(ranks.broadcast())))
 
 
 def privacy_of(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+from dpft.privacy.completeness import NO_STEPS, read_journal, read_run_ledger
 from dpft.privacy.ledger import check_ledger
 from dpft.privacy.witness import read_handed
 from dpft.reports.run.privacy_record import (
@@ -17,9 +17,10 @@ from dpft.reports.run.privacy_record import (
     parameter_record,
     privacy_record,
 )
+from dpft.reports.run.processes import process_record
 from dpft.reports.run.report import write_report
 from dpft.reports.run.witness import with_witness
-from dpft.run_folder import PRIVACY
+from dpft.run_folder import JOURNAL, PRIVACY
 from dpft.runs.begun import origin
 from dpft.runs.evaluation import write_scores
 from dpft.runs.run_plan import RunPlan
@@ -67,5 +68,11 @@ def report(
             curve=curve,
         )
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
-    write_json(folder / PRIVACY, {**privacy, **origin(config, folder)})
+    sessions = [
+        entry["processes"]
+        for entry in read_journal(folder / JOURNAL).values()
+        if "processes" in entry
+    ]
+    record = {**privacy, **process_record(sessions), **origin(config, folder)}
+    write_json(folder / PRIVACY, record)
     write_report(folder)

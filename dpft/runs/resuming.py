@@ -23,6 +23,7 @@ from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
+from dpft.parallel.parallel_config import world
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import (
@@ -93,11 +94,13 @@ def resumed_configuration(
     saved = plain(replace(config, model=kept_here(config.model, Path(folder))))
     refuse_witness_of_file(saved["privacy"], given=False)
     for key in overridden:
-        if key == "resume":
+        if key.partition(".")[0] in ("resume", "launch"):
             continue
         _check_may_change(key, saved)
         copy_key(key.split("."), composed, saved)
     merged = {**saved, "resume": folder}
+    if "launch" in composed:
+        merged["launch"] = composed["launch"]
     return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
 
 
@@ -221,7 +224,12 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
 def _way_to_go_on(command: str, folder: str) -> str:
     if held_splits():
         return f"dpft.{command}(['resume={folder}'], rows=...)"
-    return f"dpft {command} resume={folder}"
+    there = world()
+    if there is None or there.size == 1:
+        return f"dpft {command} resume={folder}"
+    if there.on_one_node:
+        return f"dpft train resume={folder} launch=local launch.processes={there.size}"
+    return f"torchrun, as before, -m dpft train resume={folder}"
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

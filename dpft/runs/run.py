@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import InputError
 from dpft.files import check_writable
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
@@ -71,6 +72,7 @@ def run(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
+    _refuse_launch(command)
     quiet_transformers()
     with started(command.parallel) as ranks:
         check_alike(command.settings(), ranks)
@@ -78,6 +80,14 @@ def run(
             lead(command, folder, ranks, write_request=write_request, planner=planner)
         else:
             follow(ranks)
+
+
+def _refuse_launch(command: TrainCommand) -> None:
+    if command.launch.name != "none":
+        raise InputError(
+            f"launch={command.launch.name} is for the command line, got it from Python; start the"
+            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
+        )
 
 
 def lead(

@@ -15,9 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 import dpft
 from dpft.config.keys import plain
-from dpft.config.schema import TrainConfig
+from dpft.config.schema import EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import KEY_BYTES, new_key
 from dpft.errors import InputError
@@ -32,7 +35,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 """What else decides what a process computes."""
 
 
-def check_alike(config: TrainConfig, ranks: Ranks) -> None:
+def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
     """Refuses processes of other code, or with another configuration.
 
     Raises:
@@ -82,21 +85,55 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
     if ranks.size == 1:
         return prepared
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
-    own = json.dumps(_known_by(prepared, key)).encode()
-    everyones = [json.loads(each) for each in ranks.everyones(own)]
+    _refuse_different(_known_by(prepared, key), ranks)
+    ranks.copy_first(list(model_state(prepared.model).values()))
+    privacy = prepared.plan.privacy
+    said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
+    first = read_plan(json.loads(said)) if said else None
+    return replace(prepared, plan=replace(prepared.plan, privacy=first))
+
+
+def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
+    """Refuses processes that read other records with a model, or have another one.
+
+    Args:
+        model: To be scored, or to write.
+        records: What it reads; what they are is in their ``repr``.
+        ranks: The processes.
+
+    Raises:
+        InputError: On the first one; it says "data" or "model", and no more.
+    """
+    if ranks.size == 1:
+        return
+    key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
+    sums = {name: _bit_sum(tensor) for name, tensor in model_state(model).items()}
+    known = {"data": _keyed(key, repr(records)), "model": _keyed(key, json.dumps(sums))}
+    _refuse_different(known, ranks)
+
+
+def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
+    """Refuses processes of which one has other keyed hashes than the first.
+
+    Raises:
+        InputError: On the first one, naming what differs.
+    """
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
     with ranks.settled():
         for other in everyones:
             different = [name for name in other if other[name] != everyones[0][name]]
             if different and ranks.is_first:
                 raise InputError(
                     f"the processes of a run must have the same {different[0]}, got others; give"
-                    f" every machine the same."
+                    " every machine the same."
                 )
-    ranks.copy_first(list(model_state(prepared.model).values()))
-    privacy = prepared.plan.privacy
-    said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
-    first = read_plan(json.loads(said)) if said else None
-    return replace(prepared, plan=replace(prepared.plan, privacy=first))
+
+
+def _bit_sum(tensor: Tensor) -> list[int]:
+    """Returns a tensor's size, and the sum of its bits read as integers: quick, and exact."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().contiguous().view(integers[tensor.element_size()])
+    return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
 
 
 def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:

@@ -5,7 +5,7 @@ numbers of the same seed, at most ``retries`` times; what is no row then is kept
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpft.config.schema import GenerateConfig
@@ -13,7 +13,10 @@ from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.scored import OnProgress, counter
 from dpft.generation.decoding import DecodeConfig, Draws
+from dpft.parallel.processes import own_device
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.runs.progress import batch_progress
+from dpft.runs.together import check_same_model
 from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
@@ -50,7 +53,11 @@ class Written:
 
 
 def write_records(
-    config: GenerateConfig, task: TextTask, trained_model: TrainedModel, prompts: Sequence[Prompt]
+    config: GenerateConfig,
+    task: TextTask,
+    trained_model: TrainedModel,
+    prompts: Sequence[Prompt],
+    ranks: Ranks = ALONE,
 ) -> Written:
     """Returns what the model writes after each prompt, with a bar on a terminal.
 
@@ -59,19 +66,18 @@ def write_records(
         task: Reads them.
         trained_model: Writes them.
         prompts: What it goes on from.
+        ranks: The processes that share the prompts; each of them has what all have written.
 
     Raises:
         InputError: As ``TrainedModel.outputs``.
     """
-    outputs = trained_model.outputs(
-        task,
-        config.train.prepare(),
-        batch_size=config.batch_size,
-        max_new_tokens=config.decode.max_new_tokens,
-    )
+    outputs = _outputs(config, task, trained_model, ranks)
+    if ranks.size > 1:
+        check_same_model(outputs.model, prompts, ranks)
+        outputs = replace(outputs, ranks=ranks)
     texts, unread = [""] * len(prompts), []
     places = list(range(len(prompts)))
-    with batch_progress() as show:
+    with batch_progress(shown=ranks.is_first) as show:
         # Where nothing is drawn, another attempt writes the same text.
         retries = config.retries if config.decode.draws else 0
         for attempt in range(1 + retries):
@@ -86,6 +92,18 @@ def write_records(
                 break
     records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
     return Written(texts=tuple(texts), records=tuple(records), unread=tuple(unread))
+
+
+def _outputs(
+    config: GenerateConfig, task: TextTask, trained_model: TrainedModel, ranks: Ranks
+) -> ModelOutputs:
+    with ranks.settled():
+        return trained_model.outputs(
+            task,
+            own_device(config.train.prepare(), ranks),
+            batch_size=config.batch_size,
+            max_new_tokens=config.decode.max_new_tokens,
+        )
 
 
 def _texts(

@@ -238,8 +238,8 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(written, path)
     except SafetensorError as error:
         raise RunError(
-            f"{path} could not be written ({error}); the checkpoint before it is whole. Make room,"
-            " then go on with the run."
+            f"{path} could not be written ({error}); a checkpoint before it is whole. Make room,"
+            " then go on with the run, or begin it anew if it had none."
         ) from None
     path.chmod(0o600)
     with path.open("rb") as file:

@@ -92,7 +92,7 @@ class PrivateRun:
             engine=privacy.engine,
             memory_mb=privacy.clipper_memory_mb,
             settings=(session.method, session.optimizer, session.scheduler, *rates),
-            processes=session.ranks.size,
+            ranks=session.ranks,
         )
 
     def begin(self) -> None:

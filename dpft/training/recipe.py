@@ -6,6 +6,7 @@ from torch import nn
 
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shares import Share
 from dpft.training.checkpoint import restore_checkpoint
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.loop import TrainingSet
@@ -37,6 +38,16 @@ class Recipe:
     """The public number of training examples."""
     ranks: Ranks = ALONE
     """The processes that take the steps together."""
+
+    def __post_init__(self) -> None:
+        """Refuses a share that is not this process's.
+
+        Raises:
+            ValueError: A record would be added by two processes, or by none.
+        """
+        share = Share(self.ranks.rank, self.ranks.size)
+        if self.training_set.share != share:
+            raise ValueError(f"training_set.share must be {share}, got {self.training_set.share}.")
 
     @property
     def batch_size(self) -> int:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,18 @@ class StepsTogether:
             SystemExit: A process of the run was terminated.
         """
         if self.end(statistics).stops:
-            raise SystemExit(TERMINATED)
+            self.stop()
+
+    def stop(self) -> NoReturn:
+        """Ends the run on every process, once the first one's checkpoint is complete.
+
+        Else torchrun would end the first one for being late behind the others.
+
+        Raises:
+            SystemExit: With the code of a run that was terminated.
+        """
+        self.recipe.ranks.any(True)
+        raise SystemExit(TERMINATED)
 
     def end(self, statistics: StepStatistics) -> EndedStep:
         """Returns what all processes together say of a step.

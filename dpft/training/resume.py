@@ -17,6 +17,7 @@ import torch
 
 from dpft import __version__
 from dpft.errors import InputError
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
@@ -77,7 +78,7 @@ def environment(
     engine: str,
     memory_mb: int,
     settings: Sequence[Any] = (),
-    processes: int = 1,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
@@ -86,7 +87,7 @@ def environment(
         engine: Name of the clipping engine.
         memory_mb: What the clipper may spend.
         settings: What moves the weights that later sums are of: method, optimizer, learning rate.
-        processes: Whose sums are added up, in the order of their ranks.
+        ranks: The processes whose sums are added up, in their order.
     """
     device = training_set.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -103,7 +104,7 @@ def environment(
         "padded_to": training_set.layout.pad_to_multiple_of,
         "packages": {name: version(name) for name in PACKAGES},
         "precision": training_set.precision,
-        "processes": processes,
+        "processes": ranks.described,
         "sampling": SAMPLING_SOURCE,
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),

@@ -26,7 +26,7 @@ from dpft.training.progress import StepProgress
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
 from dpft.training.resume import ResumePoint
-from dpft.training.termination import TERMINATED, termination_requests
+from dpft.training.termination import termination_requests
 from dpft.training.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class AfterStep:
         self.progress.advance(step)
         self._tell_listeners(step)
         if ended.stops:
-            raise SystemExit(TERMINATED)
+            self.together.stop()
 
     def _write_diagnostics(self, ended: EndedStep) -> None:
         statistics = ended.statistics

@@ -92,7 +92,7 @@ def test_a_bar_counts_the_records_and_those_of_each_further_attempt(
 ) -> None:
     shown: list[tuple[object, ...]] = []
     bar = nullcontext(lambda *moved: shown.append(moved))
-    monkeypatch.setattr(written_records, "batch_progress", lambda: bar)
+    monkeypatch.setattr(written_records, "batch_progress", lambda **_: bar)
     written(Model(), retries=1)
     assert shown == [
         *(("records", 2, 5), ("records", 4, 5), ("records", 5, 5)),

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: the start, each step, and that they agree."""
+"""What the processes of a run tell each other: where they begin, and what a step was."""
 
 import pytest
 import torch

@@ -10,6 +10,7 @@ from typing import Any
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.scores import PRIVATE_SPLIT
 from dpft.reports.run.witness import witness_rows
 from dpft.run_folder import LEDGER
@@ -135,6 +136,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         *_clipping_rows(privacy),
         ("noise source", privacy["noise_source"] if privacy["private"] else seeded),
         *_dropout_rows(privacy),
+        *process_rows(privacy),
         ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
         *witness_rows(privacy),
     ]
@@ -179,6 +181,7 @@ def coverage(
         " showed is ten or more steps apart, which mitigates.",
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
+        *network_sentences(privacy),
         f"Not private at all: the configuration, the number of {counted} above among it.",
     ]
 

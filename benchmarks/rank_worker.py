@@ -1,0 +1,80 @@
+"""A process of a run of ``dpft train`` whose first rank takes a step whenever it is told to.
+
+Started alone or by torchrun, with the words of the command as its arguments. The first rank
+answers what each step took by the clock and what it sent, a JSON object a line, and waits for a
+line of input before the next one; the others wait for it in the draw.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpft.parallel.processes import current_ranks
+from dpft.runs import run as runs
+from dpft.runs.called_words import TRAIN_COMMAND
+from dpft.training.listeners import PublicStep
+
+
+class InputEnded(BaseException):
+    """Nobody asks for another step."""
+
+
+class Clock:
+    """A listener of the first rank's steps."""
+
+    def begin(self, step: int) -> None:
+        """Starts the clock of the first step."""
+        self._start()
+
+    def after_step(self, public: PublicStep) -> None:
+        """Answers what the step took and waits for the next line of input.
+
+        Raises:
+            InputEnded: There is none.
+        """
+        seconds, traffic = time.perf_counter() - self._begun, current_ranks().traffic
+        took = {
+            "step": public.step,
+            "seconds": seconds,
+            "sent_bytes": traffic.sent_bytes - self._sent,
+            "collectives": traffic.collectives.total() - self._calls,
+        }
+        print(json.dumps(took), flush=True)
+        if not sys.stdin.readline():
+            raise InputEnded
+        self._start()
+
+    def _start(self) -> None:
+        traffic = current_ranks().traffic
+        self._sent, self._calls = traffic.sent_bytes, traffic.collectives.total()
+        self._begun = time.perf_counter()
+
+
+@contextmanager
+def clocked(*_: Any) -> Iterator[tuple[Clock]]:
+    """Stands in for a run's trackers."""
+    yield (Clock(),)
+
+
+def main() -> None:
+    """Takes the steps of the run that the arguments describe."""
+    logging.disable(logging.CRITICAL)
+    runs.tracked = clocked  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        composed = TRAIN_COMMAND.compose([*sys.argv[1:], "eval.enabled=false"], folder)
+        command = TRAIN_COMMAND.load(composed.values, composed.words)
+        try:
+            runs.run(command, folder)
+        except InputEnded:
+            return
+
+
+if __name__ == "__main__":
+    main()

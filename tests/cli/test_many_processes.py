@@ -1,0 +1,89 @@
+"""Commands under torchrun: which ones its processes may share, and who says what."""
+
+from pathlib import Path
+
+import pytest
+
+from dpft.cli.launched import passed_on
+from dpft.cli.main import SHARED, SUBCOMMANDS, main
+from dpft.parallel import launching, silence
+from dpft.parallel.launch_config import LaunchConfig
+
+TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This is the first of two processes."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 2
+    assert not list(Path.cwd().iterdir())
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(set(SUBCOMMANDS) - set(SHARED)))
+def test_a_command_for_one_process_is_refused_before_it_does_anything(
+    torchrun: None, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    said = f"dpft: error: dpft {name} is for one process, got 2 of them; run it without torchrun.\n"
+    assert refusal(capsys, name, "key=value") == said
+
+
+@pytest.mark.parametrize("words", [("--multirun",), ("-m",), ("hydra.mode=MULTIRUN",)])
+def test_a_sweep_is_refused(
+    torchrun: None, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert "--multirun is for one process, got 2 of them" in refusal(capsys, *TRAIN, *words)
+
+
+def test_processes_that_would_each_train_alone_are_refused(
+    torchrun: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "parallel=none is one process, got 2 of them" in refusal(capsys, *TRAIN)
+
+
+def test_wrong_words_are_refused_by_the_other_process_a_moment_later(
+    torchrun: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+    monkeypatch.setattr(silence.time, "sleep", waited.append)
+    monkeypatch.setenv("RANK", "1")
+    assert main([*TRAIN, "trian.steps=1"]) == 2
+    assert capfd.readouterr().err.startswith("dpft: error: unknown configuration key trian")
+    assert waited == [silence.PATIENCE]
+    assert not list(Path.cwd().iterdir())
+
+
+def test_tuning_runs_in_one_process(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for section, name in (("parallel", "ddp"), ("launch", "local")):
+        said = refusal(capsys, "tune", *TRAIN[1:], f"{section}={name}")
+        assert f"tune needs {section}=none, got {section}={name}" in said
+
+
+def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[tuple[LaunchConfig, list[str]]]()
+    monkeypatch.setattr(launching, "launch", lambda *given: started.append(given))
+    monkeypatch.chdir(tmp_path)
+    assert main([*TRAIN, "launch=local", "launch.processes=3", "hydra.run.dir=a b"]) == 0
+    ((config, words),) = started
+    assert config == LaunchConfig(name="local", processes=3)
+    assert words == [*TRAIN, "parallel=ddp", "launch=none", f"hydra.run.dir='{tmp_path}/a b'"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_of_a_sweep_and_of_the_start_are_not_passed_on() -> None:
+    words = ["task=e2e", "launch=local", "hydra.mode=MULTIRUN", "hydra/launcher=joblib"]
+    assert passed_on([*words, "hydra.searchpath=[file://x]"]) == [
+        words[0],
+        "hydra.searchpath=[file://x]",
+    ]

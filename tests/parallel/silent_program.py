@@ -1,0 +1,23 @@
+"""A program that says something by every way there is, then ends with an error."""
+
+PROGRAM = """
+import logging, os, subprocess, sys
+from dpft.errors import InputError
+from dpft.parallel import silence
+from dpft.runs.exit_codes import exit_code_of_job
+
+silence.time.sleep = lambda _: print("waited", file=silence.voice())
+
+def job():
+    print("print", flush=True)
+    os.write(2, b"descriptor ")
+    logging.basicConfig(format="%(message)s")
+    logging.warning("log")
+    subprocess.run(["echo", "child"])
+    raise InputError("wrong")
+
+with silence.silent_beside_first():
+    code = exit_code_of_job(job)
+print("after", file=sys.stderr)
+sys.exit(code)
+"""

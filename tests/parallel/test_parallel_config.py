@@ -1,0 +1,64 @@
+"""What processes find of each other in the environment, and what is refused before they meet."""
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
+
+NONE, DDP = ParallelConfig(), ParallelConfig(name="ddp")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def two(monkeypatch: pytest.MonkeyPatch, **others: str) -> None:
+    """Says that this is the second of two processes."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", **others}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_started_by_hand_are_taken_for_those_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert world() is None
+    two(monkeypatch)
+    assert world() == World(rank=1, size=2, local_rank=1, local_size=2)
+    assert check_start(DDP) == world()
+
+
+def test_processes_without_a_group_are_told_how_to_start() -> None:
+    with pytest.raises(InputError, match=r"got none; start them by torchrun --nproc_per_node=2"):
+        check_start(DDP)
+    assert check_start(NONE) is None
+
+
+def test_several_processes_never_train_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    two(monkeypatch)
+    with pytest.raises(InputError, match=r"parallel=none is one process, got 2 .* add parallel=dd"):
+        check_start(NONE)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert check_start(NONE) is None
+
+
+def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(InputError, match="WORLD_SIZE must be a number in the environment"):
+        check_start(DDP)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TORCH_DISTRIBUTED_DEBUG", "DETAIL"), ("TORCH_DISTRIBUTED_DEBUG", "info"),
+     ("TORCH_CPP_LOG_LEVEL", "INFO"), ("TORCH_CPP_LOG_LEVEL", "0")],
+)  # fmt: skip
+def test_logs_that_show_drawn_sizes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    two(monkeypatch, **{name: value})
+    with pytest.raises(InputError, match=f"{name} must not be set where processes share a run"):
+        check_start(DDP)
+    monkeypatch.setenv(name, "OFF" if name.endswith("DEBUG") else "ERROR")
+    assert check_start(DDP) is not None

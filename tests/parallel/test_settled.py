@@ -1,0 +1,57 @@
+"""Ranks go on together or not at all, and the first one says why."""
+
+import pytest
+
+from dpft.errors import InputError, SaidElsewhere
+from dpft.parallel.ranks import RankLost, Ranks
+from dpft.runs.exit_codes import exit_code_of_job
+from tests.parallel.thread_ranks import together
+
+
+def failing(*failures: int, error: Exception) -> list[BaseException | None]:
+    """Returns how three ranks end of which some fail."""
+
+    def work(ranks: Ranks) -> None:
+        with ranks.settled():
+            if ranks.rank in failures:
+                raise error
+
+    return together(3, work)
+
+
+def said(error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Returns what a process does that ends with an error."""
+
+    def job() -> None:
+        if error is not None:
+            raise error
+
+    return exit_code_of_job(job), capsys.readouterr().err
+
+
+def test_nothing_is_said_where_no_rank_fails() -> None:
+    assert failing(error=InputError("x")) == [None, None, None]
+
+
+@pytest.mark.parametrize("failures", [(0,), (2,), (1, 2), (0, 1, 2)])
+def test_one_rank_says_the_sentence_of_those_that_fail_and_all_end_alike(
+    failures: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [said(each, capsys) for each in failing(*failures, error=InputError("no port."))]
+    assert outcomes == [(2, "dpft: error: no port.\n"), (2, ""), (2, "")]
+
+
+def test_of_a_crash_elsewhere_the_first_rank_says_the_kind_and_no_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, crashed, third = failing(1, error=KeyError("a record's word"))
+    assert said(first, capsys) == (1, "dpft: error: process 1 of the run ended with KeyError.\n")
+    assert isinstance(crashed, KeyError)
+    assert isinstance(third, SaidElsewhere)
+    assert said(third, capsys) == (1, "")
+
+
+def test_of_a_lost_rank_the_first_one_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, sentence = said(RankLost(is_first=True), capsys)
+    assert (code, sentence[:33]) == (1, "dpft: error: a process of the run")
+    assert said(RankLost(is_first=False), capsys) == (1, "")
