@@ -31,7 +31,9 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     try:
         job()
     except SaidElsewhere as error:
-        if error.to_say is not None:
+        if error.to_say is None:
+            let_first_speak()
+        else:
             say(f"error: {error.to_say}")
         return error.exit_code
     except DpftError as error:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.errors import DpftError, InputError, RunError, StateError
+from dpft.errors import DpftError, InputError, RunError, SaidElsewhere, StateError
+from dpft.runs import exit_codes as exit_codes_module
 from dpft.runs.exit_codes import exit_code_of_job
 from tests.runs.test_crashes import crash
 
@@ -73,3 +74,16 @@ def test_where_the_reader_has_gone_what_is_left_to_write_goes_nowhere(
         file.write("the last lines")
     assert (tmp_path / "out").read_text() == ""
     assert capsys.readouterr().err == "dpft: error: the reader of the output has gone.\n"
+
+
+@pytest.mark.parametrize(("to_say", "waits"), [(None, 1), ("a sentence", 0)])
+def test_a_process_that_says_nothing_leaves_the_first_one_time_to_speak(to_say, waits, monkeypatch):
+    """Torchrun ends all others, the one that speaks too, as soon as one has ended."""
+    calls = []
+    monkeypatch.setattr(exit_codes_module, "let_first_speak", lambda: calls.append(None))
+
+    def job():
+        raise SaidElsewhere("RunError", 1, to_say)
+
+    assert exit_code_of_job(job) == 1
+    assert len(calls) == waits
