@@ -32,7 +32,8 @@ def silent_beside_first() -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
-    with open(os.devnull, "w") as nowhere, os.fdopen(kept[1], "w") as spoken:
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 (never closed: a logger may keep it)
+    with os.fdopen(kept[1], "w") as spoken:
         _voices.append(spoken)
         for number in (1, 2):
             os.dup2(nowhere.fileno(), number)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dpft.cli import hydra_app
+from dpft.cli.hydra_app import run_hydra
 from dpft.cli.launched import passed_on
 from dpft.cli.main import SHARED, SUBCOMMANDS, main
 from dpft.parallel import launching, silence
@@ -87,3 +89,14 @@ def test_words_of_a_sweep_and_of_the_start_are_not_passed_on() -> None:
         words[0],
         "hydra.searchpath=[file://x]",
     ]
+
+
+@pytest.mark.parametrize(("rank", "own"), [("0", []), ("1", ["hydra.run.dir=."])])
+def test_only_the_first_process_has_a_folder(
+    torchrun: None, monkeypatch: pytest.MonkeyPatch, rank: str, own: list[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    words = list[str]()
+    monkeypatch.setattr(hydra_app, "start_hydra", lambda name, given, *_, **__: words.extend(given))
+    run_hydra("train", [*TRAIN[1:], "hydra.run.dir=a"])
+    assert words == [*TRAIN[1:], "hydra.run.dir=a", *own]

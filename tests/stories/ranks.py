@@ -76,10 +76,10 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def kill(pid: int) -> None:
-    """Kills a process, if there is one."""
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends a process a signal, if it is there."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpft.privacy.journal import JournaledLedger
 from dpft.runs import outcome as run_outcome
-from dpft.runs import run
+from dpft.runs import scoring
 from dpft.training import checkpoint, loop
 from dpft.training.resume import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
@@ -60,7 +60,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
     "a checkpoint": (checkpoint, "save_file", 3, 2),
-    "the evaluation": (run, "evaluate", 2, 5),
+    "the evaluation": (scoring, "evaluate", 2, 5),
     "the scores": (run_outcome, "write_scores", 1, 5),
     "the report": (run_outcome, "write_report", 1, 5),
 }

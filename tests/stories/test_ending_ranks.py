@@ -1,0 +1,133 @@
+"""Processes of one run that are told to end: all of them do, and the run goes on bit by bit."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dpft.training.resume import find_resume_point
+from tests.stories.ranks import MINUTE, SECONDS, children, is_there, kill, started, torchrun
+from tests.stories.ranks import wait_until as wait
+from tests.stories.test_lost_ranks import RUN, SAME, count
+from tests.stories.tiny import Workspace, make_workspace
+
+pytestmark = pytest.mark.slow
+LAUNCHED = ("launch=local", "launch.processes=2")
+WORDS = tuple(word for word in RUN if word != "parallel=ddp")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with a finished run ``whole`` of two processes that dpft started."""
+    made = make_workspace(tmp_path_factory.mktemp("ending"))
+    said = go(made, "train", *WORDS, *LAUNCHED, "hydra.run.dir=whole")
+    assert "Traceback" not in said
+    assert said.count("INFO: training ") == 1
+    assert not list(made.root.rglob("*torchelastic*"))
+    return made
+
+
+def go(workspace: Workspace, *words: str, code: int = 0) -> str:
+    """Runs a command to its end; returns what is said."""
+    with started(workspace.root, ["-m", "dpft", *words]) as process:
+        assert process.wait(SECONDS) == code, (workspace.root / "log").read_text()
+    return (workspace.root / "log").read_text()
+
+
+def stopped(
+    workspace: Workspace,
+    command: list[str],
+    folder: Path,
+    number: int,
+    *,
+    who: int | None,
+    lines: int = 5,
+) -> tuple[int, str]:
+    """Returns how a command ends, and what is said, that is sent a signal in its steps.
+
+    Args:
+        workspace: Where it runs.
+        command: What starts the processes.
+        folder: Of the run.
+        number: The signal.
+        who: Rank of the process that it is sent to; None: the one that started the others.
+        lines: Lines of the ledger to wait for; 0: processes are still loading.
+    """
+    with started(workspace.root, command) as process:
+        wait(lambda: len(children(process.pid)) == 2 and count(folder / "ledger.jsonl") >= lines)
+        workers = children(process.pid)
+        if not lines:
+            time.sleep(3)
+        target = process.pid if who is None else workers[who]
+        kill(target, number)
+        code = process.wait(MINUTE)
+        wait(lambda: not any(map(is_there, workers)), MINUTE)
+    return code, (workspace.root / "log").read_text()
+
+
+def check_goes_on(workspace: Workspace, name: str) -> None:
+    go(workspace, "train", f"resume={name}", *LAUNCHED)
+    for file in SAME:
+        whole = workspace.root / "whole" / file
+        assert (workspace.root / name / file).read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
+    workspace: Workspace, who: int
+) -> None:
+    name = f"rank-{who}"
+    command = torchrun(["train", *RUN, f"hydra.run.dir={name}"])
+    folder = workspace.root / name
+    _, said = stopped(workspace, command, folder, signal.SIGTERM, who=who)
+    assert "exitcode  : 143" in said, said  # of the other, torchrun may say that it ended it
+    assert f"dpft: to go on: dpft train resume={name} launch=local launch.processes=2\n" in said
+    point = find_resume_point(folder)
+    assert point.ledger is not None
+    assert point.checkpoint.step == point.ledger.steps
+    check_goes_on(workspace, name)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_who_started_the_processes_ends_them_and_says_nothing_itself(
+    workspace: Workspace, number: int, code: int
+) -> None:
+    name = f"launched-{code}"
+    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, f"hydra.run.dir={name}"]
+    found, said = stopped(workspace, command, workspace.root / name, number, who=None)
+    assert found == code, said
+    assert said.count("dpft: to go on: ") == 1
+    assert "Traceback" not in said
+    check_goes_on(workspace, name)
+
+
+def test_a_killed_rank_ends_the_others_in_one_sentence_each_and_leaves_no_folder(
+    workspace: Workspace,
+) -> None:
+    """While they load, when nothing is there to go on with."""
+    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, "hydra.run.dir=gone"]
+    folder = workspace.root / "gone"
+    code, said = stopped(workspace, command, folder, signal.SIGKILL, who=1, lines=0)
+    assert code == 1, said
+    assert said.count("was killed by SIGKILL") == 1
+    assert "Traceback" not in said
+    assert not folder.exists()
+
+
+def test_sigterm_while_they_load_ends_all(workspace: Workspace) -> None:
+    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, "hydra.run.dir=early"]
+    folder = workspace.root / "early"
+    code, said = stopped(workspace, command, folder, signal.SIGTERM, who=0, lines=0)
+    assert code == 143, said
+    assert "Traceback" not in said
+    assert not folder.exists()
+
+
+def test_bad_input_is_one_sentence_with_the_exit_code_of_one_process(workspace: Workspace) -> None:
+    said = go(workspace, "train", *WORDS, *LAUNCHED, "hydra.run.dir=whole", code=2)
+    assert [line for line in said.splitlines() if "INFO: " not in line][-1].startswith(
+        "dpft: error: "
+    )
+    assert said.count("dpft: error: ") == 1
+    assert "Traceback" not in said
