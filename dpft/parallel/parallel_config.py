@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError
 
+RECORDER = "TORCH_FR_BUFFER_SIZE"
+"""How many operations torch keeps in memory, each with its size and time."""
 DEBUGGING = {
+    RECORDER: ("", "0"),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("", "0"),
     "TORCH_DISTRIBUTED_DEBUG": ("", "OFF"),
     "TORCH_CPP_LOG_LEVEL": ("", "WARNING", "ERROR", "FATAL", "1", "2", "3"),
 }

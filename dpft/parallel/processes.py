@@ -13,7 +13,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from dpft.errors import InputError
-from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
+from dpft.parallel.parallel_config import (
+    RECORDER,
+    ParallelConfig,
+    World,
+    check_start,
+    world,
+)
 from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -109,6 +115,7 @@ def _join(config: ParallelConfig, there: World) -> None:
     if there.on_one_node:
         for name in INTERFACES:
             os.environ.setdefault(name, LOOPBACK)
+    os.environ[RECORDER] = "0"
     error = _failure_within(MEETING, partial(_make_group, config, there))
     if error is None:
         return

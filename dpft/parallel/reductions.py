@@ -37,6 +37,8 @@ def finish_sums(stretches: Sequence[Tensor], finish: Finish, ranks: Ranks) -> No
         for place, stretch in enumerate(stretches):
             finish(place, stretch)
         return
+    if len({stretch.dtype for stretch in stretches}) > 1:
+        raise ValueError("stretches must have one dtype, got several: those sent would be rounded.")
     owned = owned_places([len(stretch) for stretch in stretches], ranks.size)
     for turn in _turns(stretches, owned):
         _finish_turn(stretches, turn, finish, ranks)

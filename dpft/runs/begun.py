@@ -23,14 +23,32 @@ KEYS = ("date", "versions", "commit")
 """What privacy.json has of it."""
 
 
-def write_begun(folder: Path) -> None:
-    """Writes down that the run in a folder begins today (UTC), and with which versions."""
+def write_begun(folder: Path, *, asked: str | None = None) -> None:
+    """Writes down that the run in a folder begins today (UTC), and with which versions.
+
+    Args:
+        folder: The run's; it exists.
+        asked: What tells the configuration that was asked for from any other.
+    """
     versions = {"dpft": dpft.__version__, **{name: version(name) for name in LIBRARIES}}
-    begun = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
+    begun: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
     commit = checked_out_commit(Path(dpft.__file__).parents[1])
     if commit is not None:
         begun["commit"] = commit
+    if asked is not None:
+        begun["asked"] = asked
     write_json(private_path(folder, BEGUN), begun, mode=0o600)
+
+
+def asked_for(folder: Path) -> str | None:
+    """Returns what tells the configuration that a run was asked for by; None of one that is older.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: It is damaged.
+    """
+    path = folder / BEGUN
+    return read_json(path).get("asked") if path.exists() else None
 
 
 def read_begun(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, wi
 from dpft.runs.task_model import encoding_of, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
-from dpft.training.compiling import check_compiler
+from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.loop import TrainingSet
 from dpft.training.precision import warn_if_slow
 from dpft.training.resume import ResumePoint
@@ -95,6 +95,7 @@ def prepare(
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
+    check_compiled_shape(config, lambda: data.num_units)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
@@ -122,6 +123,23 @@ def prepare(
         training_set=training_set,
         unit_key=None if data.units is None else key,
         summary=summarize(config, data, division, training_set),
+    )
+
+
+def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) -> None:
+    """Refuses to compile a private run whose first step may have nothing to compile.
+
+    Raises:
+        InputError: Its micro-batches are too large for its batches.
+    """
+    if not config.train.compile or config.privacy.guarantee is None:
+        return
+    size = public_size(config.task, config.privacy, count_units).num_examples
+    check_first_step_compiles(
+        expected_batch_size=config.train.batch_size(size),
+        micro_batch_size=config.train.most_rows,
+        longest=config.task.longest,
+        tokens=config.train.micro_batch_tokens,
     )
 
 

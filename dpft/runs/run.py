@@ -9,7 +9,6 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.files import check_writable
@@ -19,25 +18,23 @@ from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.run.run_record import read_evaluations
-from dpft.run_folder import CHECKPOINTS, CONFIGURATION, METRICS, PRIVACY, REPORT, hold_run
-from dpft.runs.begun import write_begun
+from dpft.run_folder import CHECKPOINTS, METRICS, PRIVACY, REPORT, hold_run
+from dpft.runs.beginning import write_beginning
 from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
 from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import write_scores
-from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
+from dpft.runs.folder import WriteRequest, refuse_used_folder
 from dpft.runs.follower import follow, share_settings
-from dpft.runs.held_out import keep_key, not_evaluated
+from dpft.runs.held_out import not_evaluated
 from dpft.runs.outcome import report
 from dpft.runs.prepared_run import Planner, Prepared, prepare
-from dpft.runs.records import save_unit_key
-from dpft.runs.restarting import folder_of_run, restarted_command
+from dpft.runs.restarting import digest_of, folder_of_run, keep_folder, restarted_command
 from dpft.runs.resuming import (
     has_scores,
     hint_of_resume,
     read_secrets,
     same_records,
-    save_fingerprint,
 )
 from dpft.runs.run_plan import plan_run
 from dpft.runs.scoring import score
@@ -100,7 +97,7 @@ def lead(
 ) -> None:
     """Does what the first process of a run does, which is all of it where it is the only one."""
     with ranks.settled():
-        folder = folder_of_run(folder)
+        folder = folder_of_run(command, folder)
         refuse_links(folder)
         witness = witness_of(command, folder)
         command = restarted_command(command, folder)
@@ -153,23 +150,10 @@ def begin(
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(folder))
             refuse_used_folder(folder)
-            write_beginning(prepared, folder, write_request)
+            keep_folder(folder)
+            write_beginning(prepared, folder, write_request, asked=digest_of(config))
             handover = begin_handover(witness, folder)
         finish(prepared, folder, None, handover, with_curve=with_curve, ranks=ranks)
-
-
-def write_beginning(prepared: Prepared, folder: Path, write_request: WriteRequest | None) -> None:
-    """Writes into a run's folder what it begins with."""
-    start_anew(folder)
-    write_begun(folder)
-    if write_request is not None:
-        write_request(folder)
-    dump(prepared.config, folder / CONFIGURATION)
-    logger.info("run: %s", folder)
-    if prepared.unit_key is not None:
-        save_unit_key(folder, prepared.unit_key)
-    keep_key(folder, prepared.division)
-    save_fingerprint(folder, prepared.training_set)
 
 
 def go_on(

@@ -28,6 +28,7 @@ from dpft.parallel.ranks import Ranks
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import unit_key
 from dpft.runs.resuming import Secrets
+from dpft.training.arithmetic import bits_of_a_gradient, processor
 from dpft.training.resume import read_plan, write_plan
 from dpft.training.training_state import model_state
 
@@ -87,6 +88,7 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
     _refuse_different(_known_by(prepared, key), ranks)
     ranks.copy_first(list(model_state(prepared.model).values()))
+    _check_arithmetic(prepared, ranks)
     privacy = prepared.plan.privacy
     said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
     first = read_plan(json.loads(said)) if said else None
@@ -136,6 +138,29 @@ def _bit_sum(tensor: Tensor) -> list[int]:
     return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
 
 
+def _check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
+    """Refuses processes that round otherwise.
+
+    Raises:
+        InputError: On the first one.
+    """
+    bits = bits_of_a_gradient(
+        prepared.model,
+        prepared.training_set.layout,
+        vocab_size=prepared.model.config.get_text_config().vocab_size,
+        max_length=prepared.config.task.longest,
+        precision=prepared.config.train.precision,
+    )
+    everyones = ranks.everyones(bits.encode())
+    with ranks.settled():
+        if ranks.is_first and len(set(everyones)) > 1:
+            raise InputError(
+                "the processes of a run must compute the same bits, and the same synthetic records"
+                " came out otherwise on some; start them on machines of one kind, with the same"
+                " libraries and environment variables."
+            )
+
+
 def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
     """Returns, by what it is of, a keyed hash of what must be the same."""
     training_set = prepared.training_set
@@ -154,6 +179,7 @@ def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
         "data": fingerprint(training_set.examples, training_set.units, key),
         "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
         "model": _keyed(key, json.dumps(shapes, sort_keys=True)),
+        "processor, device and train.num_threads": repr(processor(training_set.device)),
     }
 
 

@@ -7,6 +7,7 @@ lengths come in buckets, with one compilation for each. What the compiler keeps 
 run's ``private/`` and goes with the steps.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from dpft.privacy.clipping.engines.compiled import compiled, shape_of
 from dpft.run_folder import COMPILED, private_path
 from dpft.training.loop import TrainingSet
 
+UNLIKELY = 1e-6
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Where torch's compilers look for the folder of what they made; else one in /tmp for all runs."""
 
@@ -40,6 +42,44 @@ def check_compiler(device: torch.device, *, wanted: bool) -> None:
             f"train.compile=true needs {missing}, which this machine lacks; install it, or set"
             " train.compile=false."
         )
+
+
+def check_first_step_compiles(
+    *, expected_batch_size: int, micro_batch_size: int, longest: int, tokens: int | None
+) -> None:
+    """Refuses micro-batches of which a step may draw none that is whole.
+
+    Compiling takes seconds or minutes, in the first step that has a whole micro-batch. Which one
+    that is must not be seen, so all but one in a million runs have one in their first.
+
+    Args:
+        expected_batch_size: Units that a step draws, on average.
+        micro_batch_size: Most records of a micro-batch.
+        longest: Tokens that every record is padded to.
+        tokens: Most padded tokens of a micro-batch; None: no bound.
+
+    Raises:
+        InputError: They are too large.
+    """
+    whole = micro_batch_size if tokens is None else min(micro_batch_size, tokens // longest)
+    if _fewer(whole, expected_batch_size) <= UNLIKELY:
+        return
+    fitting = [n for n in range(1, whole) if _fewer(n, expected_batch_size) <= UNLIKELY]
+    most = max(fitting, default=0)
+    way = f"lower it to {most}, or" if most else "set"
+    raise InputError(
+        "train.micro_batch_size must be small enough for every step to fill one, where"
+        " train.compile=true with privacy compiles at the first that is full, got"
+        f" {micro_batch_size} for train.expected_batch_size={expected_batch_size}; {way}"
+        " train.compile=false."
+    )
+
+
+def _fewer(records: int, expected: float) -> float:
+    """Returns the probability that a Poisson number of that mean is below so many."""
+    return sum(
+        math.exp(-expected + n * math.log(expected) - math.lgamma(n + 1)) for n in range(records)
+    )
 
 
 def compilation_of(training_set: TrainingSet) -> Compilation | None:
@@ -82,13 +122,17 @@ def private_cache(run: Path, *, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
+    from torch._inductor import config as inductor  # Which takes a while.
+
     folder = private_path(run, COMPILED)
     before = {name: os.environ.get(name) for name in CACHES}
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(mode=0o700)
     os.environ.update(dict.fromkeys(CACHES, str(folder.resolve())))
     try:
-        yield
+        # Else headers would be compiled into a folder of all runs, whose time can be read.
+        with inductor.patch(cpp_cache_precompile_headers=False):
+            yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():

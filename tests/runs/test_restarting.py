@@ -1,13 +1,19 @@
 """A run that torchrun starts anew: the folder that it goes on in, or begins in once more."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpft.config.schema import TrainCommand
+from dpft.errors import InputError
 from dpft.parallel import processes
 from dpft.runs import restarting
-from dpft.runs.restarting import folder_of_run, restarted_command
+from dpft.runs.begun import write_begun
+from dpft.runs.restarting import digest_of, folder_of_run, keep_folder, restarted_command
+from tests.config.test_conf import loaded
 from tests.runs.spending.run_folders import make_run
 
 
@@ -38,68 +44,84 @@ def start(monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
         monkeypatch.setenv(name, str(value))
 
 
+def begun(folder: Path) -> Path:
+    """A run's folder, whose processes have told the agent of it."""
+    folder.mkdir()
+    keep_folder(folder)
+    return folder
+
+
 def test_a_restart_goes_on_in_the_folder_of_the_first_start(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert folder_of_run(Path("outputs/12-00-00")) == Path("outputs/12-00-00")
+    first, later, begins = begun(tmp_path / "12-00"), tmp_path / "12-05", command()
+    assert folder_of_run(begins, later) == later, "these processes are started for the first time"
     for restarts in (1, 2):
         start(monkeypatch, restarts)
-        assert folder_of_run(Path("outputs/12-05-00")) == Path("outputs/12-00-00")
+        assert folder_of_run(begins, later) == first
 
 
 def test_what_ended_before_it_had_a_folder_begins_in_the_restarts_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start(monkeypatch, 1)
-    assert folder_of_run(Path("b")) == Path("b")
-    start(monkeypatch, 2)
-    assert folder_of_run(Path("c")) == Path("b")
+    assert folder_of_run(command(), Path("b")) == Path("b")
 
 
-def test_another_run_by_the_same_agent_has_its_own_folder(store: Store) -> None:
-    folder_of_run(Path("a"))
-    assert folder_of_run(Path("b")) == Path("b")
+def test_a_run_that_was_told_to_go_on_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path / "another")
+    start(monkeypatch, 1)
+    goes_on = command(resume="run")
+    assert folder_of_run(goes_on, Path("run")) == Path("run")
+    assert restarted_command(goes_on, tmp_path) is goes_on
 
 
-def command(monkeypatch: pytest.MonkeyPatch, resume: str | None = None) -> TrainCommand:
-    """Returns a command of which only what is read here is there."""
-    made = object.__new__(TrainCommand)
-    for name, value in {"resume": resume, "parallel": "as started"}.items():
-        object.__setattr__(made, name, value)
-    return made
+def test_a_folder_that_is_gone_or_anothers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may have written to the agent's store, and steps were spent in a folder that went."""
+    folder = begun(tmp_path / "run")
+    start(monkeypatch, 1)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(InputError, match="is not one of yours"):
+        folder_of_run(command(), tmp_path / "new")
+    monkeypatch.undo()
+    start(monkeypatch, 1)
+    monkeypatch.setattr(processes, "_store_of_agent", Store())
+    keep_folder(tmp_path / "gone")
+    with pytest.raises(InputError, match="where the first process runs"):
+        folder_of_run(command(), tmp_path / "new")
+
+
+def command(**given: Any) -> TrainCommand:
+    """Returns the demo's command."""
+    return replace(loaded("train", ["experiment=demo", "privacy.eps=3"]), **given)
 
 
 def test_a_restart_before_the_first_ledger_line_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = command(monkeypatch)
+    begins = command()
     start(monkeypatch, 1)
     (tmp_path / "config.yaml").touch()
     (tmp_path / "ledger.jsonl").touch()
     assert restarted_command(begins, tmp_path) is begins
 
 
-def test_a_restart_after_a_ledger_line_resumes_with_the_words_of_parallel(
+def test_a_restart_after_a_ledger_line_goes_on_with_the_run_of_the_same_words_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, begins = make_run(tmp_path / "run"), command(monkeypatch)
-    found = list[str]()
-
-    def resumed(folder: str, *_: object) -> TrainCommand:
-        found.append(folder)
-        return command(monkeypatch, resume=folder)
-
-    monkeypatch.setattr(restarting, "resumed_configuration", resumed)
-    monkeypatch.setattr(restarting, "replace", lambda made, **given: (made.resume, given))
+    folder, begins = make_run(tmp_path / "run"), command()
     assert restarted_command(begins, folder) is begins
     start(monkeypatch, 1)
-    assert restarted_command(begins, folder) == (str(folder), {"parallel": "as started"})
-    assert found == [str(folder)]
-
-
-def test_a_run_that_was_told_to_go_on_does_so_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on = command(monkeypatch, resume=str(tmp_path))
-    start(monkeypatch, 1)
-    assert restarted_command(goes_on, tmp_path) is goes_on
+    with pytest.raises(InputError, match="begun by other words"):
+        restarted_command(begins, folder)
+    write_begun(folder, asked=digest_of(begins.settings()))
+    resumed = replace(begins, resume=str(folder))
+    monkeypatch.setattr(restarting, "resumed_configuration", lambda *_: resumed)
+    assert restarted_command(begins, folder) == resumed
+    others = replace(begins, privacy=replace(begins.privacy, eps=8.0))
+    with pytest.raises(InputError, match="begun by other words"):
+        restarted_command(others, folder)

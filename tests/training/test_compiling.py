@@ -15,6 +15,7 @@ from dpft.training import compiling
 from dpft.training.compiling import (
     CACHES,
     check_compiler,
+    check_first_step_compiles,
     compilation_of,
     compiled_calls,
     private_cache,
@@ -49,6 +50,23 @@ def test_only_micro_batches_without_room_for_another_record_are_compiled() -> No
     assert [found.takes((rows, 8)) for rows in (3, 4)] == [False, True]
     by_tokens = replace(data, micro_batch_tokens=24)
     assert [by_tokens.is_whole((rows, 8)) for rows in (2, 3)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("expected", "rows", "tokens", "way"),
+    [(1024, 512, None, None), (24, 4, None, None), (24, 40, 32, None), (8, 14, None, "set train"),
+     (64, 40, None, "lower it to 30, or")],
+)  # fmt: skip
+def test_the_first_step_of_a_private_run_compiles_whatever_it_draws(
+    expected: int, rows: int, tokens: int | None, way: str | None
+) -> None:
+    """Else the time of a later step would show that it was the first to fill a micro-batch."""
+    sizes = {"expected_batch_size": expected, "micro_batch_size": rows, "tokens": tokens}
+    if way is None:
+        check_first_step_compiles(longest=8, **sizes)
+        return
+    with pytest.raises(InputError, match=f"got {rows} for .*={expected}; {way}"):
+        check_first_step_compiles(longest=8, **sizes)
 
 
 def test_ordinary_calls_are_compiled_once_for_each_shape_that_is_to_be() -> None:

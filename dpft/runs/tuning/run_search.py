@@ -16,6 +16,7 @@ from dpft.errors import InputError, RunError
 from dpft.files import write_text
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import ParallelConfig, check_start
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import (
     CHECKPOINTS,
@@ -75,6 +76,7 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
         RunError: No trial has a score.
         StateError: What a search that goes on left is damaged.
     """
+    check_start(ParallelConfig())
     quiet_transformers()
     refuse_links(folder)
     with crash_kept(folder):

@@ -1,0 +1,60 @@
+"""What processes of a run must have in common, and what of the first one's is everybody's."""
+
+from dataclasses import replace
+
+import pytest
+
+from dpft.errors import SaidElsewhere
+from dpft.parallel.ranks import Ranks
+from dpft.runs import together
+from dpft.runs.resuming import Secrets
+from dpft.runs.together import check_alike, share_secrets
+from tests.config.test_conf import loaded
+from tests.parallel.thread_ranks import together as on_threads
+
+WORDS = ["experiment=demo", "privacy.eps=3"]
+
+
+def met(*words: list[str]) -> list[str]:
+    """What each rank with its own words is told."""
+    commands = [loaded("train", each) for each in words]
+
+    def meet(ranks: Ranks) -> str:
+        try:
+            check_alike(commands[ranks.rank].settings(), ranks)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    return on_threads(len(words), meet)
+
+
+def test_processes_of_the_same_words_and_code_go_on() -> None:
+    assert met(WORDS, WORDS) == ["", ""]
+
+
+def test_the_first_key_that_differs_is_named_and_by_the_first_alone() -> None:
+    other = [*WORDS, "train.learning_rate=1", "privacy.delta=1e-6"]
+    first, second = met(WORDS, other)
+    assert "another privacy.delta on rank 1" in first
+    assert second == str(SaidElsewhere("InputError", 2))
+
+
+def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = together._versions()
+    found = iter([versions, {**versions, "dpft code": "another"}])
+    monkeypatch.setattr(together, "_versions", lambda: next(found))
+    other = [*WORDS, "privacy.delta=1e-6"]
+    said = met(WORDS, other)
+    assert any("another dpft code on rank 1" in each for each in said)
+
+
+def test_the_first_ones_keys_are_everybodys() -> None:
+    own = Secrets(unit_key=bytes(range(32)), held_out_key=bytes(32))
+
+    def share(ranks: Ranks) -> Secrets:
+        return share_secrets(own if ranks.is_first else None, ranks)
+
+    assert on_threads(2, share) == [own, own]
+    own = replace(own, held_out_key=None)
+    assert on_threads(2, share) == [own, own]
