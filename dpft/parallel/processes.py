@@ -128,7 +128,7 @@ def _join(config: ParallelConfig, there: World) -> None:
     raise InputError(
         f"the {there.size} processes of a run must all come to MASTER_ADDR and MASTER_PORT within"
         f" {MEETING.total_seconds():.0f} seconds, and did not; start all of them at once."
-    )
+    ) from error
 
 
 def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | None:

@@ -311,3 +311,13 @@ def test_the_winner_has_the_day_on_which_the_search_was_begun(
     assert again.code == 0, again.err
     assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
     assert "begun 2001-02-03" in (copy / "report.md").read_text()
+
+
+def test_processes_of_torchrun_do_not_search_each_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="parallel=none is one process, got 2"):
+        run_search.run(command("task=e2e"), tmp_path / "search")
+    assert not list(tmp_path.iterdir())
