@@ -64,7 +64,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.terminate()
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # The first rank waits for it, and ends the others.
         self._process.wait()
 
     def hear(self) -> dict[str, Any]:
