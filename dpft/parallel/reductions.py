@@ -80,29 +80,27 @@ def _finish_turn(
     longest = max(sum(len(stretches[place]) for place in places) for places in turn)
     if not longest:
         return
-    rows = stretches[turn[0][0] if turn[0] else next(p[0] for p in turn if p)].new_zeros(
-        ranks.size, longest
-    )
+    rows = stretches[0].new_zeros(ranks.size, longest)
     for row, places in zip(rows, turn, strict=True):
-        _write(row, [stretches[place] for place in places])
-    received = ranks.all_to_all(rows)
+        for place, part in _parts(row, stretches, places):
+            part.copy_(stretches[place])
     total = torch.zeros(longest, dtype=torch.float64, device=rows.device)
-    for row in received:
+    for row in ranks.all_to_all(rows):
         total += row
-    start = 0
-    for place in turn[ranks.rank]:
-        finish(place, total[start : start + len(stretches[place])])
-        start += len(stretches[place])
+    for place, part in _parts(total, stretches, turn[ranks.rank]):
+        finish(place, part)
     outcomes = ranks.all_gather(total.to(rows.dtype))
-    for outcome, places in zip(outcomes, turn, strict=True):
-        start = 0
-        for place in places:
-            stretches[place].copy_(outcome[start : start + len(stretches[place])])
-            start += len(stretches[place])
+    for row, places in zip(outcomes, turn, strict=True):
+        for place, part in _parts(row, stretches, places):
+            stretches[place].copy_(part)
 
 
-def _write(row: Tensor, stretches: Sequence[Tensor]) -> None:
+def _parts(
+    row: Tensor, stretches: Sequence[Tensor], places: Sequence[int]
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields each place, and the part of a row that is its stretch's, one after the other."""
     start = 0
-    for stretch in stretches:
-        row[start : start + len(stretch)] = stretch
-        start += len(stretch)
+    for place in places:
+        end = start + len(stretches[place])
+        yield place, row[start:end]
+        start = end
