@@ -4,7 +4,7 @@ Methods that train a part of the model share these answers. ``PreTrainedModel`` 
 (``base_model``) and its embeddings; for the rest the order and the names of modules have to do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
@@ -79,21 +79,15 @@ def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
     Raises:
         InputError: The model has no such list.
     """
-    from torch import nn
+    from dpft.parallel.blocks import block_lists, size_of
 
-    lists = [
-        module
-        for module in _body(model).modules()
-        if isinstance(module, nn.ModuleList) and _are_blocks(module)
-    ]
-    inner = {module for outer in lists for module in outer.modules() if module is not outer}
-    outermost = [module for module in lists if module not in inner]
+    outermost = block_lists(_body(model))
     if not outermost:
         raise InputError(
             f"method=top2 needs a model with a list of transformer blocks, got none in"
             f" {type(model).__name__}; choose method=bitfit or method=full."
         )
-    return max(outermost, key=lambda blocks: _size(blocks.parameters()))
+    return max(outermost, key=lambda blocks: size_of(blocks.parameters()))
 
 
 def final_norm_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
@@ -113,11 +107,3 @@ def _body(model: "PreTrainedModel") -> "nn.Module":
         return model.base_model
     decoder: nn.Module = model.get_decoder()
     return decoder
-
-
-def _are_blocks(modules: "nn.ModuleList") -> bool:
-    return len({type(module) for module in modules}) == 1 and _size(modules.parameters()) > 0
-
-
-def _size(parameters: "Iterable[nn.Parameter]") -> int:
-    return sum(parameter.numel() for parameter in parameters)

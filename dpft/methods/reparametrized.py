@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
 from dpft.methods.base import input_embeddings
+from dpft.parallel.local import cut_like, whole
 
 CARRIERS = ("left.weight", "right.weight", "initial_weight")
 """Names of the parameters that a reparametrized layer adds to the layer it wraps."""
@@ -73,20 +74,23 @@ class ReparametrizedLinear(nn.Module):
         weight and its first value alone. Before the weight has moved there is no update to look
         at, and the first value itself, which is public, takes its place.
         """
-        weight = self.base_layer.weight
-        if weight.is_meta:
+        if self.base_layer.weight.is_meta:
             return
+        weight = whole(self.base_layer.weight)
         update = self._dense(weight - self.initial_weight)
         if not bool(update.any()):
             update = self._dense(weight)
-        right = _start(self.right.weight)
+        right = _start(whole(self.right.weight))
         for _ in range(iterations):
             left = torch.linalg.qr(update @ right.t()).Q
             right = left.t() @ update
-        self.left.weight.copy_(left)
-        self.right.weight.copy_(torch.linalg.qr(right.t()).Q.t())
-        self.left_constant.copy_(self.left.weight)
-        self.right_constant.copy_(self.right.weight)
+        right = torch.linalg.qr(right.t()).Q.t()
+        for layer, constant, values in (
+            (self.left, self.left_constant, left),
+            (self.right, self.right_constant, right),
+        ):
+            layer.weight.copy_(cut_like(layer.weight, values.contiguous()))
+            constant.copy_(values)
 
     @torch.no_grad()
     def project_gradient(self) -> None:
@@ -96,14 +100,16 @@ class ReparametrizedLinear(nn.Module):
         that is ``G R^T R + L L^T G - L L^T G R^T R``. Only without privacy can a layer that no
         loss used have none.
         """
-        left, right = self.left.weight, self.right.weight
-        d_left, d_right = left.grad, right.grad
-        if d_left is None or d_right is None:
+        gradients = self.left.weight.grad, self.right.weight.grad
+        if gradients[0] is None or gradients[1] is None:
             self.base_layer.weight.grad = None
             return
+        left, right = whole(self.left.weight), whole(self.right.weight)
+        d_left, d_right = whole(gradients[0]), whole(gradients[1])
         within = left.t() @ d_left
         gradient = d_left @ right + left @ (d_right - within @ right)
-        self.base_layer.weight.grad = self._dense(gradient).contiguous()
+        weight = self.base_layer.weight
+        weight.grad = cut_like(weight, self._dense(gradient).contiguous())
 
     def _dense(self, weight: Tensor) -> Tensor:
         """Returns a matrix of the layer's layout as (outputs, inputs), or back."""

@@ -9,7 +9,7 @@ noise.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,7 +50,13 @@ class Ranks:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, *, local_rank: int = 0, on_one_node: bool = True
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        local_rank: int = 0,
+        on_one_node: bool = True,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         """Takes a place; with ``size`` above 1 torch's process group must stand.
 
@@ -59,9 +65,13 @@ class Ranks:
             size: How many there are.
             local_rank: Place among those of its machine, which is the number of its device.
             on_one_node: Whether all of them are on one machine.
+            group: Torch's, of some of the run's processes; None: of all.
         """
         self.rank, self.size = rank, size
         self.local_rank, self.on_one_node = local_rank, on_one_node
+        self._group = group
+        self.served: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What lets ranks whose model is in shards run it inside ``settled``, each as it likes."""
         self.traffic = Traffic()
 
     @property
@@ -95,7 +105,7 @@ class Ranks:
             return
         for tensor in tensors:
             values = tensor.detach().contiguous()
-            self._call("broadcast", partial(dist.broadcast, values, src=0), values)
+            self.call("broadcast", partial(dist.broadcast, values, src=0), values)
             if values.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(values)
 
@@ -117,7 +127,7 @@ class Ranks:
         if self.size == 1:
             return [values]
         found = [torch.empty_like(values) for _ in range(self.size)]
-        self._call("all_gather", lambda: dist.all_gather(found, values), values)
+        self.call("all_gather", lambda: dist.all_gather(found, values, group=self._group), values)
         return found
 
     def all_to_all(self, rows: Tensor) -> Tensor:
@@ -125,13 +135,15 @@ class Ranks:
         if self.size == 1:
             return rows
         found = torch.empty_like(rows)
-        self._call("all_to_all", lambda: dist.all_to_all_single(found, rows), rows)
+        self.call(
+            "all_to_all", lambda: dist.all_to_all_single(found, rows, group=self._group), rows
+        )
         return found
 
     def total(self, values: Tensor) -> Tensor:
         """Adds up every rank's values, in place; for a few numbers, not for gradients."""
         if self.size > 1:
-            self._call("all_reduce", lambda: dist.all_reduce(values), values)
+            self.call("all_reduce", lambda: dist.all_reduce(values), values)
         return values
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -139,24 +151,26 @@ class Ranks:
         if self.size == 1:
             return flags
         values = torch.tensor(flags, dtype=torch.uint8)
-        self._call("all_reduce", lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX), values)
+        self.call("all_reduce", lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX), values)
         return tuple(bool(value) for value in values)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Lets the ranks go on past the block together, or none of them.
 
-        Nothing inside the block may be collective. The first rank says why the lowest one of those
-        that fail did.
+        Nothing inside the block may be collective, but what ``served`` serves. The first rank says
+        why the lowest one of those that fail did.
 
         Raises:
             SaidElsewhere: Another rank failed, or this one did, and the first says why.
         """
         if self.size == 1:
-            yield
+            with self.served():
+                yield
             return
         try:
-            yield
+            with self.served():
+                yield
         except RankLost:
             raise
         except Exception as error:
@@ -187,7 +201,7 @@ class Ranks:
         kind, code, sentence = answers[failed]
         return failed, SaidElsewhere(kind, code, sentence if self.is_first else None)
 
-    def _call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
+    def call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
         """Carries an operation out and counts it.
 
         Raises:

@@ -8,6 +8,8 @@ many as an all-reduce sends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +26,61 @@ Finish = Callable[[int, Tensor], None]
 """Changes a stretch of the sum in place, given its place among the stretches."""
 
 
-def finish_sums(stretches: Sequence[Tensor], finish: Finish, ranks: Ranks) -> None:
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of one block of a parameter's sum.
+
+    Attributes:
+        place: Of the parameter among all of the model's.
+        block: Which block of the flattened parameter.
+        offset: Where in the block the stretch begins.
+        block_length: How many numbers the block has.
+    """
+
+    place: int
+    block: int
+    offset: int
+    block_length: int
+
+
+FinishPiece = Callable[[Piece, Tensor], None]
+"""Changes a piece of a sum in place, float64 where several ranks' were added up."""
+
+
+class StepSums(Protocol):
+    """Where a step's clipped sums are, this rank's own, and how they become all ranks'."""
+
+    def finish(self, block: int, finish: FinishPiece) -> None:
+        """Adds up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
+
+        Args:
+            block: Numbers of a flattened parameter that no piece reaches across.
+            finish: Called once for each piece, by one rank.
+        """
+
+
+def pieces_between(
+    place: int, start: int, end: int, *, total: int, block: int
+) -> Iterator[tuple[int, int, Piece]]:
+    """Yields where each piece of a stretch of a flattened parameter begins and ends, and the piece.
+
+    >>> [(a, b, p.block, p.offset) for a, b, p in pieces_between(0, 3, 9, total=10, block=4)]
+    [(3, 4, 0, 3), (4, 8, 1, 0), (8, 9, 2, 0)]
+    """
+    while start < end:
+        number = start // block
+        last = min(end, (number + 1) * block)
+        length = min(block, total - number * block)
+        yield start, last, Piece(place, number, start - number * block, length)
+        start = last
+
+
+def finish_sums(
+    stretches: Sequence[Tensor],
+    finish: Finish,
+    ranks: Ranks,
+    owned: Sequence[list[int]] | None = None,
+) -> None:
     """Makes each stretch the finished sum of all ranks' stretches, the same bits on each rank.
 
     Args:
@@ -32,6 +88,8 @@ def finish_sums(stretches: Sequence[Tensor], finish: Finish, ranks: Ranks) -> No
             same shapes in the same order.
         finish: Called by a stretch's owner alone, on its sum in float64; alone, on the stretch.
         ranks: Whose sums are added.
+        owned: Places of the stretches that each rank owns and, of all ranks, gets; None: all ranks
+            get all of them.
     """
     if ranks.size == 1:
         for place, stretch in enumerate(stretches):
@@ -39,9 +97,11 @@ def finish_sums(stretches: Sequence[Tensor], finish: Finish, ranks: Ranks) -> No
         return
     if len({stretch.dtype for stretch in stretches}) > 1:
         raise ValueError("stretches must have one dtype, got several: those sent would be rounded.")
-    owned = owned_places([len(stretch) for stretch in stretches], ranks.size)
+    is_shared = owned is None
+    if owned is None:
+        owned = owned_places([len(stretch) for stretch in stretches], ranks.size)
     for turn in _turns(stretches, owned):
-        _finish_turn(stretches, turn, finish, ranks)
+        _finish_turn(stretches, turn, finish, ranks, shared=is_shared)
 
 
 def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -74,9 +134,14 @@ def _turns(stretches: Sequence[Tensor], owned: Sequence[list[int]]) -> Iterator[
 
 
 def _finish_turn(
-    stretches: Sequence[Tensor], turn: Sequence[list[int]], finish: Finish, ranks: Ranks
+    stretches: Sequence[Tensor],
+    turn: Sequence[list[int]],
+    finish: Finish,
+    ranks: Ranks,
+    *,
+    shared: bool,
 ) -> None:
-    """Sends each owner its stretches, finishes this rank's, and gives all their outcome."""
+    """Sends each owner its stretches, finishes this rank's, and where shared gives all theirs."""
     longest = max(sum(len(stretches[place]) for place in places) for places in turn)
     if not longest:
         return
@@ -89,6 +154,9 @@ def _finish_turn(
         total += row
     for place, part in _parts(total, stretches, turn[ranks.rank]):
         finish(place, part)
+        stretches[place].copy_(part)
+    if not shared:
+        return
     outcomes = ranks.all_gather(total.to(rows.dtype))
     for row, places in zip(outcomes, turn, strict=True):
         for place, part in _parts(row, stretches, places):

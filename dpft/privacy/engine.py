@@ -15,7 +15,9 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
+from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
+from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
@@ -65,6 +67,7 @@ class PrivacyEngine:
         loss_scale: float = 1.0,
         compilation: Compilation | None = None,
         ranks: Ranks = ALONE,
+        shards: ShardedModel | None = None,
     ) -> None:
         """Binds a model to a plan.
 
@@ -82,6 +85,7 @@ class PrivacyEngine:
             loss_scale: As ``PerExampleClipper``: sum and noise are those of unscaled losses.
             compilation: As ``PerExampleClipper``.
             ranks: The run's processes; each adds up its share of the first one's draw.
+            shards: ``model``, where each rank has but a shard of it.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -91,7 +95,7 @@ class PrivacyEngine:
         self.steps_taken = steps_taken
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
-        self._ranks = ranks
+        self._ranks, self._shards = ranks, shards
         self._sampler = PoissonSampler(plan, randomness.sampling)
         options = ClippingOptions(
             max_grad_norm=plan.phases[0].max_grad_norm,
@@ -101,6 +105,7 @@ class PrivacyEngine:
             memory_mb=memory_mb,
             loss_scale=loss_scale,
             compilation=compilation,
+            shards=shards,
         )
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._open_step = False
@@ -175,12 +180,13 @@ class PrivacyEngine:
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.mechanism().noise_multiplier * sensitivity
         step, ranks, noise = self.steps_taken, self._ranks, self._randomness.noise
-        everything = dict(self._model.named_parameters())
+        sums = self._shards or dict(self._model.named_parameters())
         meter = SignalMeter(noise.device) if step < SIGNAL_STEPS else None
-        add_noise(everything, noise_std, noise, step=step, meter=meter, ranks=ranks)
-        gradients = [p.grad for p in self._clipper.parameters if p.grad is not None]
+        add_noise(sums, noise_std, noise, step=step, meter=meter, ranks=ranks)
+        gradients = [local(p.grad) for p in self._clipper.parameters if p.grad is not None]
+        released = gradients if self._shards is None else self._shards.everyones(gradients)
         with ranks.settled():
-            self._ledger.record_step(self.plan.mechanism_at(step), gradients)
+            self._ledger.record_step(self.plan.mechanism_at(step), released)
         divisor = self.plan.expected_batch_size
         for gradient in gradients:
             gradient.div_(divisor)

@@ -24,14 +24,20 @@ cells by as little. Noises beyond 18.8 standard deviations are not counted on: s
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.reductions import finish_sums
+from dpft.parallel.reductions import (
+    FinishPiece,
+    Piece,
+    StepSums,
+    finish_sums,
+    pieces_between,
+)
 from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
 from dpft.privacy.gaussians import WORD_BYTES, BoxMuller
@@ -93,7 +99,7 @@ class BlockNoise:
 
 
 def add_noise(
-    parameters: Mapping[str, nn.Parameter] | Iterable[nn.Parameter],
+    parameters: Mapping[str, nn.Parameter] | Iterable[nn.Parameter] | StepSums,
     noise_std: float,
     noise: NoiseStream,
     step: int = 0,
@@ -107,6 +113,7 @@ def add_noise(
         parameters: All the model's parameters in the model's order, or by name: the place of one
             among them is part of its noise's address, so that what trains may change between
             steps. One that requires no grad is left alone; one without a ``grad`` gets noise alone.
+            Or where else their sums are: of a sharded model each rank finishes its own shard.
         noise_std: noise_multiplier times the sensitivity of the sum.
         noise: Where the noise comes from.
         step: The run's step, counted from 0, a different one at each call for a run: the same
@@ -127,24 +134,44 @@ def add_noise(
     """
     spacing = grid(noise_std)
     blocks = BlockNoise(noise, step)
-    values = parameters.values() if isinstance(parameters, Mapping) else parameters
-    with _flat_gradients(values) as flat:
-        found = [(place, *block) for place, gradient in flat for block in _blocks(gradient)]
 
-        def finish(at: int, total: Tensor) -> None:
-            place, number, _ = found[at]
-            start = 0
-            for half in blocks.halves(len(total), parameter=place, block=number):
-                target = total[start : start + len(half)]
-                start += len(half)
-                half = half[: len(target)]
-                if meter is not None:
-                    meter.add(target, half)
-                target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
+    def finish(piece: Piece, total: Tensor) -> None:
+        halves = blocks.halves(piece.block_length, parameter=piece.place, block=piece.block)
+        for target, half in _overlaps(total, piece.offset, halves):
+            if meter is not None:
+                meter.add(target, half)
+            target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
 
-        finish_sums([block for _, _, block in found], finish, ranks)
+    if isinstance(parameters, Mapping | Iterable):
+        values = parameters.values() if isinstance(parameters, Mapping) else parameters
+        parameters = WholeSums(values, ranks)
+    parameters.finish(BLOCK, finish)
     if meter is not None:
         meter.share(ranks)
+
+
+class WholeSums:
+    """The sums in ``grad`` of parameters that each rank holds whole."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+        """Takes all the model's parameters, in the model's order."""
+        self._parameters, self._ranks = parameters, ranks
+
+    def finish(self, block: int, finish: FinishPiece) -> None:
+        """As ``StepSums``: every rank gets every finished sum, the same bits."""
+        with _flat_gradients(self._parameters) as flat:
+            found = [
+                (piece, gradient[start:end])
+                for place, gradient in flat
+                for start, end, piece in pieces_between(
+                    place, 0, len(gradient), total=len(gradient), block=block
+                )
+            ]
+            finish_sums(
+                [stretch for _, stretch in found],
+                lambda at, total: finish(found[at][0], total),
+                self._ranks,
+            )
 
 
 def grid(noise_std: float) -> float:
@@ -188,6 +215,13 @@ def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[i
         gradient.copy_(copy.view_as(gradient))
 
 
-def _blocks(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields each block's number, and the block."""
-    yield from enumerate(flat.split(BLOCK))
+def _overlaps(
+    total: Tensor, offset: int, halves: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields what of a block's stretch each half of the block covers, and what covers it."""
+    start = 0
+    for half in halves:
+        first, last = max(start, offset), min(start + len(half), offset + len(total))
+        if first < last:
+            yield total[first - offset : last - offset], half[first - start : last - start]
+        start += len(half)

@@ -77,6 +77,7 @@ def follow_ordinarily(recipe: Recipe, steps: int) -> None:
         loss_scale=recipe.settings.backward_scale,
         steps_taken=start.done,
         ranks=recipe.ranks,
+        shards=recipe.shards,
     )
     with compiled_calls(recipe.model, compilation_of(recipe.training_set)):
         _take_steps(recipe, training_state, engine)
@@ -101,6 +102,7 @@ def private_engine(
         loss_scale=recipe.settings.backward_scale,
         compilation=compilation_of(recipe.training_set),
         ranks=ranks,
+        shards=recipe.shards,
     )
 
 

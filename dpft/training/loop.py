@@ -19,6 +19,7 @@ from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import EVERYTHING, Share
 from dpft.privacy.signal_to_noise import SignalAndNoise
@@ -184,8 +185,8 @@ def train(
         for step in range(engine.steps_taken + 1, engine.steps + 1):
             hooks.begin_step(model, step - 1)
             statistics = compute_gradient(model, training_set, engine, step, ranks)
+            hooks.finish_gradient(model)
             with ranks.settled():
-                hooks.finish_gradient(model)
                 optimizer.step()
                 scheduler.step()
                 check_weights(model, step)
@@ -243,7 +244,7 @@ def check_weights(model: nn.Module, step: int) -> None:
     """
     for name, parameter in model.named_parameters():
         moves = parameter.requires_grad or parameter.grad is not None
-        if moves and not bool(parameter.detach().isfinite().all()):
+        if moves and not bool(local(parameter.detach()).isfinite().all()):
             raise RunError(
                 f"parameter {name} is not finite after step {step}; lower train.learning_rate "
                 f"or raise train.expected_batch_size."

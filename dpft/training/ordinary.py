@@ -10,8 +10,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
+from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
 
 
@@ -29,6 +31,7 @@ class OrdinaryEngine:
         state: Mapping[str, Any] | None = None,
         steps_taken: int = 0,
         ranks: Ranks = ALONE,
+        shards: ShardedModel | None = None,
     ) -> None:
         """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``.
 
@@ -41,8 +44,9 @@ class OrdinaryEngine:
             state: Of a run that broke off, to go on with.
             steps_taken: Steps it had taken then.
             ranks: The run's processes: the first draws for all, each adds up its share.
+            shards: ``model``, where each rank has but a shard of it.
         """
-        self._ranks, self._seed = ranks, seed
+        self._ranks, self._seed, self._shards = ranks, seed, shards
         self._loss_scale = loss_scale
         self.steps = steps
         self._model = model
@@ -98,6 +102,8 @@ class OrdinaryEngine:
         losses = compute_losses()
         check_losses(losses)
         torch.autograd.backward(losses.sum() * (self._loss_scale / self._drawn))
+        if self._shards is not None:
+            self._shards.take_gradients()
         return None
 
     def finish_step(self) -> None:
@@ -107,10 +113,13 @@ class OrdinaryEngine:
         if self._loss_scale != 1:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
-                    parameter.grad.div_(self._loss_scale)
+                    local(parameter.grad).div_(self._loss_scale)
 
     def _add_up(self) -> None:
         """Makes each gradient the sum of all ranks', where one of them has any."""
+        if self._shards is not None:
+            self._shards.finish(STRETCH, lambda piece, total: None)
+            return
         trainable = [p for p in self._model.parameters() if p.requires_grad]
         there = self._ranks.any(*(p.grad is not None for p in trainable))
         flat: list[Tensor] = []

@@ -252,6 +252,7 @@ class PrivateRun:
             loss_scale=self.session.settings.backward_scale,
             compilation=compilation_of(self.session.training_set),
             ranks=self.session.ranks,
+            shards=self.session.shards,
         )
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.training.checkpoint import restore_checkpoint
 from dpft.training.learning_rates import learning_rate_factor
@@ -38,6 +39,8 @@ class Recipe:
     """The public number of training examples."""
     ranks: Ranks = ALONE
     """The processes that take the steps together."""
+    shards: ShardedModel | None = None
+    """``model``, where each process has but a shard of it."""
 
     def __post_init__(self) -> None:
         """Refuses a share that is not this process's.

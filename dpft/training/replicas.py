@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
+from dpft.parallel.local import local
 from dpft.parallel.ranks import Ranks
 from dpft.training.loop import StepStatistics
 from dpft.training.recipe import Recipe
@@ -140,7 +141,8 @@ class StepsTogether:
         is_nth = every is not None and step % every == 0
         is_saved = step == self.last_step or is_nth or terminated
         if is_saved:
-            check_equal(self.recipe.model, ranks)
+            shards = self.recipe.shards
+            check_equal(self.recipe.model, ranks if shards is None else shards.twins, ranks)
         stops = terminated and step < self.last_step
         return EndedStep(statistics, non_finite, is_saved=is_saved, stops=stops)
 
@@ -167,20 +169,26 @@ def gathered(
     return together, sum(int(each[0]) for each in heard)
 
 
-def check_equal(model: nn.Module, ranks: Ranks) -> None:
-    """Ends the run where the replicas' weights are not the same bits.
+def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
+    """Ends the run where weights that should be the same bits are not.
+
+    Args:
+        model: The run's.
+        twins: The ranks that have what this one has of it.
+        ranks: All of the run.
 
     Raises:
         RunError: They differ, as where a processor or a device computes otherwise.
     """
-    if ranks.size == 1:
+    if twins.size == 1:
         return
     digest = hashlib.sha256()
     for tensor in model_state(model).values():
-        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        values = local(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(values.numpy().data)
-    if len(set(ranks.everyones(digest.digest()))) > 1:
-        with ranks.settled():
+    is_apart = len(set(twins.everyones(digest.digest()))) > 1
+    with ranks.settled():
+        if is_apart:
             raise RunError(
                 "the weights of the run's processes are no longer the same, as where their"
                 " processors or devices differ; go on from the last checkpoint on machines of one"

@@ -72,6 +72,7 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
         state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
         steps_taken=done,
         ranks=session.ranks,
+        shards=session.shards,
     )
     with compiled_calls(session.model, compilation_of(session.training_set)):
         take_steps(

@@ -9,7 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaFo
 from dpft.data.collation import Layout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
+from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
+from dpft.parallel.shards import ShardedModel, make_grid
 from dpft.parallel.shares import Share
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.plan import Phase, PrivacyPlan
@@ -46,6 +49,9 @@ class Case:
     checkpointing: bool = False
     sample_rate: float = 0.5
     micro_batch_size: int = 3
+    shard_size: int | None = None
+    """Into how many shards the model is cut; None: each rank has it whole."""
+    accumulates_shards: bool = False
     noise_multiplier: float = 1e-7
     """So little that what is left is the clipped sum."""
     steps: int = 2
@@ -74,9 +80,10 @@ class Outcome:
 def take_steps(ranks: Ranks, case: Case) -> Outcome:
     """Returns what a private engine and this rank's share of the records make of a case."""
     method, model = prepared(case)
+    shards = None if case.shard_size is None or ranks.size == 1 else sharded(model, case, ranks)
     training_set = replace(records(case), share=Share(ranks.rank, ranks.size))
     outcome = Outcome(gradients=[], norms=[], own_units=[], collectives=[], sent_bytes=[])
-    with private_engine(model, method, case, ranks) as engine:
+    with private_engine(model, method, case, ranks, shards) as engine:
         for step in range(1, case.steps + 1):
             method.begin_step(model, step - 1)
             called, sent = ranks.traffic.collectives.copy(), ranks.traffic.sent_bytes
@@ -146,7 +153,26 @@ def plan_of(method: Method, case: Case) -> PrivacyPlan:
     )
 
 
-def private_engine(model: nn.Module, method: Method, case: Case, ranks: Ranks) -> PrivacyEngine:
+def sharded(model: nn.Module, case: Case, ranks: Ranks) -> ShardedModel:
+    """Cuts a case's model into shards."""
+    made = ShardedModel(
+        model,
+        make_grid(ranks, case.shard_size, CPU),
+        ranks,
+        blocks=repeated_blocks(model),
+        accumulates_shards=case.accumulates_shards,
+    )
+    ranks.served = made.served
+    return made
+
+
+def private_engine(
+    model: nn.Module,
+    method: Method,
+    case: Case,
+    ranks: Ranks,
+    shards: ShardedModel | None = None,
+) -> PrivacyEngine:
     """Returns the engine of a rank, its keys those of a test seed."""
     plan = plan_of(method, case)
     method.begin_step(model, 0)
@@ -157,6 +183,7 @@ def private_engine(model: nn.Module, method: Method, case: Case, ranks: Ranks) -
         randomness=seeded(ranks.rank),
         engine=case.engine,
         ranks=ranks,
+        shards=shards,
     )
 
 
@@ -168,7 +195,7 @@ def seeded(rank: int = 0) -> Randomness:
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """Returns a copy of every gradient there is, by name."""
     return {
-        name: parameter.grad.clone()
+        name: whole(parameter.grad).clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

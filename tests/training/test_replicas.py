@@ -124,7 +124,7 @@ def compared(ranks: Ranks, changed: str, at: int) -> tuple[str, str, int]:
         else:
             last.add_(1)
     try:
-        check_equal(model, ranks)
+        check_equal(model, ranks, ranks)
     except (RunError, SaidElsewhere) as error:
         return type(error).__name__, str(error), error.exit_code
     return "nothing", "", 0

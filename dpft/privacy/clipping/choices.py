@@ -4,11 +4,15 @@ It stands apart from the engines and the styles because a configuration is check
 imported; whatever makes an engine or a style checks here as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ENGINE_NAMES = ("book_keeping", "two_pass", "instantiate", "loop")
 STYLE_NAMES = ("flat", "automatic", "automatic_v", "per_layer")
@@ -28,6 +32,33 @@ class Compilation:
     """Whether batches whose first tensor has this shape are compiled; each shape is by itself."""
 
 
+class Shards(Protocol):
+    """What a clipper must know of a model whose parameters are shards but while it runs."""
+
+    @property
+    def unsharded(self) -> "Mapping[str, nn.Parameter]":
+        """What each parameter is while it runs, by name: the same tensor each time."""
+
+    def new_sums(self) -> "Sums | None":
+        """Returns what adds up a step's micro-batches; None where ``grad`` does, as ever."""
+
+
+class Sums(Protocol):
+    """Adds micro-batches' clipped sums to a step's, by parameter."""
+
+    def add(self, name: str, total: "Tensor | None", part: "Tensor") -> "Tensor | None":
+        """Returns the total to which a part is added; None where it is kept elsewhere.
+
+        Args:
+            name: Of the parameter.
+            total: What was returned for the part before; None for nothing.
+            part: Of the parameter's shape; it becomes the sums' own.
+        """
+
+    def flush(self) -> None:
+        """Carries out the additions that wait."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """What changes an engine's speed, memory and rounding, never what it computes."""
@@ -39,6 +70,8 @@ class Tuning:
 
     compilation: Compilation | None = None
     """None: the model runs as it is."""
+    shards: "Shards | None" = None
+    """Of a sharded model; None: it is whole."""
 
     def __post_init__(self) -> None:
         if self.memory_mb < 0:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.choices import Compilation, Tuning, check_style_name
+from dpft.privacy.clipping.choices import Compilation, Shards, Tuning, check_style_name
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (
@@ -68,6 +68,7 @@ class PerExampleClipper:
         loss_scale: float = 1.0,
         headroom: float = 0.0,
         compilation: Compilation | None = None,
+        shards: Shards | None = None,
     ) -> None:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
@@ -85,6 +86,8 @@ class PerExampleClipper:
             headroom: Share of the norm left for the rounding of a step's sum: gradients are
                 scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
             compilation: How the model's forward is compiled; None: it runs as it is.
+            shards: Of a sharded model: each rank adds up its own examples, and ``grad`` is that of
+                ``shards.unsharded``, or where ``shards.new_sums`` keeps it.
 
         Raises:
             InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
@@ -101,7 +104,9 @@ class PerExampleClipper:
         self.style: ClippingStyle = clipping_style(
             clipping, max_grad_norm=max_grad_norm, groups=count, headroom=headroom
         )
-        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale, compilation=compilation)
+        tuning = Tuning(
+            memory_mb=memory_mb, loss_scale=loss_scale, compilation=compilation, shards=shards
+        )
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
         self._entered = False
         self._failed = False

@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import nn
 
-from dpft.privacy.clipping.choices import Compilation, Tuning
+from dpft.privacy.clipping.choices import Compilation, Shards, Tuning
 from dpft.privacy.clipping.clipper import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import resolved_engine
@@ -24,6 +24,7 @@ class ClippingOptions:
     loss_scale: float = 1.0
     headroom: float = 0.0
     compilation: Compilation | None = None
+    shards: Shards | None = None
 
     def make(self, model: nn.Module) -> PerExampleClipper:
         """Returns a clipper of the model's trainable parameters.

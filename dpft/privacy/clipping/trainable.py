@@ -30,9 +30,16 @@ class TrainableParameters:
     it is used at.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Takes those that require grad now."""
-        self._model = model
+    def __init__(
+        self, model: nn.Module, unsharded: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        """Takes those that require grad now.
+
+        Args:
+            model: Whose.
+            unsharded: Of a model whose places hold shards, what they hold while it runs, by name.
+        """
+        self._model, self._unsharded = model, unsharded
         self._places, found = _survey(model)
         self._shapes = {name: parameter.shape for name, parameter in found.items()}
         self._own: dict[nn.Module, dict[str, str]] = defaultdict(dict)
@@ -57,7 +64,12 @@ class TrainableParameters:
         return next(iter(self.now().values())).device
 
     def now(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters that bear the names at the moment."""
+        """Returns the parameters that bear the names where the model runs.
+
+        Those of a sharded model are whole in shape alone: their numbers are there while it runs.
+        """
+        if self._unsharded is not None:
+            return {name: self._unsharded[name] for name in self._first}
         return {name: getattr(*place) for name, place in self._first.items()}
 
     def name_at(self, module: nn.Module, attribute: str) -> str:

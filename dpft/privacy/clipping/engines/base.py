@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.choices import Tuning
+from dpft.privacy.clipping.choices import Sums, Tuning
 from dpft.privacy.clipping.factors import ClippingStyle, in_range
 from dpft.privacy.clipping.sums import CompensatedSums
 from dpft.privacy.clipping.trainable import TrainableParameters, is_summable
@@ -101,7 +101,8 @@ class Engine(ABC):
         self.model = model
         self.style = style
         self.tuning = tuning or Tuning()
-        self.trainable = TrainableParameters(model)
+        shards = self.tuning.shards
+        self.trainable = TrainableParameters(model, None if shards is None else shards.unsharded)
         parameters = self.trainable.now()
         if not parameters:
             raise InputError("the model must have a trainable parameter, got none.")
@@ -113,7 +114,8 @@ class Engine(ABC):
                 )
         self.groups = dict.fromkeys(parameters, 0) if groups is None else dict(groups)
         parameter = next(iter(parameters.values()))
-        self.sums = CompensatedSums()
+        sums = None if shards is None else shards.new_sums()
+        self.sums: Sums = sums or CompensatedSums()
         self.norm_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """What norms and factors are given in."""
         least = style.least_norm(self.norm_dtype) * self.tuning.loss_scale

@@ -1,0 +1,302 @@
+"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, Many processes).
+
+Each block is a group of parameters that are gathered for its forward and backward pass and let go
+again; one root group holds the rest, and everything that several blocks share or is tied. FSDP
+reduces no gradient here: a layer that the clipper records forms none.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
+from torch.distributed.tensor import DTensor
+
+from dpft.errors import InputError
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.reductions import FinishPiece
+from dpft.parallel.rounds import Rounds
+from dpft.parallel.shard_sums import (
+    Cut,
+    PushedSums,
+    WholeShardedSums,
+    as_gradient,
+    finish_pushed,
+    finish_whole,
+)
+
+REPLICAS, SHARDS = "replicas", "shards"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The ranks in rows: each row holds the whole model, and each rank of it one shard."""
+
+    mesh: DeviceMesh
+    """(replicas, shards)."""
+    words: dist.ProcessGroup
+    """The ranks of this row, through the processor's memory."""
+
+    @property
+    def shard_size(self) -> int:
+        """Into how many shards the model is cut."""
+        return self.mesh.size(1)
+
+    @property
+    def replicas(self) -> int:
+        """How many times there is the whole model."""
+        return self.mesh.size(0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Row of this rank, and the place of its shard."""
+        row, column = self.mesh.get_coordinate() or (0, 0)
+        return row, column
+
+
+def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Grid:
+    """Arranges the ranks; every rank calls it.
+
+    Args:
+        ranks: All of the run.
+        shard_size: Into how many shards to cut the model; None: one for each rank.
+        device: What the ranks compute on.
+
+    Raises:
+        InputError: The ranks do not make whole rows.
+    """
+    size = ranks.size if shard_size is None else shard_size
+    if ranks.size % size:
+        raise InputError(
+            f"parallel.shard_size must divide the number of processes, got {size} for {ranks.size}"
+            " processes; choose a divisor of it, or leave it out for one shard on each."
+        )
+    shape = (ranks.size // size, size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=(REPLICAS, SHARDS))
+    words = [
+        dist.new_group(list(range(first, first + size)), backend="gloo")
+        for first in range(0, ranks.size, size)
+    ]
+    return Grid(mesh=mesh, words=words[ranks.rank // size])
+
+
+class ShardedModel:
+    """A model whose parameters are shards, but while a part of it runs.
+
+    Guarantees:
+        A parameter's shard is a stretch of its rows, in order: that of place k begins at row
+        ``k * ceil(rows / shards)``. What bears a parameter's name while its group is gathered is
+        the same tensor each time (``unsharded``).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        grid: Grid,
+        ranks: Ranks,
+        *,
+        blocks: Sequence[nn.Module],
+        accumulates_shards: bool = False,
+        offload: bool = False,
+    ) -> None:
+        """Cuts a model that lies whole in this process's memory, in place.
+
+        Args:
+            model: The same on each rank, on its device; what trains is told by ``requires_grad``.
+            grid: Which rank gets which shard.
+            ranks: All of the run.
+            blocks: What is gathered one at a time; one that shares a parameter with the rest of
+                the model stays with the root.
+            accumulates_shards: Whether each micro-batch's sum goes to the shards at once, so that
+                no rank holds a whole one.
+            offload: Whether shards lie in the processor's memory.
+
+        Raises:
+            InputError: A parameter cannot be sharded.
+        """
+        _check_can_be_sharded(model)
+        self.model, self.grid, self.ranks = model, grid, ranks
+        device = next(model.parameters()).device
+        self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
+        mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
+        policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
+        for block in _apart(model, blocks):
+            fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
+        model.register_forward_pre_hook(_gathered_plainly, prepend=True)
+        self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
+        for group in self._groups:
+            self._let_go_on_time(group)
+        self.unsharded = self._unsharded()
+        """What bears each parameter's name while its group is gathered, in the model's order."""
+        cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
+        self._cuts, self._shard = cuts, grid.place[1]
+        self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
+        """The ranks with the same shard as this one."""
+        self._pushed = PushedSums(cuts, self.rounds, device) if accumulates_shards else None
+
+    def new_sums(self) -> PushedSums | None:
+        """Returns what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
+        return self._pushed
+
+    def take_gradients(self) -> None:
+        """Takes the gradients of an ordinary backward pass, where no whole ones are to be kept."""
+        if self._pushed is None:
+            return
+        for name, parameter in self.unsharded.items():
+            if parameter.grad is not None:
+                self._pushed.add(name, None, parameter.grad)
+                parameter.grad = None
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """As ``Rounds.served``; afterwards each rank holds its shards and nothing more."""
+        try:
+            with self.rounds.served():
+                yield
+        finally:
+            for group in self._groups:
+                group.reshard()
+
+    def everyones(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the sum and the sum of squares of each rank's shards, to tell gradients by."""
+        own = torch.zeros(2, dtype=torch.float64)
+        for gradient in gradients:
+            values = gradient.detach().double()
+            own += torch.stack((values.sum(), values.square().sum())).cpu()
+        return self.ranks.all_gather(own)
+
+    def finish(self, block: int, finish: FinishPiece) -> None:
+        """As ``StepSums``: leaves each trainable parameter's shard of the finished sum."""
+        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        numbers = {name: place for place, name in enumerate(self.unsharded)}
+        cuts = {name: self._cuts[name] for name in parameters}
+        if self._pushed is not None:
+            found = finish_pushed(
+                self._pushed, cuts, numbers, block, finish, twins=self.twins, shard=self._shard
+            )
+        else:
+            found = finish_whole(
+                WholeShardedSums(self.unsharded, cuts),
+                cuts,
+                numbers,
+                block,
+                finish,
+                ranks=self.ranks,
+                twins=self.twins,
+                shard=self._shard,
+            )
+        for name, shard in found:
+            parameters[name].grad = as_gradient(parameters[name], shard)
+
+    def _let_go_on_time(self, group: FSDPModule) -> None:
+        group.set_requires_gradient_sync(False, recurse=False)
+        group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
+        if self.grid.shard_size > 1:
+            group.set_custom_all_gather(_Gathering(group, self.rounds))
+
+    def _unsharded(self) -> dict[str, nn.Parameter]:
+        """Gathers each group once to see what bears its parameters' names."""
+        places = _places(self.model)
+        found: dict[str, nn.Parameter] = {}
+        for group in self._groups:
+            group.unshard()
+            for name, (module, attribute) in places.items():
+                parameter = getattr(module, attribute)
+                if not isinstance(parameter, DTensor):
+                    found[name] = parameter
+            group.reshard()
+        return {name: found[name] for name in places}
+
+
+def _gathered_plainly(model: nn.Module, _: object) -> None:
+    """Gathers the root's parameters where no mode changes what torch's functions do.
+
+    The clipper cuts, in such a mode, what reaches a model to few rows.
+    """
+    with torch._C.DisableTorchFunction():
+        model.unshard()  # type: ignore[operator]
+
+
+class _Gathering(AllGather):
+    """How one group's parameters come together: by a wish in a round."""
+
+    def __init__(self, group: FSDPModule, rounds: Rounds) -> None:
+        self._group, self._rounds = group, rounds
+        self._number = rounds.offer(self._own)
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> None:
+        with torch._C.DisableTorchFunction():
+            self._rounds.gather(self._number, output_tensor, input_tensor)
+
+    def _own(self) -> Tensor:
+        """Returns this rank's shards of the group's parameters, as FSDP puts them together."""
+        state = self._group._get_fsdp_state()
+        group = state._fsdp_param_group
+        assert group is not None
+        # Not ``all_gather_inputs``, which are refused while this rank has the group gathered.
+        parts = [parameter._sharded_param_data for parameter in group.fsdp_params]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.view(torch.uint8) for part in parts]
+        return torch.cat([part.to(state._device).view(-1) for part in parts])
+
+
+def _places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Returns where each parameter is held first, by its name, in the model's order."""
+    return {
+        name: (model.get_submodule(path), attribute)
+        for name, _ in model.named_parameters()
+        for path, _, attribute in [name.rpartition(".")]
+    }
+
+
+def _apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns the blocks whose parameters nothing else of the model holds."""
+    holders: dict[nn.Parameter, set[int]] = {}
+    inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, set()).add(inside.get(module, -1))
+    shared = {number for held in holders.values() if len(held) > 1 for number in held}
+    return [
+        block
+        for number, block in enumerate(blocks)
+        if number not in shared and any(True for _ in block.parameters())
+    ]
+
+
+def _check_can_be_sharded(model: nn.Module) -> None:
+    """Refuses what ``fully_shard`` cannot cut.
+
+    Raises:
+        InputError: Naming the parameter.
+    """
+    for name, parameter in model.named_parameters():
+        reason = None
+        if parameter.dim() == 0:
+            reason = "it is one number without a dimension"
+        elif not parameter.is_contiguous():
+            reason = "it does not lie in one piece"
+        elif isinstance(parameter, DTensor):
+            reason = "it is cut already"
+        if reason is not None:
+            raise InputError(
+                f"parallel=fsdp cannot shard the parameter {name} of {type(model).__name__}:"
+                f" {reason}; choose parallel=ddp or another model."
+            )
