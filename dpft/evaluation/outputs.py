@@ -89,15 +89,16 @@ class ModelOutputs:
         own = Draws(
             places=[places[at] for at in mine], attempt=0 if draws is None else draws.attempt
         )
-        texts = generate_texts(
-            self.model,
-            encoding.tokenizer,
-            prompts,
-            config=decode,
-            batch_size=self.batch_size,
-            on_batch=self._of_all(on_batch),
-            draws=own,
-        )
+        with self.ranks.settled():
+            texts = generate_texts(
+                self.model,
+                encoding.tokenizer,
+                prompts,
+                config=decode,
+                batch_size=self.batch_size,
+                on_batch=self._of_all(on_batch),
+                draws=own,
+            )
         return put_together(texts, self.ranks)
 
     def likelihoods(
@@ -117,11 +118,12 @@ class ModelOutputs:
         found = Likelihoods([], [])
         mine = in_turn(len(examples), self.ranks)
         targets = [replace(examples[at], learns_prompt=False) for at in mine]
-        for _, batch in self._batches(targets):
-            nll_sums, token_counts = token_nll(self.model, batch)
-            found.nll_sums.extend(nll_sums.tolist())
-            found.token_counts.extend(token_counts.tolist())
-            self._of_all(on_batch)(len(batch))
+        with self.ranks.settled():
+            for _, batch in self._batches(targets):
+                nll_sums, token_counts = token_nll(self.model, batch)
+                found.nll_sums.extend(nll_sums.tolist())
+                found.token_counts.extend(token_counts.tolist())
+                self._of_all(on_batch)(len(batch))
         return Likelihoods(*(put_together(each, self.ranks) for each in found))
 
     def answers(
@@ -138,12 +140,13 @@ class ModelOutputs:
         """
         mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
         answers: dict[int, list[float]] = {}
-        for indices, batch in self._batches(mine):
-            with torch.no_grad():
-                outputs = answer_logits(self.model, batch)
-            values = outputs if batch.answer == SCORE else outputs.softmax(dim=1)
-            answers.update(zip(indices, values.tolist(), strict=True))
-            self._of_all(on_batch)(len(batch))
+        with self.ranks.settled():
+            for indices, batch in self._batches(mine):
+                with torch.no_grad():
+                    outputs = answer_logits(self.model, batch)
+                values = outputs if batch.answer == SCORE else outputs.softmax(dim=1)
+                answers.update(zip(indices, values.tolist(), strict=True))
+                self._of_all(on_batch)(len(batch))
         return put_together([answers[index] for index in range(len(mine))], self.ranks)
 
     def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:

@@ -15,7 +15,8 @@ DEBUGGING = {
 }
 """Variables by which torch shows the sizes of what passes between processes, and the values by
 which it does not."""
-STRATEGIES = ("none", "ddp")
+STRATEGIES = ("none", "ddp", "fsdp")
+WHOLE, SHARDED = "whole", "sharded"
 HOW_TO_START = (
     "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train ... launch=local"
     " launch.processes=2"
@@ -27,17 +28,41 @@ class ParallelConfig:
     """How a run is spread over processes."""
 
     name: str = "none"
-    """none: one process; ddp: replicas, each with the whole model and a share of each batch."""
+    """none: one process; ddp: replicas, each with the whole model and a share of each batch; fsdp:
+    each with a shard of the model and a share of each batch."""
     cpu_offload: bool = False
-    """Sums of gradients pass between processes through the processor's memory (gloo) where the
-    model is on an accelerator; slower, and spares its memory and NCCL."""
+    """Where the model is on an accelerator: with ddp, sums of gradients pass between processes
+    through the processor's memory (gloo), without NCCL; with fsdp, shards and the optimizer lie
+    there. Slower, and spares the accelerator's memory."""
+    shard_size: int | None = None
+    """Of fsdp: into how many shards the model is cut; None: one for each process. Fewer than there
+    are processes make as many replicas as fit, each in shards."""
+    accumulate: str = WHOLE
+    """Of fsdp: whole, each process keeps a step's whole sum until it ends; sharded, each
+    micro-batch's sum goes to the shards at once, which sends more and keeps less."""
     timeout_minutes: float = 30
     """How long a process waits for another one before it gives up; longer than the first one
     needs for a checkpoint."""
 
+    @property
+    def shards_model(self) -> bool:
+        """Whether each process holds a part of the model."""
+        return self.name == "fsdp"
+
     def __post_init__(self) -> None:
         if self.name not in STRATEGIES:
             raise InputError(f"parallel must be one of {', '.join(STRATEGIES)}, got {self.name!r}.")
+        if self.accumulate not in (WHOLE, SHARDED):
+            raise InputError(
+                f"parallel.accumulate must be {WHOLE} or {SHARDED}, got {self.accumulate!r}."
+            )
+        if self.shard_size is not None and self.shard_size < 1:
+            raise InputError(f"parallel.shard_size must be at least 1, got {self.shard_size}.")
+        if self.name != "fsdp" and (self.shard_size is not None or self.accumulate != WHOLE):
+            raise InputError(
+                f"parallel.shard_size and parallel.accumulate are for parallel=fsdp, got"
+                f" parallel={self.name}; drop them, or choose fsdp."
+            )
         if not self.timeout_minutes > 0:
             raise InputError(
                 f"parallel.timeout_minutes must be positive, got {self.timeout_minutes}."
@@ -84,7 +109,8 @@ def check_start(config: ParallelConfig) -> World | None:
 
     Raises:
         InputError: ``parallel=ddp`` without processes, or several processes without it, each of
-            which would train, and spend, on its own; or torch is to show what passes between them.
+            which would train, and spend, on its own; a number of processes that shards do not fit;
+            or torch is to show what passes between them.
     """
     there = world()
     if config.name == "none":
@@ -98,6 +124,12 @@ def check_start(config: ParallelConfig) -> World | None:
         raise InputError(
             f"parallel={config.name} needs the processes of torchrun, got none; start them by"
             f" {HOW_TO_START}."
+        )
+    size = config.shard_size
+    if size is not None and there.size % size:
+        raise InputError(
+            f"parallel.shard_size must divide the number of processes, got {size} for {there.size}"
+            " processes; choose a divisor of it, or leave it out for one shard on each."
         )
     _refuse_debugging()
     return there

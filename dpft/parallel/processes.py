@@ -153,7 +153,7 @@ def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | N
 
 
 def _make_group(config: ParallelConfig, there: World) -> None:
-    both = torch.cuda.is_available() and not config.cpu_offload
+    both = torch.cuda.is_available() and not (config.cpu_offload and config.name == "ddp")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if both else "gloo",
         store=_store(there),

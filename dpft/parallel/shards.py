@@ -5,7 +5,7 @@ again; one root group holds the rest, and everything that several blocks share o
 reduces no gradient here: a layer that the clipper records forms none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,6 +41,8 @@ class Grid:
     """(replicas, shards)."""
     words: dist.ProcessGroup
     """The ranks of this row, through the processor's memory."""
+    device: torch.device
+    """What this rank computes on."""
 
     @property
     def shard_size(self) -> int:
@@ -68,21 +70,30 @@ def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Gri
         device: What the ranks compute on.
 
     Raises:
-        InputError: The ranks do not make whole rows.
+        ValueError: The ranks do not make whole rows.
     """
     size = ranks.size if shard_size is None else shard_size
     if ranks.size % size:
-        raise InputError(
-            f"parallel.shard_size must divide the number of processes, got {size} for {ranks.size}"
-            " processes; choose a divisor of it, or leave it out for one shard on each."
-        )
+        raise ValueError(f"shard_size must divide {ranks.size}, got {size}.")
     shape = (ranks.size // size, size)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=(REPLICAS, SHARDS))
     words = [
         dist.new_group(list(range(first, first + size)), backend="gloo")
         for first in range(0, ranks.size, size)
     ]
-    return Grid(mesh=mesh, words=words[ranks.rank // size])
+    return Grid(mesh=mesh, words=words[ranks.rank // size], device=device)
+
+
+@dataclass(frozen=True)
+class WholeSums:
+    """A sharded model whose sums each rank keeps whole, whatever it does in training."""
+
+    unsharded: Mapping[str, nn.Parameter]
+    """As of ``ShardedModel``."""
+
+    def new_sums(self) -> None:
+        """Returns nothing: ``grad`` of what is unsharded holds the sums."""
+        return
 
 
 class ShardedModel:
@@ -107,7 +118,8 @@ class ShardedModel:
         """Cuts a model that lies whole in this process's memory, in place.
 
         Args:
-            model: The same on each rank, on its device; what trains is told by ``requires_grad``.
+            model: As ``check_can_be_sharded`` wants it, the same on each rank; what trains requires
+                grad.
             grid: Which rank gets which shard.
             ranks: All of the run.
             blocks: What is gathered one at a time; one that shares a parameter with the rest of
@@ -115,13 +127,9 @@ class ShardedModel:
             accumulates_shards: Whether each micro-batch's sum goes to the shards at once, so that
                 no rank holds a whole one.
             offload: Whether shards lie in the processor's memory.
-
-        Raises:
-            InputError: A parameter cannot be sharded.
         """
-        _check_can_be_sharded(model)
         self.model, self.grid, self.ranks = model, grid, ranks
-        device = next(model.parameters()).device
+        device = grid.device
         self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
         mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
         policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
@@ -138,7 +146,8 @@ class ShardedModel:
         self._cuts, self._shard = cuts, grid.place[1]
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
         """The ranks with the same shard as this one."""
-        self._pushed = PushedSums(cuts, self.rounds, device) if accumulates_shards else None
+        where = torch.device("cpu") if offload else device
+        self._pushed = PushedSums(cuts, self.rounds, where) if accumulates_shards else None
 
     def new_sums(self) -> PushedSums | None:
         """Returns what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
@@ -281,7 +290,7 @@ def _apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     ]
 
 
-def _check_can_be_sharded(model: nn.Module) -> None:
+def check_can_be_sharded(model: nn.Module) -> None:
     """Refuses what ``fully_shard`` cannot cut.
 
     Raises:

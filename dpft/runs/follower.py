@@ -13,6 +13,7 @@ from dpft.parallel.ranks import Ranks
 from dpft.parallel.silence import without_logging
 from dpft.runs.prepared_run import prepare
 from dpft.runs.scoring import score
+from dpft.runs.sharding import sharded
 from dpft.runs.together import agreed, share_secrets
 from dpft.runs.training import follow_training
 
@@ -62,11 +63,18 @@ def _follow(ranks: Ranks) -> None:
     secrets = share_secrets(None, ranks)
     with ranks.settled():
         prepared = prepare(config, secrets, None, ranks=ranks)
-    prepared = agreed(prepared, ranks)
+    prepared = sharded(agreed(prepared, ranks), ranks)
     with ranks.settled():
         pass  # It writes what the run begins with.
     (is_scored_before,) = ranks.any(False)
     if is_scored_before:
         score(prepared, "before", ranks)
-    follow_training(prepared.config, prepared.plan, prepared.model, prepared.training_set, ranks)
+    follow_training(
+        prepared.config,
+        prepared.plan,
+        prepared.model,
+        prepared.training_set,
+        ranks,
+        prepared.shards,
+    )
     score(prepared, "after", ranks)

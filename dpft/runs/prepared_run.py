@@ -19,6 +19,7 @@ from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
@@ -49,13 +50,15 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     division: Division
     model: PreTrainedModel
-    """On its device, its clipper proved."""
+    """On its device, its clipper proved; one that is to be cut is on the CPU and not proved yet."""
     counts: ParameterCounts
     training_set: TrainingSet
     unit_key: bytes | None
     """Secret, where units have several records."""
     summary: DataSummary
     """What became of the records that were read; private."""
+    shards: ShardedModel | None = None
+    """``model``, where each process has but a shard of it."""
 
 
 def prepare(
@@ -105,8 +108,9 @@ def prepare(
     counts = count_parameters(model, new)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
-    model.to(device)  # type: ignore[arg-type]
-    prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
+    if not config.parallel.shards_model:
+        model.to(device)  # type: ignore[arg-type]
+        prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
     key = unit_key(config) if secrets is None else secrets.unit_key
     training_set = make_training_set(
         config, data.only(division.kept), encoding, device, unit_key=key

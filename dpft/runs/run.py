@@ -38,6 +38,7 @@ from dpft.runs.resuming import (
 )
 from dpft.runs.run_plan import plan_run
 from dpft.runs.scoring import score
+from dpft.runs.sharding import check_sharding, sharded
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
@@ -70,6 +71,7 @@ def run(
         StateError: What a run that goes on left is damaged.
     """
     _refuse_launch(command)
+    check_sharding(command.settings())
     quiet_transformers()
     with started(command.parallel) as ranks:
         check_alike(command.settings(), ranks)
@@ -144,7 +146,7 @@ def begin(
     secrets = share_secrets(fresh_secrets(config), ranks)
     with ranks.settled():
         prepared = prepare(config, secrets, None, planner, ranks)
-    prepared = agreed(prepared, ranks)
+    prepared = sharded(agreed(prepared, ranks), ranks)
     with ExitStack() as held:
         with ranks.settled():
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +192,7 @@ def go_on(
         with ranks.settled():
             prepared = prepare(config, secrets, resume_point, ranks=ranks)
             same_records(folder, prepared.training_set)
-        prepared = agreed(prepared, ranks)
+        prepared = sharded(agreed(prepared, ranks), ranks)
         with ranks.settled():
             handover = begin_handover(witness, folder)
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
@@ -228,6 +230,7 @@ def finish(
             handover=handover,
             curve=curve,
             ranks=ranks,
+            shards=prepared.shards,
         )
         evaluations = score(prepared, "after", ranks)
         evaluations += not_evaluated(config)

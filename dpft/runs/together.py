@@ -88,7 +88,8 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
     _refuse_different(_known_by(prepared, key), ranks)
     ranks.copy_first(list(model_state(prepared.model).values()))
-    _check_arithmetic(prepared, ranks)
+    if not prepared.config.parallel.shards_model:  # else once it is cut: it may not fit whole
+        check_arithmetic(prepared, ranks)
     privacy = prepared.plan.privacy
     said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
     first = read_plan(json.loads(said)) if said else None
@@ -138,19 +139,21 @@ def _bit_sum(tensor: Tensor) -> list[int]:
     return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
 
 
-def _check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
+def check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
     """Refuses processes that round otherwise.
 
     Raises:
         InputError: On the first one.
     """
-    bits = bits_of_a_gradient(
-        prepared.model,
-        prepared.training_set.layout,
-        vocab_size=prepared.model.config.get_text_config().vocab_size,
-        max_length=prepared.config.task.longest,
-        precision=prepared.config.train.precision,
-    )
+    with ranks.settled():
+        bits = bits_of_a_gradient(
+            prepared.model,
+            prepared.training_set.layout,
+            vocab_size=prepared.model.config.get_text_config().vocab_size,
+            max_length=prepared.config.task.longest,
+            precision=prepared.config.train.precision,
+            unsharded=None if prepared.shards is None else prepared.shards.unsharded,
+        )
     everyones = ranks.everyones(bits.encode())
     with ranks.settled():
         if ranks.is_first and len(set(everyones)) > 1:

@@ -11,6 +11,7 @@ from dpft.data.collation import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.accounting.background import CurveInBackground
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
@@ -42,7 +43,11 @@ def warn(config: TrainConfig, plan: RunPlan) -> None:
 
 
 def prove_clipper(
-    config: TrainConfig, plan: RunPlan, model: PreTrainedModel, layout: Layout
+    config: TrainConfig,
+    plan: RunPlan,
+    model: PreTrainedModel,
+    layout: Layout,
+    shards: WholeSums | None = None,
 ) -> None:
     """Checks each phase's clipper against the one-at-a-time loop on synthetic tokens.
 
@@ -52,6 +57,7 @@ def prove_clipper(
     if plan.privacy is None or guarantee is None:
         return
     options = guarantee.clipping_options(config.train.backward_scale)
+    options = replace(options, shards=shards)
     for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
         config.method.begin_step(model, start)
         own = replace(options, max_grad_norm=phase.max_grad_norm)
@@ -83,6 +89,7 @@ def train(
     handover: Handover | None = None,
     curve: CurveInBackground | None = None,
     ranks: Ranks = ALONE,
+    shards: ShardedModel | None = None,
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
@@ -93,7 +100,7 @@ def train(
         sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
-        **vars(recipe_of(config, plan, model, training_set, ranks)),
+        **vars(recipe_of(config, plan, model, training_set, ranks, shards)),
         folder=folder,
         save_model=save_model,
         show_diagnostics=config.privacy.show_diagnostics,
@@ -128,9 +135,10 @@ def follow_training(
     model: PreTrainedModel,
     training_set: TrainingSet,
     ranks: Ranks,
+    shards: ShardedModel | None = None,
 ) -> None:
     """Takes the steps that the first process takes, and writes nothing."""
-    recipe = recipe_of(config, plan, model, training_set, ranks)
+    recipe = recipe_of(config, plan, model, training_set, ranks, shards)
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
         follow_ordinarily(recipe, plan.steps)
@@ -144,6 +152,7 @@ def recipe_of(
     model: PreTrainedModel,
     training_set: TrainingSet,
     ranks: Ranks,
+    shards: ShardedModel | None = None,
 ) -> Recipe:
     """Returns what a run's steps are taken with."""
     return Recipe(
@@ -156,6 +165,7 @@ def recipe_of(
         scheduler=config.scheduler,
         num_examples=plan.size.num_examples,
         ranks=ranks,
+        shards=shards,
     )
 
 

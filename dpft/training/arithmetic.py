@@ -6,7 +6,7 @@ than the sensitivity: in bfloat16 it was measured to by 3 % (docs/design.md, man
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,13 @@ def processor(device: torch.device) -> tuple[str, ...]:
 
 
 def bits_of_a_gradient(
-    model: nn.Module, layout: Layout, *, vocab_size: int, max_length: int, precision: str
+    model: nn.Module,
+    layout: Layout,
+    *,
+    vocab_size: int,
+    max_length: int,
+    precision: str,
+    unsharded: Mapping[str, nn.Parameter] | None = None,
 ) -> str:
     """Returns a hash of losses and gradients of synthetic records, in evaluation mode.
 
@@ -36,11 +42,13 @@ def bits_of_a_gradient(
         vocab_size: Tokens are below it.
         max_length: Of the longest record.
         precision: What losses are computed in.
+        unsharded: Of a model in shards, what bears its parameters' names while it runs.
     """
     was_training = model.training
     model.eval()
     digest = hashlib.sha256()
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    now = dict(model.named_parameters()) if unsharded is None else unsharded
+    trainable = [now[name] for name, p in model.named_parameters() if p.requires_grad]
     for longest in sorted({min(SHORT_LENGTH, max_length), max_length}):
         compute = synthetic_losses(model, ROWS, longest, vocab_size=vocab_size, layout=layout)
         with autocast(precision, trainable[0].device):

@@ -59,18 +59,18 @@ def _clipped(
     """Returns a batch's norms and clipped sums; random state stays, and no gradient is left."""
     with torch.random.fork_rng(), options.make(model) as clipper:
         norms = clipper.accumulate(compute_losses, units)
-    return norms, _take_gradients(model)
+    return norms, _take_gradients(model, options)
 
 
-def _take_gradients(model: nn.Module) -> dict[str, Tensor]:
+def _take_gradients(model: nn.Module, options: ClippingOptions) -> dict[str, Tensor]:
     """Returns the accumulated sums by parameter name, and clears them."""
     gradients = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            gradients[name] = (
-                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            )
-            parameter.grad = None
+    wanted = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    now = dict(model.named_parameters()) if options.shards is None else options.shards.unsharded
+    for name in wanted:
+        parameter = now[name]
+        gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = None
     return gradients
 
 

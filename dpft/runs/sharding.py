@@ -1,0 +1,87 @@
+"""A run's model, cut into shards where ``parallel=fsdp`` says so, and proved as it then runs."""
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError
+from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.parallel_config import SHARDED, ParallelConfig
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shards import ShardedModel, WholeSums, check_can_be_sharded, make_grid
+from dpft.runs.prepared_run import Prepared
+from dpft.runs.together import check_arithmetic
+from dpft.runs.training import prove_clipper
+
+logger = logging.getLogger(__name__)
+
+
+def check_sharding(config: TrainConfig) -> None:
+    """Refuses what does not go with a sharded model, before anything is read.
+
+    Raises:
+        InputError: The run is to be compiled.
+    """
+    if config.parallel.shards_model and config.train.compile:
+        raise InputError(
+            "train.compile=true needs the whole model in each process, got parallel=fsdp; set"
+            " train.compile=false, or parallel=ddp."
+        )
+
+
+def cut(
+    model: nn.Module, config: ParallelConfig, device: torch.device, ranks: Ranks
+) -> ShardedModel | None:
+    """Cuts a model in place, the same on every rank; None where it is to stay whole.
+
+    Args:
+        model: On the CPU or the device.
+        config: Whether, and into how many shards.
+        device: What this rank computes on.
+        ranks: The processes; from now on they may run the model inside ``settled``.
+
+    Raises:
+        InputError: A parameter cannot be sharded.
+    """
+    if not config.shards_model:
+        return None
+    with ranks.settled():
+        check_can_be_sharded(model)
+    blocks = repeated_blocks(model)
+    if not blocks:
+        logger.warning(
+            "parallel=fsdp: %s has no list of blocks, so that all of it is gathered to be run",
+            type(model).__name__,
+        )
+    shards = ShardedModel(
+        model,
+        make_grid(ranks, config.shard_size, device),
+        ranks,
+        blocks=blocks,
+        accumulates_shards=config.accumulate == SHARDED,
+        offload=config.cpu_offload and device.type != "cpu",
+    )
+    ranks.served = shards.served
+    return shards
+
+
+def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
+    """Returns a run whose model is cut where that was asked for, its clipper proved.
+
+    Raises:
+        InputError: A parameter cannot be sharded, or the processes round otherwise.
+        RunError: The clipper is not exact on this model.
+    """
+    config, training_set = prepared.config, prepared.training_set
+    shards = cut(prepared.model, config.parallel, training_set.device, ranks)
+    if shards is None:
+        return prepared
+    prepared = replace(prepared, shards=shards)
+    check_arithmetic(prepared, ranks)
+    whole = WholeSums(shards.unsharded)
+    with ranks.settled():
+        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
+    return prepared
