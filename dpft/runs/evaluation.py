@@ -43,6 +43,7 @@ from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import records_to_score
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
+from dpft.runs.sharding import cut, loading_device
 from dpft.runs.task_model import written_tokens
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
@@ -171,6 +172,7 @@ def score(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluation]:
         metric_specs(config.task.metrics)
         trained_model, encoding, scored, model = _to_score(config, ranks)
     check_same_model(model, scored, ranks)
+    cut(model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
     extra = trained_model.extra_positions
     return evaluate(config, model, encoding, scored, extra_positions=extra, ranks=ranks)
 
@@ -185,7 +187,8 @@ def _to_score(
     if trained_model.has_random_head(config.task):
         logger.warning("the checkpoint has no trained classification head: a random one is scored")
     scored = records_to_score(config)
-    model = trained_model.on_device(config.task, own_device(config.train.prepare(), ranks))
+    device = own_device(config.train.prepare(), ranks)
+    model = trained_model.on_device(config.task, loading_device(config.parallel, device))
     return trained_model, encoding, scored, model
 
 

@@ -13,7 +13,7 @@ from dpft.parallel.ranks import Ranks
 from dpft.parallel.silence import without_logging
 from dpft.runs.prepared_run import prepare
 from dpft.runs.scoring import score
-from dpft.runs.sharding import sharded
+from dpft.runs.sharded_run import sharded
 from dpft.runs.together import agreed, share_secrets
 from dpft.runs.training import follow_training
 

@@ -38,7 +38,8 @@ from dpft.runs.resuming import (
 )
 from dpft.runs.run_plan import plan_run
 from dpft.runs.scoring import score
-from dpft.runs.sharding import check_sharding, sharded
+from dpft.runs.sharded_run import sharded
+from dpft.runs.sharding import check_sharding
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked

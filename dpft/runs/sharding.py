@@ -1,7 +1,6 @@
-"""A run's model, cut into shards where ``parallel=fsdp`` says so, and proved as it then runs."""
+"""A model, cut into shards where ``parallel=fsdp`` says so."""
 
 import logging
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,10 +10,7 @@ from dpft.errors import InputError
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel, WholeSums, check_can_be_sharded, make_grid
-from dpft.runs.prepared_run import Prepared
-from dpft.runs.together import check_arithmetic
-from dpft.runs.training import prove_clipper
+from dpft.parallel.shards import ShardedModel, check_can_be_sharded, make_grid
 
 logger = logging.getLogger(__name__)
 
@@ -68,20 +64,6 @@ def cut(
     return shards
 
 
-def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns a run whose model is cut where that was asked for, its clipper proved.
-
-    Raises:
-        InputError: A parameter cannot be sharded, or the processes round otherwise.
-        RunError: The clipper is not exact on this model.
-    """
-    config, training_set = prepared.config, prepared.training_set
-    shards = cut(prepared.model, config.parallel, training_set.device, ranks)
-    if shards is None:
-        return prepared
-    prepared = replace(prepared, shards=shards)
-    check_arithmetic(prepared, ranks)
-    whole = WholeSums(shards.unsharded)
-    with ranks.settled():
-        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
-    return prepared
+def loading_device(config: ParallelConfig, device: torch.device) -> torch.device:
+    """Returns where a model is loaded to: one that is cut goes to its device in shards."""
+    return torch.device("cpu") if config.shards_model else device

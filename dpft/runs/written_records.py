@@ -16,6 +16,7 @@ from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.runs.progress import batch_progress
+from dpft.runs.sharding import cut, loading_device
 from dpft.runs.together import check_same_model
 from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import TextTask
@@ -75,6 +76,7 @@ def write_records(
     if ranks.size > 1:
         check_same_model(outputs.model, prompts, ranks)
         outputs = replace(outputs, ranks=ranks)
+    cut(outputs.model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
     texts, unread = [""] * len(prompts), []
     places = list(range(len(prompts)))
     with batch_progress(shown=ranks.is_first) as show:
@@ -98,9 +100,10 @@ def _outputs(
     config: GenerateConfig, task: TextTask, trained_model: TrainedModel, ranks: Ranks
 ) -> ModelOutputs:
     with ranks.settled():
+        device = own_device(config.train.prepare(), ranks)
         return trained_model.outputs(
             task,
-            own_device(config.train.prepare(), ranks),
+            loading_device(config.parallel, device),
             batch_size=config.batch_size,
             max_new_tokens=config.decode.max_new_tokens,
         )
