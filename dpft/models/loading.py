@@ -8,15 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
+from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import (
+    ModelConfig,
     check_tokenizer_files,
     check_weight_files,
     loading_errors,
@@ -67,7 +76,11 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
 
 
 def load_model(
-    architecture: Architecture, *, seed: int, head: Head = CAUSAL_HEAD
+    architecture: Architecture,
+    *,
+    seed: int,
+    head: Head = CAUSAL_HEAD,
+    rows: CheckpointRows | None = None,
 ) -> PreTrainedModel:
     """Returns the model on the CPU in float32; the caller sets train or eval mode.
 
@@ -76,6 +89,7 @@ def load_model(
         seed: Seeds a random initialisation, of the whole model or of a new head; the global
             generator is left as it was.
         head: What it shall answer with.
+        rows: Of the checkpoint, whose stand-ins take the place of its weights; None: they are read.
 
     Raises:
         InputError: The weights cannot be found, reached or understood.
@@ -85,7 +99,7 @@ def load_model(
         if architecture.model.init == "random":
             model = fresh_model(architecture.config(head), head, architecture.pooling)
         else:
-            model = _pretrained(architecture, head, new)
+            model = _pretrained(architecture, head, new, rows)
     if architecture.model.gradient_checkpointing:
         model.activation_checkpointing_enable()
     return model
@@ -116,7 +130,12 @@ def load_tokenizer(
     return tokenizer
 
 
-def _pretrained(architecture: Architecture, head: Head, new: frozenset[str]) -> PreTrainedModel:
+def _pretrained(
+    architecture: Architecture,
+    head: Head,
+    new: frozenset[str],
+    rows: CheckpointRows | None = None,
+) -> PreTrainedModel:
     """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
     settings = architecture.model
     if settings.folder is not None:
@@ -126,13 +145,16 @@ def _pretrained(architecture: Architecture, head: Head, new: frozenset[str]) -> 
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
         loaded_class = PooledClassifier if architecture.is_pooled else AutoModel
-    loaded: Any = loaded_class.from_pretrained(
-        **source(settings),
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    if rows is None:
+        loaded: Any = loaded_class.from_pretrained(
+            **source(settings),
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    else:
+        loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
     missing = sorted(set(loaded[1]["missing_keys"]) - new)
     # A pooler that the mean takes the place of may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
@@ -147,6 +169,44 @@ def _pretrained(architecture: Architecture, head: Head, new: frozenset[str]) -> 
     if pooled and not isinstance(model, PooledClassifier):
         return PooledClassifier(config, model)
     return model
+
+
+def _with_stand_ins(
+    settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
+) -> Any:
+    """Returns what ``from_pretrained`` returns, whose weights are stand-ins.
+
+    Raises:
+        NotInShards: The class takes the checkpoint's weights otherwise than by their names.
+    """
+    if model_class is PooledClassifier:
+        raise NotInShards("its head was put on it")
+    place = source(settings)
+    name = place["pretrained_model_name_or_path"]
+    config.name_or_path = name
+    model, info = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=rows.state(),
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    model.name_or_path = model.config._name_or_path = name
+    if model.can_generate():
+        model.generation_config = _generation_config(place)
+    return model, info
+
+
+def _generation_config(place: dict[str, Any]) -> GenerationConfig:
+    """Returns the settings of generation as ``from_pretrained`` takes them from a checkpoint."""
+    where = {key: value for key, value in place.items() if key != "trust_remote_code"}
+    name = where.pop("pretrained_model_name_or_path")
+    try:
+        return GenerationConfig.from_pretrained(name, **where)
+    except OSError:
+        return GenerationConfig.from_pretrained(
+            name, config_file_name="config.json", _from_model_config=True, **where
+        )
 
 
 @contextmanager

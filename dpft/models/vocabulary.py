@@ -15,11 +15,17 @@ from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.models.architecture import Architecture
+from dpft.models.checkpoint_rows import CheckpointRows
 from dpft.models.loading import load_model, load_tokenizer
 
 
 def load_with_tokens(
-    architecture: Architecture, head: Head, tokens: Sequence[str], *, seed: int
+    architecture: Architecture,
+    head: Head,
+    tokens: Sequence[str],
+    *,
+    seed: int,
+    rows: CheckpointRows | None = None,
 ) -> PreTrainedModel:
     """Returns a model on the CPU, with a row for each of the tokens.
 
@@ -30,11 +36,12 @@ def load_with_tokens(
         head: What it answers with.
         tokens: ``Task.special_tokens``.
         seed: As in ``load_model``.
+        rows: As in ``load_model``.
 
     Raises:
         InputError: It cannot be found or understood, or mixes examples.
     """
-    loaded = load_model(architecture, seed=seed, head=head)
+    loaded = load_model(architecture, seed=seed, head=head, rows=rows)
     check_model(loaded, as_it_trains=True)
     if tokens:
         start_rows(loaded, add_tokens(load_tokenizer(architecture, kind=head.kind), tokens))

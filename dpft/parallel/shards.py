@@ -5,7 +5,7 @@ again; one root group holds the rest, and everything that several blocks share o
 reduces no gradient here: a layer that the clipper records forms none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
 
 from dpft.errors import InputError
+from dpft.parallel.local import local
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.reductions import FinishPiece
 from dpft.parallel.rounds import Rounds
@@ -31,6 +32,8 @@ from dpft.parallel.shard_sums import (
 )
 
 REPLICAS, SHARDS = "replicas", "shards"
+ReadRows = Callable[[str, int, int], Tensor]
+"""From a parameter's name, and the rows from the one up to the other, to their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class ShardedModel:
         blocks: Sequence[nn.Module],
         accumulates_shards: bool = False,
         offload: bool = False,
+        read: ReadRows | None = None,
     ) -> None:
         """Cuts a model that lies whole in this process's memory, in place.
 
@@ -127,6 +131,7 @@ class ShardedModel:
             accumulates_shards: Whether each micro-batch's sum goes to the shards at once, so that
                 no rank holds a whole one.
             offload: Whether shards lie in the processor's memory.
+            read: Reads the shards of parameters that lie on the meta device.
         """
         self.model, self.grid, self.ranks = model, grid, ranks
         device = grid.device
@@ -137,6 +142,8 @@ class ShardedModel:
             fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
         model.register_forward_pre_hook(_gathered_plainly, prepend=True)
+        if read is not None:
+            _fill(model, read, grid, torch.device("cpu") if offload else device)
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         for group in self._groups:
             self._let_go_on_time(group)
@@ -264,6 +271,25 @@ class _Gathering(AllGather):
         if len({part.dtype for part in parts}) > 1:
             parts = [part.view(torch.uint8) for part in parts]
         return torch.cat([part.to(state._device).view(-1) for part in parts])
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, read: ReadRows, grid: Grid, device: torch.device) -> None:
+    """Gives each shard on the meta device storage, and the rows that it is to hold."""
+    filled: dict[nn.Parameter, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            continue
+        made = torch.empty_like(parameter, device=device)
+        shard = local(made)
+        first = grid.place[1] * -(-parameter.shape[0] // grid.shard_size)
+        if shard.numel():
+            shard.copy_(read(name, first, first + len(shard)))
+        filled[parameter] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+    for module in model.modules():
+        for attribute, held in module._parameters.items():
+            if held is not None and held in filled:
+                module._parameters[attribute] = filled[held]
 
 
 def _places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:

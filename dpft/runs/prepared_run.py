@@ -15,6 +15,7 @@ from dpft.evaluation.metrics.base import metric_specs
 from dpft.kinds import Head
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
+from dpft.models.checkpoint_rows import RowsOfModel
 from dpft.models.loading import load_tokenizer
 from dpft.models.vocabulary import add_tokens
 from dpft.parallel.processes import own_device
@@ -28,7 +29,7 @@ from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batc
 from dpft.runs.records import load_training_data, make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
-from dpft.runs.task_model import encoding_of, prepare_model, training_head
+from dpft.runs.task_model import encoding_of, prepare_in_shards, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
 from dpft.training.compiling import check_compiler, check_first_step_compiles
@@ -50,7 +51,8 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     division: Division
     model: PreTrainedModel
-    """On its device, its clipper proved; one that is to be cut is on the CPU and not proved yet."""
+    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
+    device, and not proved yet."""
     counts: ParameterCounts
     training_set: TrainingSet
     unit_key: bytes | None
@@ -59,6 +61,8 @@ class Prepared:
     """What became of the records that were read; private."""
     shards: ShardedModel | None = None
     """``model``, where each process has but a shard of it."""
+    rows: RowsOfModel | None = None
+    """Where the weights are that ``model`` has on the meta device, until it is cut."""
 
 
 def prepare(
@@ -104,7 +108,11 @@ def prepare(
     else:
         plan = restored_plan(config, resume_point, lambda: data.num_units)
     warn(config, plan)
-    model, new = prepare_model(config, architecture, head)
+    rows = None
+    if config.parallel.shards_model:
+        model, new, rows = prepare_in_shards(config, architecture, head)
+    else:
+        model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
@@ -127,6 +135,7 @@ def prepare(
         training_set=training_set,
         unit_key=None if data.units is None else key,
         summary=summarize(config, data, division, training_set),
+        rows=rows,
     )
 
 

@@ -18,7 +18,8 @@ def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
         RunError: The clipper is not exact on this model.
     """
     config, training_set = prepared.config, prepared.training_set
-    shards = cut(prepared.model, config.parallel, training_set.device, ranks)
+    read = None if prepared.rows is None else prepared.rows.read
+    shards = cut(prepared.model, config.parallel, training_set.device, ranks, read)
     if shards is None:
         return prepared
     prepared = replace(prepared, shards=shards)

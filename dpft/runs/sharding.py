@@ -10,7 +10,7 @@ from dpft.errors import InputError
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel, check_can_be_sharded, make_grid
+from dpft.parallel.shards import ReadRows, ShardedModel, check_can_be_sharded, make_grid
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +29,20 @@ def check_sharding(config: TrainConfig) -> None:
 
 
 def cut(
-    model: nn.Module, config: ParallelConfig, device: torch.device, ranks: Ranks
+    model: nn.Module,
+    config: ParallelConfig,
+    device: torch.device,
+    ranks: Ranks,
+    read: ReadRows | None = None,
 ) -> ShardedModel | None:
     """Cuts a model in place, the same on every rank; None where it is to stay whole.
 
     Args:
-        model: On the CPU or the device.
+        model: On the CPU or the device, and where ``read`` is given on the meta device.
         config: Whether, and into how many shards.
         device: What this rank computes on.
         ranks: The processes; from now on they may run the model inside ``settled``.
+        read: Reads the shards of what is on the meta device.
 
     Raises:
         InputError: A parameter cannot be sharded.
@@ -59,6 +64,7 @@ def cut(
         blocks=blocks,
         accumulates_shards=config.accumulate == SHARDED,
         offload=config.cpu_offload and device.type != "cpu",
+        read=read,
     )
     ranks.served = shards.served
     return shards

@@ -1,5 +1,6 @@
 """From a task and a model to what joins them: the model's head, its tokenizer and the encoding."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -15,9 +16,16 @@ from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
+from dpft.models.checkpoint_rows import (
+    CheckpointRows,
+    NotInShards,
+    RowsOfModel,
+    checkpoint_rows,
+)
 from dpft.models.heads import padding_id
 from dpft.models.loading import language_head, meta_model, new_names, seeded
 from dpft.models.positions import takes_position_ids, takes_token_types
+from dpft.models.source import loading_errors
 from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.runs.lengths import check_lengths, with_max_length
 from dpft.tasks.base import LabelTask, Task
@@ -25,6 +33,8 @@ from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import LabelledExample
+
+logger = logging.getLogger(__name__)
 
 
 def head_of(task: Task, architecture: Architecture) -> Head:
@@ -126,7 +136,12 @@ def encoding_of(
 
 
 def prepare_model(
-    config: TrainConfig, architecture: Architecture, head: Head, *, planned: bool = False
+    config: TrainConfig,
+    architecture: Architecture,
+    head: Head,
+    *,
+    planned: bool = False,
+    rows: CheckpointRows | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Returns the model that the method makes of the configured one, and its new parameters.
 
@@ -138,6 +153,7 @@ def prepare_model(
         architecture: Of the model.
         head: What the model answers with.
         planned: Only the shapes matter, so that no tokenizer is needed.
+        rows: As in ``load_model``.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
@@ -145,11 +161,49 @@ def prepare_model(
     new = new_names(architecture, head)
     tokens = config.task.special_tokens
     started = () if planned else tokens
-    model = load_with_tokens(architecture, head, started, seed=config.train.seed)
+    model = load_with_tokens(architecture, head, started, seed=config.train.seed, rows=rows)
     if planned:
         grow_as_planned(model, architecture, head, tokens)
     with seeded(config.train.seed):
         return config.method.prepare(model, new), new
+
+
+def prepare_in_shards(
+    config: TrainConfig, architecture: Architecture, head: Head
+) -> tuple[PreTrainedModel, frozenset[str], RowsOfModel | None]:
+    """Returns what ``prepare_model`` does, the checkpoint's weights on the meta device.
+
+    Each rank reads its own rows of them once the model is cut; what the checkpoint lacks is real.
+    A model whose weights cannot be read so is loaded whole, and nothing is left to read: one that
+    does not come from a checkpoint, or gets rows for new tokens, or of whose weights the method
+    makes others.
+
+    Raises:
+        InputError: As ``prepare_model``.
+    """
+    try:
+        rows = _rows_of(architecture)
+        model, new = prepare_model(config, architecture, head, rows=rows)
+        return model, new, rows.emptied(model)
+    except NotInShards as error:
+        reason = str(error)
+    except (InputError, RuntimeError):
+        reason = "its weights are changed when it is loaded"  # else it fails again, and says why
+    model, new = prepare_model(config, architecture, head)
+    logger.warning("parallel=fsdp: each process loads the whole model first: %s", reason)
+    return model, new, None
+
+
+def _rows_of(architecture: Architecture) -> CheckpointRows:
+    """Returns the checkpoint of a model.
+
+    Raises:
+        NotInShards: There is none.
+    """
+    if architecture.model.init != "pretrained":
+        raise NotInShards("it starts at random")
+    with loading_errors(architecture.model):
+        return checkpoint_rows(architecture.model)
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:

@@ -87,7 +87,7 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
         return prepared
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
     _refuse_different(_known_by(prepared, key), ranks)
-    ranks.copy_first(list(model_state(prepared.model).values()))
+    ranks.copy_first([t for t in model_state(prepared.model).values() if not t.is_meta])
     if not prepared.config.parallel.shards_model:  # else once it is cut: it may not fit whole
         check_arithmetic(prepared, ranks)
     privacy = prepared.plan.privacy
@@ -177,7 +177,8 @@ def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
         {part: len(records) for part, records in prepared.division.scored.items()},
         prepared.plan.steps,
     )
-    shapes = {name: list(t.shape) for name, t in model_state(prepared.model).items()}
+    state = model_state(prepared.model)
+    shapes = {name: [list(t.shape), t.is_meta] for name, t in state.items()}
     return {
         "data": fingerprint(training_set.examples, training_set.units, key),
         "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),

@@ -1,0 +1,187 @@
+"""A checkpoint's weights that are not read until a rank knows which rows of them are its own.
+
+A model is loaded as always, but with stand-ins in the place of the checkpoint's weights: tensors of
+their shapes that lie in a handful of NaNs. So whatever the checkpoint lacks gets the very values
+that it gets beside real weights, and transformers renames and ties as it does. A stand-in is known
+by where it lies, wherever it ended up. What was computed of one is NaN, and what writes to one
+fails: such a model is loaded whole.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from dpft.models.source import WEIGHT_FILES, ModelConfig, source
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""What safetensors calls the types that are read as float32."""
+
+
+class NotInShards(Exception):
+    """A model whose weights cannot be read row by row; says why."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What stands for one tensor of a checkpoint."""
+
+    key: str
+    file: str
+    values: Tensor
+    """Of the tensor's shape; every number is NaN, and lies where others do."""
+
+    def is_untouched(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor that lies where this one does is this one as it was made."""
+        same = tensor.shape == self.values.shape and tensor.stride() == self.values.stride()
+        return same and bool(self.values.isnan().all()) and tensor.dtype == torch.float32
+
+
+class CheckpointRows:
+    """The tensors of a checkpoint's files, of which rows can be read.
+
+    Guarantees:
+        Rows are the float32 values that ``from_pretrained`` gives them, and nothing else of a file
+        comes into memory, be it as a page of the file.
+    """
+
+    def __init__(self, files: Mapping[str, str], stand_ins: Mapping[str, StandIn]) -> None:
+        """Takes what ``checkpoint_rows`` found.
+
+        Args:
+            files: Where each tensor is, by its key.
+            stand_ins: What stands for it, by its key; one that has none is read at once, as are
+                vectors, which are small and which some models copy.
+        """
+        self._files, self._stand_ins = files, stand_ins
+        self._by_place = {s.values.untyped_storage().data_ptr(): s for s in stand_ins.values()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns what to give ``from_pretrained`` as ``state_dict``."""
+        return {
+            key: self._stand_ins[key].values if key in self._stand_ins else _read(file, key)
+            for key, file in self._files.items()
+        }
+
+    def emptied(self, model: nn.Module) -> "RowsOfModel":
+        """Moves a model's stand-ins to the meta device; what else it has is real, and stays.
+
+        Args:
+            model: Loaded with ``state``, whatever has been done to it since.
+
+        Raises:
+            NotInShards: Something was made of a stand-in.
+        """
+        found: dict[nn.Parameter, StandIn] = {}
+        for name, parameter in model.named_parameters():
+            stand_in = self._stand_in(name, parameter)
+            if stand_in is not None:
+                found[parameter] = stand_in
+        self._read_buffers(model)
+        empty = {
+            p: nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=p.requires_grad)
+            for p in found
+        }
+        keys = {name: found[p].key for name, p in model.named_parameters() if p in found}
+        for module in model.modules():
+            for attribute, held in module._parameters.items():
+                if held is not None and held in empty:
+                    module._parameters[attribute] = empty[held]
+        return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
+
+    def _read_buffers(self, model: nn.Module) -> None:
+        for module in model.modules():
+            for attribute, buffer in module._buffers.items():
+                stand_in = None if buffer is None else self._stand_in(attribute, buffer)
+                if stand_in is not None:
+                    module._buffers[attribute] = _read(stand_in.file, stand_in.key)
+
+    def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
+        """Returns what stands in the place of a tensor; None where it is real.
+
+        Raises:
+            NotInShards: It is neither.
+        """
+        stand_in = self._by_place.get(tensor.untyped_storage().data_ptr())
+        if stand_in is not None and stand_in.is_untouched(tensor):
+            return stand_in
+        if stand_in is not None or (tensor.is_floating_point() and bool(tensor.isnan().any())):
+            raise NotInShards(f"{name} is made of the checkpoint's weights")
+        return None
+
+
+@dataclass(frozen=True)
+class RowsOfModel:
+    """Where the parameters of a model are in a checkpoint, those that lie on the meta device."""
+
+    keys: Mapping[str, str]
+    """What each is called there, by its name in the model, a tied one's first."""
+    files: Mapping[str, str]
+    """In which file each key is."""
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Returns rows of a parameter, from ``first`` up to ``last``, float32 on the CPU."""
+        key = self.keys[name]
+        return _read(self.files[key], key, slice(first, last))
+
+
+def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
+    """Returns the tensors of a checkpoint, none of them read.
+
+    Raises:
+        NotInShards: It has no safetensors.
+    """
+    files: dict[str, str] = {}
+    stand_ins: dict[str, StandIn] = {}
+    for path in _paths(model):
+        with ExitStack() as held:
+            opened: Any = held.enter_context(safe_open(path, framework="pt", backend="pread"))
+            for key in list(opened.keys()):
+                files[key] = path
+                kept = opened.get_slice(key)
+                shape = tuple(kept.get_shape())
+                if kept.get_dtype() in FLOATS and len(shape) > 1 and 0 not in shape:
+                    stand_ins[key] = StandIn(key, path, _stand_in_values(shape))
+    return CheckpointRows(files, stand_ins)
+
+
+def _paths(model: ModelConfig) -> list[str]:
+    """Returns the paths of a checkpoint's files, as ``from_pretrained`` finds them."""
+    where = source(model)
+    where.pop("trust_remote_code")
+    place = where.pop("pretrained_model_name_or_path")
+    single, index = (
+        cached_file(place, name, _raise_exceptions_for_missing_entries=False, **where)
+        for name in WEIGHT_FILES
+    )
+    if single is not None:
+        return [str(single)]
+    if index is None:
+        raise NotInShards("the checkpoint has no safetensors")
+    if Path(place).is_dir():
+        names = set(json.loads(Path(index).read_text())["weight_map"].values())
+        return sorted(str(Path(place) / name) for name in names)
+    paths, _ = get_checkpoint_shard_files(place, index, **where)
+    return [str(path) for path in paths]
+
+
+def _stand_in_values(shape: tuple[int, ...]) -> Tensor:
+    """Returns NaNs of a shape; no two dimensions lie alike, so that no two can be exchanged."""
+    strides = tuple(range(len(shape) - 1, -1, -1))
+    length = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.full((length,), torch.nan).as_strided(shape, strides)
+
+
+def _read(file: str, key: str, rows: slice = slice(None)) -> Tensor:
+    with ExitStack() as held:
+        opened: Any = held.enter_context(safe_open(file, framework="pt", backend="pread"))
+        kept = opened.get_slice(key)
+        values: Tensor = kept[rows] if kept.get_shape() else opened.get_tensor(key)
+        return values.float() if values.is_floating_point() else values
