@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
 
 from dpft.errors import InputError
+from dpft.parallel.described import sharding
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.reductions import FinishPiece
 from dpft.parallel.rounds import Rounds
@@ -144,6 +145,13 @@ class ShardedModel:
         """What bears each parameter's name while its group is gathered, in the model's order."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
+        self.sharding = sharding(
+            grid.shard_size,
+            grid.replicas,
+            accumulates_shards=accumulates_shards,
+            offload=offload,
+        )
+        """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
         """The ranks with the same shard as this one."""
         where = torch.device("cpu") if offload else device
