@@ -1,4 +1,4 @@
-"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, Many processes).
+"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, many processes).
 
 Each block is a group of parameters that are gathered for its forward and backward pass and let go
 again; one root group holds the rest, and everything that several blocks share or is tied. FSDP

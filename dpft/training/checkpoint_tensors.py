@@ -6,7 +6,7 @@ written once, with the first shard. A shard holds rows in order, so that a check
 by any number of ranks, each of which reads the rows that are its own and no others.
 
 ``torch.distributed.checkpoint`` does as much, but its ranks send each other pickled objects (rule
-11), and it takes tensors of which a file is missing as they were in memory.
+11), and where a file of safetensors is gone it may leave tensors as they were, without a word.
 """
 
 import json
