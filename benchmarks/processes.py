@@ -1,5 +1,7 @@
 """Time of a step of one process of two threads, against two processes of one thread each.
 
+The two are replicas (``parallel=ddp``) or hold the model in shards (``parallel=fsdp``).
+
     python -m benchmarks.processes --pairs 5 --data E2E --output benchmarks/results.md
 
 Both runs have the same test seed, so that their steps draw the same records of E2E, 64 in
@@ -23,17 +25,23 @@ from benchmarks.whole_runs import ENDLESS, write_shape
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.md"
-TITLE = "Processes: a step of two replicas against one process of as many threads"
+TITLE = "Processes: a step of two ranks of one thread against one process of two"
 NOTES = (
     "GPT-2's shape (124 M parameters, random weights), records of E2E, an expected batch of 64 in"
     " micro-batches of 8.\nMedian ratio of interleaved steps of the same records by the clock, with"
-    " interquartile range; bytes that the first rank\nhands to the network in a step, and how many"
-    " collective operations it calls."
+    " interquartile range; bytes that the first rank\nhands to the network in a step, how many"
+    " collective operations it calls, and its resident memory at the most."
 )
 COLUMNS = (
-    "row", "time (interquartile range)", "target", "seconds", "sent, MB a step",
-    "collectives a step", "pairs",
+    "parallel", "time (interquartile range)", "target", "seconds", "sent, MB a step",
+    "collectives a step", "peak memory of a process, GB", "pairs",
 )  # fmt: skip
+ROWS = {
+    "ddp": (("parallel=ddp",), 1.10),
+    "fsdp": (("parallel=fsdp",), 1.25),
+    "fsdp, accumulate=sharded": (("parallel=fsdp", "parallel.accumulate=sharded"), 1.25),
+}
+"""The words of each row, and what it should not exceed."""
 WARM_UP = 1
 
 
@@ -44,7 +52,6 @@ class Run:
         launched = [sys.executable, "-m"]
         if processes > 1:
             launched += ["torch.distributed.run", f"--nproc_per_node={processes}", "-m"]
-            words = [*words, "parallel=ddp"]
         self._process = subprocess.Popen(
             [*launched, "benchmarks.rank_worker", *words, f"train.num_threads={threads}"],
             stdin=subprocess.PIPE,
@@ -89,11 +96,12 @@ class Run:
         return self.hear()
 
 
-def measure(words: Sequence[str], *, pairs: int) -> str:
-    """Returns the row of the table in Markdown."""
+def measure(words: Sequence[str], row: str, *, pairs: int) -> str:
+    """Returns a row of the table in Markdown."""
+    own, target = ROWS[row]
     with (
         Run(words, processes=1, threads=2) as one,
-        Run(words, processes=2, threads=1) as two,
+        Run([*words, *own], processes=2, threads=1) as two,
     ):
         for run in (one, two):
             run.hear()
@@ -104,10 +112,11 @@ def measure(words: Sequence[str], *, pairs: int) -> str:
     seconds = [statistics.median(step["seconds"] for step in each) for each in pairs_of]
     sent = statistics.median(step["sent_bytes"] for step, _ in steps)
     calls = statistics.median(step["collectives"] for step, _ in steps)
+    memory = [max(step["peak_bytes"] for step in each) / 1e9 for each in zip(*steps, strict=True)]
     return (
-        f"| 2 ranks of 1 thread / 1 process of 2 | {middle:.3f} ({first:.3f} to {third:.3f}) | 1.10"
+        f"| {row} | {middle:.3f} ({first:.3f} to {third:.3f}) | {target:.2f}"
         f" | {' / '.join(f'{each:.1f}' for each in seconds)} | {sent / 1e6:.1f} | {calls:.0f}"
-        f" | {pairs} |"
+        f" | {' / '.join(f'{each:.2f}' for each in memory)} | {pairs} |"
     )
 
 
@@ -115,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--data", type=Path, help="folder with E2E; else the embedded sample")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -127,17 +137,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         shape = Path(name)
         write_shape(shape)
-        row = measure(
-            [
-                "task=e2e", source, "model=gpt2", f"model.path={shape}", "model.init=random",
-                "train.expected_batch_size=64", "train.micro_batch_size=8", ENDLESS,
-                "privacy.eps=null", "privacy.noise_multiplier=1", "privacy.delta=1e-5",
-                "privacy.noise_seed=1",
-            ],
-            pairs=options.pairs,
-        )  # fmt: skip
-    print(row, flush=True)
-    tables.write(options.output, table + row + "\n")
+        words = [
+            "task=e2e", source, "model=gpt2", f"model.path={shape}", "model.init=random",
+            "train.expected_batch_size=64", "train.micro_batch_size=8", ENDLESS,
+            "privacy.eps=null", "privacy.noise_multiplier=1", "privacy.delta=1e-5",
+            "privacy.noise_seed=1",
+        ]  # fmt: skip
+        for name in options.rows:
+            row = measure(words, name, pairs=options.pairs)
+            print(row, flush=True)
+            table += row + "\n"
+    tables.write(options.output, table)
 
 
 if __name__ == "__main__":

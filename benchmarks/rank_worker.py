@@ -7,6 +7,7 @@ line of input before the next one; the others wait for it in the draw.
 
 import json
 import logging
+import resource
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ class Clock:
             "step": public.step,
             "seconds": seconds,
             "sent_bytes": traffic.sent_bytes - self._sent,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "collectives": traffic.collectives.total() - self._calls,
         }
         print(json.dumps(took), flush=True)

@@ -60,6 +60,7 @@ CHECKPOINT = "step-" + 8 * "[0-9]"
 PARTIAL_CHECKPOINT = ".step-*.partial"
 """Pattern of the folders of checkpoints that are being written."""
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+"""In each checkpoint; of a model in shards each shard's own, ``shard_name``."""
 STATE, KEYS = "state.json", "generators.json"
 """In each checkpoint: what the run is bound to, and its secret keys while it has any."""
 CHECKPOINT_STATES = f"{CHECKPOINTS}/{CHECKPOINT}/{STATE}"
@@ -133,6 +134,20 @@ def is_base_model(path: str | Path) -> bool:
 def trial_folder(run: Path, number: int) -> Path:
     """Returns the folder of a search's trial, counted from 0; private."""
     return run / TUNING / f"trial-{number}"
+
+
+def shard_name(name: str, shard: int, shards: int) -> str:
+    """Returns the name of the file with one shard, counted from 0, of what a file would hold.
+
+    >>> [shard_name(WEIGHTS, shard, 2) for shard in range(2)]
+    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
+    >>> shard_name(WEIGHTS, 0, 1)
+    'model.safetensors'
+    """
+    if shards == 1:
+        return name
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{shard + 1:05d}-of-{shards:05d}.{suffix}"
 
 
 def checkpoint_name(step: int) -> str:

@@ -7,11 +7,13 @@ noise.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -228,3 +230,10 @@ def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
     if not received:
         return []
     return [int(each) for each in torch.frombuffer(bytearray(received), dtype=torch.int64)]
+
+
+def first_path(path: Path | None, ranks: Ranks) -> Path | None:
+    """Returns the first rank's path, absolute, on every rank; what the others give is not read."""
+    own = b"" if path is None else os.fsencode(path.absolute())
+    heard = ranks.broadcast(own)
+    return Path(os.fsdecode(heard)) if heard else None

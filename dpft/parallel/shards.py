@@ -1,4 +1,4 @@
-"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, Many processes).
+"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, many processes).
 
 Each block is a group of parameters that are gathered for its forward and backward pass and let go
 again; one root group holds the rest, and everything that several blocks share or is tied. FSDP
@@ -18,7 +18,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
 
 from dpft.errors import InputError
-from dpft.parallel.local import local
+from dpft.parallel.described import sharding
+from dpft.parallel.local import local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.reductions import FinishPiece
 from dpft.parallel.rounds import Rounds
@@ -143,7 +144,7 @@ class ShardedModel:
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
         model.register_forward_pre_hook(_gathered_plainly, prepend=True)
         if read is not None:
-            _fill(model, read, grid, torch.device("cpu") if offload else device)
+            _fill(model, read, torch.device("cpu") if offload else device)
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         for group in self._groups:
             self._let_go_on_time(group)
@@ -151,6 +152,13 @@ class ShardedModel:
         """What bears each parameter's name while its group is gathered, in the model's order."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
+        self.sharding = sharding(
+            grid.shard_size,
+            grid.replicas,
+            accumulates_shards=accumulates_shards,
+            offload=offload,
+        )
+        """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
         """The ranks with the same shard as this one."""
         where = torch.device("cpu") if offload else device
@@ -274,17 +282,16 @@ class _Gathering(AllGather):
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, read: ReadRows, grid: Grid, device: torch.device) -> None:
+def _fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
     """Gives each shard on the meta device storage, and the rows that it is to hold."""
     filled: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
             continue
         made = torch.empty_like(parameter, device=device)
-        shard = local(made)
-        first = grid.place[1] * -(-parameter.shape[0] // grid.shard_size)
-        if shard.numel():
-            shard.copy_(read(name, first, first + len(shard)))
+        first, last = rows_here(made) or (0, len(made))
+        if last > first:
+            local(made).copy_(read(name, first, last))
         filled[parameter] = nn.Parameter(made, requires_grad=parameter.requires_grad)
     for module in model.modules():
         for attribute, held in module._parameters.items():

@@ -1,44 +1,37 @@
 """Checkpoints: all of a run's state between two steps, whole or absent.
 
 A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
-Tensors are safetensors, the rest is JSON; nothing is pickled. The secret keys are a file of their
-own, so that they can be deleted. A checkpoint's go when the next checkpoint is complete, since the
-noise of every later step can be computed from them; the last ones go when the run has ended.
+Tensors are safetensors, the rest is JSON; nothing is pickled. Of a model in shards every rank
+writes its own, and the first rank the rest (``checkpoint_tensors``). The secret keys are a file of
+their own, so that they can be deleted. A checkpoint's go when the next checkpoint is complete,
+since the noise of every later step can be computed from them; the last ones go when the run has
+ended.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from dpft.errors import InputError, RunError, StateError
+from dpft.errors import InputError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
+from dpft.parallel.shares import in_turn
 from dpft.run_folder import (
     CHECKPOINT,
     KEYS,
-    OPTIMIZER,
     PARTIAL_CHECKPOINT,
     STATE,
-    WEIGHTS,
     checkpoint_name,
 )
+from dpft.training.checkpoint_tensors import check_reachable, restore_tensors, write_tensors
 from dpft.training.key_file import KeyFile, read_key_file, write_key_file
-from dpft.training.training_state import (
-    TrainingState,
-    model_state,
-    optimizer_state,
-    restore_optimizer,
-    restore_scheduler,
-)
+from dpft.training.tensor_files import checksum
+from dpft.training.training_state import TrainingState, restore_scheduler
 
 WAY_OUT = (
     "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
@@ -75,10 +68,12 @@ def save_checkpoint(
     run: Mapping[str, Any] | None = None,
     generators: Mapping[str, Any] | None = None,
     keep: int = 1,
+    shards: ShardedModel | None = None,
 ) -> Path:
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
-    The older ones that are left lose their secret keys.
+    The older ones that are left lose their secret keys. Of a model in shards the first rank calls
+    this while all others call ``help_save``.
 
     Args:
         folder: The run's ``private/checkpoints``; made if need be.
@@ -87,36 +82,57 @@ def save_checkpoint(
         run: What the run is bound to: plan, environment, lines and head of the ledger.
         generators: Secret keys or generator states, of this step and not of an earlier one.
         keep: Checkpoints to leave.
+        shards: The model, where each rank has a shard of it.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        RunError: A rank could not write; the checkpoint before is whole.
+        SaidElsewhere: Another rank than the first could not, and this one says why.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(folder.parent)
+    ranks = ALONE if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
-    partial = _empty_partial(target)
-    _save_tensors(partial / WEIGHTS, model_state(training_state.model))
-    _save_tensors(partial / OPTIMIZER, optimizer_state(training_state))
-    files, keys_changed = [WEIGHTS, OPTIMIZER], 0
-    if generators is not None:
-        keys_changed = write_key_file(partial / KEYS, generators)
-        files.append(KEYS)
-    state: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "step": step,
-        "scheduler_step": training_state.scheduler.last_epoch,
-        "run": dict(run or {}),
-        "keys_changed": keys_changed,
-        "checksums": {name: _checksum(partial / name) for name in files},
-    }
-    write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
-    _put_in_place(partial, target)
-    _drop_older(folder, keep)
+    with ranks.settled():
+        partial = _empty_partial(target)
+    checksums = write_tensors(partial, training_state, shards)
+    with ranks.settled():
+        keys_changed = 0
+        if generators is not None:
+            keys_changed = write_key_file(partial / KEYS, generators)
+            checksums[KEYS] = checksum(partial / KEYS)
+        state: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "step": step,
+            "scheduler_step": training_state.scheduler.last_epoch,
+            "run": dict(run or {}),
+            "shards": 1 if shards is None else shards.grid.shard_size,
+            "keys_changed": keys_changed,
+            "checksums": checksums,
+        }
+        write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
+        _put_in_place(partial, target)
+        _drop_older(folder, keep)
     return target
+
+
+def help_save(training_state: TrainingState, shards: ShardedModel) -> None:
+    """Writes this rank's shard of the checkpoint that the first rank saves at the same time.
+
+    Raises:
+        SaidElsewhere: A rank could not write, and the first one says why.
+    """
+    with shards.ranks.settled():
+        pass  # The first one makes the folder.
+    write_tensors(None, training_state, shards)
+    with shards.ranks.settled():
+        pass  # It writes the keys and the state, and gives the folder its name.
 
 
 def _empty_partial(target: Path) -> Path:
     """Makes the folder to write a checkpoint in; removes those that killed processes left."""
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(target.parent.parent)
     for stale in target.parent.glob(PARTIAL_CHECKPOINT):
         shutil.rmtree(stale)
     partial = target.with_name(f".{target.name}.partial")
@@ -143,24 +159,27 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path=path, step=int(state["step"]), run=state["run"], keys_changed=changed)
 
 
-def restore_checkpoint(path: Path, training_state: TrainingState) -> int:
+def restore_checkpoint(
+    path: Path, training_state: TrainingState, *, shards: ShardedModel | None = None
+) -> int:
     """Puts model, optimizer and schedule back to a checkpoint; returns its step.
+
+    In how many shards it was written does not matter. Every rank of a model in shards calls this,
+    reads what is its own, and holds its share of the files against their checksums.
 
     Raises:
         StateError: A file is missing, damaged, or of another model.
+        RunError: A rank cannot reach the folder.
+        SaidElsewhere: So it is on another rank, and the first one says why.
     """
-    state = _read_state(path)
-    weights, moments = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
-    own = model_state(training_state.model)
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
-        raise StateError(
-            f"{path} is a checkpoint of another model; put the model that the run began with back."
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
-    restore_optimizer(training_state, moments)
-    restore_scheduler(training_state, int(state["scheduler_step"]))
+    ranks = ALONE if shards is None else shards.ranks
+    with ranks.settled():
+        if ranks.size > 1:
+            check_reachable(path, ranks)
+        state = _read_state(path, ranks)
+    with ranks.settled():
+        restore_tensors(path, training_state, int(state.get("shards", 1)))
+        restore_scheduler(training_state, int(state["scheduler_step"]))
     return int(state["step"])
 
 
@@ -194,8 +213,8 @@ def _delete_keys(checkpoint: Path) -> None:
     sync_folder(checkpoint)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """Returns state.json after checking its own checksum and those of the other files.
+def _read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Returns state.json after checking its own checksum and those of a rank's share of the files.
 
     The generator states may be gone: they are deleted when a run has ended.
 
@@ -207,48 +226,39 @@ def _read_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
         check_version(state["schema_version"], path / STATE)
         known = state.pop("checksum")
-        present = [n for n in state["checksums"] if n != KEYS or (path / n).exists()]
-        actual = {name: _checksum(path / name) for name in present}
-    except InputError:
+        if _digest(state) != known:
+            raise _damaged(path / STATE)
+        names = sorted(n for n in state["checksums"] if n != KEYS)
+        own = [names[place] for place in in_turn(len(names), ranks)]
+        if ranks.is_first and KEYS in state["checksums"] and (path / KEYS).exists():
+            own.append(KEYS)
+        for name in own:
+            _check_file(path / name, state["checksums"][name])
+    except (InputError, StateError):
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateError(
             f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
         ) from error
-    if _digest(state) != known:
-        raise _damaged(path / STATE)
-    for name, checksum in actual.items():
-        if checksum != state["checksums"][name]:
-            raise _damaged(path / name)
     return state
+
+
+def _check_file(path: Path, known: str) -> None:
+    """Holds a file against its checksum.
+
+    Raises:
+        StateError: It is gone or damaged.
+    """
+    try:
+        actual = checksum(path)
+    except FileNotFoundError as error:
+        raise StateError(f"{path} is gone, a file of a checkpoint; {WAY_OUT}.") from error
+    if actual != known:
+        raise _damaged(path)
 
 
 def _damaged(path: Path) -> StateError:
     return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors to disk.
-
-    Raises:
-        RunError: The disk is full, or the folder may not be written to.
-    """
-    written = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(written, path)
-    except SafetensorError as error:
-        raise RunError(
-            f"{path} could not be written ({error}); a checkpoint before it is whole. Make room,"
-            " then go on with the run, or begin it anew if it had none."
-        ) from None
-    path.chmod(0o600)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(state: Mapping[str, Any]) -> str:

@@ -1,11 +1,13 @@
-"""Training on the processes that write nothing: all but the first of a run.
+"""Training on all processes of a run but the first.
 
 They take the same steps at the same time, each with its share of the records. Ledger, journal,
-checkpoints, reports and every line on a screen are the first one's.
+checkpoints, reports and every line on a screen are the first one's; where the model is in shards,
+each process writes its own shard of a checkpoint.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from dpft.privacy.journal import ReplayError
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import restore_randomness
+from dpft.training.checkpoint import help_save
 from dpft.training.compiling import compilation_of, compiled_calls, private_cache
-from dpft.training.loop import StepEngine, train
+from dpft.training.loop import StepEngine, StepStatistics, train
 from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, StepsTogether, share_start
@@ -49,9 +52,10 @@ def follow_privately(recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPri
             return
         recipe.method.begin_step(recipe.model, start.done)
         engine = private_engine(recipe, plan, privacy, start)
+        goes_on = start.goes_on
         del start  # It holds the keys of the step.
         try:
-            _take_steps(recipe, training_state, engine)
+            _take_steps(recipe, training_state, engine, goes_on=goes_on)
             return
         except SaidElsewhere as error:
             if error.kind != ReplayError.__name__:
@@ -80,7 +84,7 @@ def follow_ordinarily(recipe: Recipe, steps: int) -> None:
         shards=recipe.shards,
     )
     with compiled_calls(recipe.model, compilation_of(recipe.training_set)):
-        _take_steps(recipe, training_state, engine)
+        _take_steps(recipe, training_state, engine, goes_on=start.goes_on)
 
 
 def private_engine(
@@ -106,9 +110,41 @@ def private_engine(
     )
 
 
-def _take_steps(recipe: Recipe, training_state: TrainingState, engine: StepEngine) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AfterFollowedStep:
+    """What a process does when its weights have moved, beside the first: help to save, and end."""
+
+    together: StepsTogether
+    """What every process does first."""
+    save: Callable[[], None]
+    """Writes this process's part of a checkpoint."""
+
+    def __call__(self, statistics: StepStatistics) -> None:
+        """Ends a step.
+
+        Raises:
+            SystemExit: A process of the run was terminated.
+            SaidElsewhere: The checkpoint could not be written.
+        """
+        ended = self.together.end(statistics)
+        if ended.is_saved:
+            self.save()
+        if ended.stops:
+            self.together.stop()
+
+
+def _take_steps(
+    recipe: Recipe, training_state: TrainingState, engine: StepEngine, *, goes_on: bool
+) -> None:
     """Runs the loop; what a compiler keeps goes with the steps, as the first process's does."""
+
+    def save() -> None:
+        if recipe.shards is not None:
+            help_save(training_state, recipe.shards)
+
     compiles = recipe.training_set.compile
+    if not goes_on:
+        save()
     with (
         tempfile.TemporaryDirectory() as cache,
         private_cache(Path(cache), wanted=compiles),
@@ -120,11 +156,14 @@ def _take_steps(recipe: Recipe, training_state: TrainingState, engine: StepEngin
             engine=engine,
             optimizer=training_state.optimizer,
             scheduler=training_state.scheduler,
-            after_step=StepsTogether(
-                recipe=recipe,
-                last_step=engine.steps,
-                non_finite=lambda: getattr(engine, "non_finite", 0),
-                terminated=terminated,
+            after_step=AfterFollowedStep(
+                together=StepsTogether(
+                    recipe=recipe,
+                    last_step=engine.steps,
+                    non_finite=lambda: getattr(engine, "non_finite", 0),
+                    terminated=terminated,
+                ),
+                save=save,
             ),
             hooks=recipe.method,
             ranks=recipe.ranks,

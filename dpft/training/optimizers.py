@@ -8,7 +8,7 @@ the schedule read no record either, so none of this costs privacy.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 
@@ -29,6 +29,9 @@ SCHEDULES = {
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(ABC):
     """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
+
+    works_on_shards: ClassVar[bool] = True
+    """Whether it moves each number of a parameter by that number's own gradient and moments."""
 
     name: str
     """Which optimizer; chosen by optimizer=NAME."""
@@ -127,6 +130,7 @@ class Adafactor(OptimizerConfig):
     number of steps if that is less, times its own root mean square.
     """
 
+    works_on_shards: ClassVar[bool] = False
     name: str = "adafactor"
     beta2_decay: float = -0.8
     """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
@@ -213,6 +217,19 @@ def optimizer_class(name: str) -> type[OptimizerConfig]:
     if name not in OPTIMIZERS:
         raise InputError(f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, got {name!r}.")
     return OPTIMIZERS[name]
+
+
+def check_works_on_shards(config: OptimizerConfig) -> None:
+    """Refuses an optimizer that reads more of a parameter than the shard that lies here.
+
+    Raises:
+        InputError: It is Adafactor, whose steps follow from sums over rows and columns.
+    """
+    if not config.works_on_shards:
+        raise InputError(
+            f"optimizer={config.name} needs whole parameters, got parallel=fsdp, which cuts them"
+            " into shards; choose optimizer=adamw, adam or sgd, or parallel=ddp."
+        )
 
 
 def make_optimizer(

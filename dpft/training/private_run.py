@@ -93,6 +93,7 @@ class PrivateRun:
             memory_mb=privacy.clipper_memory_mb,
             settings=(session.method, session.optimizer, session.scheduler, *rates),
             ranks=session.ranks,
+            shards=session.shards,
         )
 
     def begin(self) -> None:
@@ -180,7 +181,12 @@ class PrivateRun:
         session = self._witnessed(ledger)
         done = 0 if resume_point is None else resume_point.checkpoint.step
         training_state = prepare_training_state(session, self.plan.steps, resume_point)
-        start = Start(done=done, last_step=last_step, secrets=randomness.state(done))
+        start = Start(
+            done=done,
+            last_step=last_step,
+            secrets=randomness.state(done),
+            goes_on=resume_point is not None,
+        )
         share_start(start, training_state, session.ranks)
         del start  # It holds the keys of the step.
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))

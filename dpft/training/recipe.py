@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from dpft.methods.base import Method, MethodPhase
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.ranks import ALONE, Ranks, first_path
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.training.checkpoint import restore_checkpoint
@@ -14,6 +14,7 @@ from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import (
     OptimizerConfig,
     SchedulerConfig,
+    check_works_on_shards,
     make_optimizer,
     make_scheduler,
 )
@@ -63,13 +64,29 @@ def prepare_training_state(
 ) -> TrainingState:
     """Returns model, optimizer and schedule as they are before the next step.
 
+    Where the model is in shards, every rank calls this at the same time, and reads its own part of
+    the checkpoint from which the first one goes on.
+
+    Args:
+        recipe: What steps are taken with.
+        steps: How many are planned.
+        resume_point: Where the run goes on from; None: it begins, or, on another rank than the
+            first, that one knows.
+
     Raises:
+        InputError: The optimizer cannot work on shards.
         StateError: The checkpoint is of another model.
+        SaidElsewhere: Another rank cannot read its part, and the first one says why.
     """
+    if recipe.shards is not None:
+        check_works_on_shards(recipe.optimizer)
     recipe.method.begin_step(recipe.model, 0)
     training_state = _fresh_training_state(recipe, steps)
-    if resume_point is not None:
-        restore_checkpoint(resume_point.checkpoint.path, training_state)
+    path = None if resume_point is None else resume_point.checkpoint.path
+    if recipe.shards is not None:
+        path = first_path(path, recipe.ranks)
+    if path is not None:
+        restore_checkpoint(path, training_state, shards=recipe.shards)
     return training_state
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.parallel.local import local
+from dpft.parallel.local import is_cut, local
 from dpft.parallel.ranks import Ranks
 from dpft.training.loop import StepStatistics
 from dpft.training.recipe import Recipe
@@ -34,20 +34,27 @@ class Start:
     """The step to end at."""
     secrets: Mapping[str, Any]
     """Keys of the next step, or generator states; ready for JSON."""
+    goes_on: bool = False
+    """Whether the checkpoint to begin with is there already."""
 
 
 def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
     """Returns the first process's start on each, its weights and optimizer in place of their own.
 
+    What is cut into shards stays: each rank has its own, and the moments that go with it.
+
     Args:
         start: The first one's; None on the others.
-        training_state: Of the same model and optimizer everywhere; moments may be missing.
+        training_state: Of the same model and optimizer everywhere; moments may be missing, where
+            the model is whole.
         ranks: The processes.
     """
     if ranks.size == 1:
         assert start is not None
         return start
-    moments = {} if start is None else optimizer_state(training_state)
+    weights = model_state(training_state.model).values()
+    in_shards = any(is_cut(tensor) for tensor in weights)
+    moments = {} if start is None or in_shards else optimizer_state(training_state)
     said = ranks.broadcast(
         json.dumps(
             {
@@ -62,9 +69,9 @@ def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks
     )
     heard = json.loads(said)
     with torch.no_grad():
-        ranks.copy_first(list(model_state(training_state.model).values()))
+        ranks.copy_first([tensor for tensor in weights if not is_cut(tensor)])
     received = _received(moments, heard["moments"], ranks)
-    if not ranks.is_first:
+    if not ranks.is_first and not in_shards:
         restore_optimizer(training_state, received)
         restore_scheduler(training_state, int(heard["schedule"]))
     return Start(**heard["start"])
@@ -107,15 +114,6 @@ class StepsTogether:
     """How many examples this process left out so far; private."""
     terminated: Callable[[], bool]
     """Whether SIGTERM has come to this process."""
-
-    def __call__(self, statistics: StepStatistics) -> None:
-        """Ends a step on a process that writes nothing.
-
-        Raises:
-            SystemExit: A process of the run was terminated.
-        """
-        if self.end(statistics).stops:
-            self.stop()
 
     def stop(self) -> NoReturn:
         """Ends the run on every process, once the first one's checkpoint is complete.

@@ -18,6 +18,7 @@ import torch
 from dpft import __version__
 from dpft.errors import InputError
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
@@ -79,6 +80,7 @@ def environment(
     memory_mb: int,
     settings: Sequence[Any] = (),
     ranks: Ranks = ALONE,
+    shards: ShardedModel | None = None,
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
@@ -88,8 +90,10 @@ def environment(
         memory_mb: What the clipper may spend.
         settings: What moves the weights that later sums are of: method, optimizer, learning rate.
         ranks: The processes whose sums are added up, in their order.
+        shards: The model, where each of them has a shard of it.
     """
     device = training_set.device
+    sharding = {} if shards is None else {"sharding": shards.sharding}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "device": f"{device.type} {name}".strip(),
@@ -104,7 +108,7 @@ def environment(
         "padded_to": training_set.layout.pad_to_multiple_of,
         "packages": {name: version(name) for name in PACKAGES},
         "precision": training_set.precision,
-        "processes": ranks.described,
+        "processes": ranks.described | sharding,
         "sampling": SAMPLING_SOURCE,
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest(),
         "threads": torch.get_num_threads(),

@@ -61,7 +61,8 @@ def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | N
     """
     training_state = prepare_training_state(session, steps, resume_point)
     done = 0 if resume_point is None else resume_point.checkpoint.step
-    share_start(Start(done=done, last_step=steps, secrets={}), training_state, session.ranks)
+    start = Start(done=done, last_step=steps, secrets={}, goes_on=resume_point is not None)
+    share_start(start, training_state, session.ranks)
     session.method.begin_step(session.model, min(done, steps - 1))
     engine = OrdinaryEngine(
         session.model,
@@ -125,7 +126,8 @@ def take_steps(
     def save(step: int) -> None:
         keep = session.settings.keep
         folder = private_path(session.folder, CHECKPOINTS)
-        save_checkpoint(folder, step, training_state, keep=keep, **beside_state())
+        beside = beside_state()
+        save_checkpoint(folder, step, training_state, keep=keep, shards=session.shards, **beside)
 
     compiles = session.training_set.compile
     with closing(diagnostics), private_cache(session.folder, wanted=compiles):

@@ -32,7 +32,7 @@ def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
         parameter: name for name, parameter in training_state.model.named_parameters()
     }
     return {
-        f"{names[parameter]}/{key}": torch.as_tensor(value)
+        f"{names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.as_tensor(value)
         for parameter, entries in training_state.optimizer.state.items()
         for key, value in entries.items()
     }

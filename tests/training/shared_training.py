@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.methods.base import Method
+from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shares import Share
 from dpft.training import loop as loop_module
@@ -19,7 +20,7 @@ from dpft.training.recipe import Recipe
 from dpft.training.resume import find_resume_point
 from dpft.training.session import Session, train_ordinarily
 from dpft.training.training_config import TrainingConfig
-from tests.parallel.small_steps import Case, plan_of, prepared, records
+from tests.parallel.small_steps import Case, plan_of, prepared, records, sharded
 from tests.training.toy import privacy, spent
 
 Weights = dict[str, Tensor]
@@ -86,6 +87,8 @@ def die_after(step: int) -> None:
 
 
 def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Recipe:
+    cut = run.case.shard_size is not None and ranks.size > 1
+    shards = sharded(model, run.case, ranks) if cut else None
     return Recipe(
         model=model,
         method=method,
@@ -96,15 +99,16 @@ def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> 
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,
         ranks=ranks,
+        shards=shards,
     )
 
 
 def records_of(run: Training) -> TrainingSet:
-    whole = records(run.case)
+    as_ever = records(run.case)
     if not run.changed_record:
-        return whole
-    others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in whole.examples]
-    return replace(whole, examples=others)
+        return as_ever
+    others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in as_ever.examples]
+    return replace(as_ever, examples=others)
 
 
 def session_of(recipe: Recipe, folder: Path) -> Session:
@@ -113,7 +117,7 @@ def session_of(recipe: Recipe, folder: Path) -> Session:
 
 
 def weights_of(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return {name: whole(value.detach()).clone() for name, value in model.state_dict().items()}
 
 
 def check_alike(answers: list[Weights]) -> None:

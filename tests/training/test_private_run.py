@@ -20,6 +20,7 @@ from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
+from dpft.training import tensor_files
 from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
@@ -79,7 +80,7 @@ MOMENTS = {
     "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
-    "inside a checkpoint's write": (checkpoint_module, "save_file", on_call(5, tear_tensors)),
+    "inside a checkpoint's write": (tensor_files, "save_file", on_call(5, tear_tensors)),
     "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
@@ -487,6 +488,7 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
             "step",
             "scheduler_step",
             "run",
+            "shards",
             "keys_changed",
             "checksums",
             "checksum",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE
+from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 
 NETWORK_ASSUMED = (
     "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"
@@ -38,7 +38,8 @@ def network_sentences(privacy: Mapping[str, Any]) -> list[str]:
 def _words(session: Mapping[str, Any]) -> str:
     if session["world_size"] == 1:
         return "1"
+    held = "the whole model" if session["sharding"] == NOT_SHARDED else "a shard of the model"
     return (
-        f"{session['world_size']}, each with the whole model (sharding: {session['sharding']});"
+        f"{session['world_size']}, each with {held} (sharding: {session['sharding']});"
         f" between them: {session['network']}"
     )

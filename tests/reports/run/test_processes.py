@@ -1,4 +1,4 @@
-from dpft.parallel.described import described
+from dpft.parallel.described import described, sharding
 from dpft.reports.run.processes import network_sentences, process_record, process_rows
 
 ALONE = described(1, on_one_node=True)
@@ -21,3 +21,10 @@ def test_what_epsilon_assumes_of_a_network_is_said_where_there_was_one() -> None
     (sentence,) = network_sentences(process_record([HERE, ACROSS]))
     assert "trusted or encrypted network" in sentence
     assert "loopback" in str(process_rows({"processes": [HERE]}))
+
+
+def test_what_each_process_held_is_said() -> None:
+    in_shards = HERE | {"sharding": sharding(2, 1, accumulates_shards=True)}
+    (_, whole), (_, cut) = process_rows(process_record([HERE, in_shards]))
+    assert whole.startswith("2, each with the whole model (sharding: none);")
+    assert "2, each with a shard of the model (sharding: fsdp, 2 shards x 1 replicas" in cut

@@ -1,0 +1,108 @@
+"""Training states of a small model, whole or in shards, and what is in them, for a comparison."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.local import cut_like, whole
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shards import ShardedModel, make_grid
+from dpft.training.checkpoint import help_save, restore_checkpoint, save_checkpoint
+from dpft.training.optimizers import (
+    AdamW,
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
+from dpft.training.training_state import TrainingState, model_state, optimizer_state
+from tests.training.toy import tiny_model
+
+
+@dataclass
+class Contents:
+    """All of a training state, whole."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    schedule: int
+    learning_rate: float
+
+    def check_same(self, other: "Contents") -> None:
+        """Fails where a bit differs."""
+        assert (self.schedule, self.learning_rate) == (other.schedule, other.learning_rate)
+        for own, others in ((self.weights, other.weights), (self.moments, other.moments)):
+            assert own.keys() == others.keys()
+            assert [name for name in own if not torch.equal(own[name], others[name])] == []
+
+
+def state_on(
+    ranks: Ranks, shard_size: int | None, *, seed: int = 0, config: OptimizerConfig | None = None
+) -> tuple[TrainingState, ShardedModel | None]:
+    """Returns a state before its first step, cut where a number of shards is given."""
+    model = tiny_model(seed)
+    model.few_rows = nn.Parameter(torch.randn(3, 2))  # the last of four shards has none of them
+    model.register_buffer("count", torch.tensor(100 + seed))
+    shards = None
+    if shard_size is not None:
+        grid = make_grid(ranks, shard_size, torch.device("cpu"))
+        shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
+        ranks.served = shards.served
+    optimizer = make_optimizer(
+        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
+    )
+    scheduler = make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10)
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler), shards
+
+
+def take_steps(state: TrainingState, count: int) -> None:
+    """Takes steps of made-up gradients, the same on every rank."""
+    for _ in range(count):
+        generator = torch.Generator().manual_seed(state.scheduler.last_epoch)
+        for parameter in state.model.parameters():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = cut_like(parameter, gradient)
+        state.optimizer.step()
+        state.scheduler.step()
+
+
+def contents(state: TrainingState) -> Contents:
+    """Returns all of a state; every rank calls it."""
+    return Contents(
+        weights={n: whole(t.detach()).clone() for n, t in model_state(state.model).items()},
+        moments={n: whole(t.detach()).clone() for n, t in optimizer_state(state).items()},
+        schedule=state.scheduler.last_epoch,
+        learning_rate=float(state.optimizer.param_groups[0]["lr"]),
+    )
+
+
+def save_on(
+    ranks: Ranks, folder: Path, step: int, state: TrainingState, shards: ShardedModel | None
+) -> None:
+    """Saves a checkpoint as a run does: the first rank leads, the others help."""
+    if ranks.is_first:
+        keys = {"noise": ["0102"]}
+        save_checkpoint(folder, step, state, run={"plan": 1}, generators=keys, shards=shards)
+    elif shards is not None:
+        help_save(state, shards)
+
+
+def saved(ranks: Ranks, folder: Path, shard_size: int | None, config: OptimizerConfig) -> Contents:
+    """Saves a state after two steps, and returns what is in it after two more."""
+    state, shards = state_on(ranks, shard_size, config=config)
+    take_steps(state, 2)
+    save_on(ranks, folder, 2, state, shards)
+    found = contents(state)
+    take_steps(state, 2)
+    return found
+
+
+def restored(ranks: Ranks, path: Path, shard_size: int | None, config: OptimizerConfig) -> Contents:
+    """Returns what a state has that was another one before it was put back to a checkpoint."""
+    state, shards = state_on(ranks, shard_size, seed=9, config=config)
+    take_steps(state, 1)
+    assert restore_checkpoint(path, state, shards=shards) == 2
+    return contents(state)
