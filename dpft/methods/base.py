@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
+LARGEST_FILE = "5GB"
+"""Of a saved model's weights; who saves a model from shards holds as much in memory."""
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
 """What peft puts into the name of a parameter of the model it wraps."""
 
@@ -130,7 +132,7 @@ class Method(ABC):
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes the trained model, whole where ``saves_whole_model``."""
-        model.save_pretrained(folder, safe_serialization=True)
+        model.save_pretrained(folder, safe_serialization=True, max_shard_size=LARGEST_FILE)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns a fresh base model with what ``save`` wrote put onto it.

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpft.methods.base import LARGEST_FILE
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -37,4 +39,6 @@ def save_base(model: "PreTrainedModel", folder: Path, *, is_added: Callable[[str
         for name, weight in model.state_dict().items()
         if not is_added(name)
     }
-    model.save_pretrained(folder / BASE, state_dict=weights, safe_serialization=True)
+    model.save_pretrained(
+        folder / BASE, state_dict=weights, safe_serialization=True, max_shard_size=LARGEST_FILE
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method
+from dpft.methods.base import LARGEST_FILE, METHODS, Method
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,4 +108,6 @@ class RGP(Method):
             for own in ("weight", "bias"):
                 if (value := state.pop(f"{name}.base_layer.{own}", None)) is not None:
                     state[f"{name}.{own}"] = value
-        model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        model.save_pretrained(
+            folder, state_dict=state, safe_serialization=True, max_shard_size=LARGEST_FILE
+        )

@@ -168,6 +168,20 @@ class ShardedModel:
         """Returns what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
         return self._pushed
 
+    def group_of(self, name: str) -> dict[str, Tensor]:
+        """Returns copies, on the CPU, of all parameters that are gathered with the one of a name.
+
+        The other ranks are to be inside ``served``, or to ask for the same.
+        """
+        (group,) = [each for each, names in self._members.items() if name in names]
+        group.unshard()
+        values = {
+            each: self.unsharded[each].detach().to("cpu", copy=True)
+            for each in self._members[group]
+        }
+        group.reshard()
+        return values
+
     def take_gradients(self) -> None:
         """Takes the gradients of an ordinary backward pass, where no whole ones are to be kept."""
         if self._pushed is None:
@@ -228,12 +242,15 @@ class ShardedModel:
         """Gathers each group once to see what bears its parameters' names."""
         places = _places(self.model)
         found: dict[str, nn.Parameter] = {}
+        self._members: dict[FSDPModule, list[str]] = {}
         for group in self._groups:
             group.unshard()
+            before = set(found)
             for name, (module, attribute) in places.items():
                 parameter = getattr(module, attribute)
                 if not isinstance(parameter, DTensor):
                     found[name] = parameter
+            self._members[group] = [name for name in found if name not in before]
             group.reshard()
         return {name: found[name] for name in places}
 

@@ -1,15 +1,21 @@
 """What ``dpft train`` does with a model: prove the clipper on it, and train it."""
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
 from dpft.data.collation import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
+from dpft.methods.base import Method
+from dpft.parallel.gathering import gathered
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.accounting.background import CurveInBackground
@@ -94,10 +100,11 @@ def train(
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
     def save_model() -> None:
-        config.method.save(model, folder / MODEL)
-        tokenizer.save_pretrained(folder / MODEL)
-        share(folder / MODEL)
-        sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
+        with _whole_to_save(config.method, shards, ranks):
+            config.method.save(model, folder / MODEL)
+            tokenizer.save_pretrained(folder / MODEL)
+            share(folder / MODEL)
+            sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
         **vars(recipe_of(config, plan, model, training_set, ranks, shards)),
@@ -116,6 +123,7 @@ def train(
         ended = Start(done=plan.steps, last_step=plan.steps, secrets={})
         share_start(ended, training_state, ranks)
         delete_generator_states(folder / CHECKPOINTS)
+        _serve_saving(shards, ranks)
         return
     if plan.privacy is None or guarantee is None:
         train_ordinarily(session, plan.steps, resume_point)
@@ -144,6 +152,35 @@ def follow_training(
         follow_ordinarily(recipe, plan.steps)
     else:
         follow_privately(recipe, plan.privacy, guarantee)
+    _serve_saving(shards, ranks)
+
+
+@contextmanager
+def _whole_to_save(method: Method, shards: ShardedModel | None, ranks: Ranks) -> Iterator[None]:
+    """Lets the first process save a model, whose shards the others send it (``_serve_saving``)."""
+    if shards is None:
+        yield
+        return
+    with ranks.settled(), gathered(shards, held=held_to_save(method, shards.model)):
+        yield
+
+
+def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], bool]:
+    """Returns which parameters a process holds at once that saves a model in shards.
+
+    Of a whole model it never holds more than a file's and a block's. An adapter it holds whole, and
+    a base that is saved with it because no other place has it.
+    """
+    whole: Any = model
+    saves_base = not method.saves_whole_model and not whole.name_or_path
+    return lambda p: not method.saves_whole_model and (saves_base or p.requires_grad)
+
+
+def _serve_saving(shards: ShardedModel | None, ranks: Ranks) -> None:
+    """Sends the first process what it saves of a model in shards."""
+    if shards is not None:
+        with ranks.settled():
+            pass
 
 
 def recipe_of(
