@@ -146,6 +146,7 @@ class ShardedModel:
         if read is not None:
             _fill(model, read, torch.device("cpu") if offload else device)
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
+        self._gatherings: list[_Gathering] = []
         for group in self._groups:
             self._let_go_on_time(group)
         self.unsharded = self._unsharded()
@@ -236,10 +237,14 @@ class ShardedModel:
         group.set_requires_gradient_sync(False, recurse=False)
         group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
         if self.grid.shard_size > 1:
-            group.set_custom_all_gather(_Gathering(group, self.rounds))
+            gathering = _Gathering(group, self.rounds)
+            group.set_custom_all_gather(gathering)
+            self._gatherings.append(gathering)
 
     def _unsharded(self) -> dict[str, nn.Parameter]:
-        """Gathers each group once to see what bears its parameters' names."""
+        """Makes room for each group once to see what bears its parameters' names; sends nothing."""
+        for gathering in self._gatherings:
+            gathering.is_idle = True
         places = _places(self.model)
         found: dict[str, nn.Parameter] = {}
         self._members: dict[FSDPModule, list[str]] = {}
@@ -252,6 +257,8 @@ class ShardedModel:
                     found[name] = parameter
             self._members[group] = [name for name in found if name not in before]
             group.reshard()
+        for gathering in self._gatherings:
+            gathering.is_idle = False
         return {name: found[name] for name in places}
 
 
@@ -270,6 +277,8 @@ class _Gathering(AllGather):
     def __init__(self, group: FSDPModule, rounds: Rounds) -> None:
         self._group, self._rounds = group, rounds
         self._number = rounds.offer(self._own)
+        self.is_idle = False
+        """Whether what would come together may be anything."""
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -283,6 +292,8 @@ class _Gathering(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> None:
+        if self.is_idle:
+            return
         with torch._C.DisableTorchFunction():
             self._rounds.gather(self._number, output_tensor, input_tensor)
 
