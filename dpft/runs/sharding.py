@@ -11,6 +11,7 @@ from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ReadRows, ShardedModel, check_can_be_sharded, make_grid
+from dpft.training.optimizers import check_works_on_shards
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,12 @@ def check_sharding(config: TrainConfig) -> None:
     """Refuses what does not go with a sharded model, before anything is read.
 
     Raises:
-        InputError: The run is to be compiled.
+        InputError: The run is to be compiled, or its optimizer reads whole parameters.
     """
-    if config.parallel.shards_model and config.train.compile:
+    if not config.parallel.shards_model:
+        return
+    check_works_on_shards(config.optimizer)
+    if config.train.compile:
         raise InputError(
             "train.compile=true needs the whole model in each process, got parallel=fsdp; set"
             " train.compile=false, or parallel=ddp."

@@ -13,15 +13,15 @@ from tests.stories.test_lost_ranks import RUN, SAME, count
 from tests.stories.tiny import Workspace, make_workspace
 
 pytestmark = pytest.mark.slow
+SAME_WHATEVER_RANKS_HOLD = [name for name in SAME if name != "privacy.json"]
 LAUNCHED = ("launch=local", "launch.processes=2")
-WORDS = tuple(word for word in RUN if word != "parallel=ddp")
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run ``whole`` of two processes that dpft started."""
     made = make_workspace(tmp_path_factory.mktemp("ending"))
-    said = go(made, "train", *WORDS, *LAUNCHED, "hydra.run.dir=whole")
+    said = go(made, "train", *RUN, *LAUNCHED, "hydra.run.dir=whole")
     assert "Traceback" not in said
     assert said.count("INFO: training ") == 1
     assert not list(made.root.rglob("*torchelastic*"))
@@ -66,19 +66,20 @@ def stopped(
     return code, (workspace.root / "log").read_text()
 
 
-def check_goes_on(workspace: Workspace, name: str) -> None:
-    go(workspace, "train", f"resume={name}", *LAUNCHED)
-    for file in SAME:
+def check_goes_on(workspace: Workspace, name: str, strategy: str = "ddp") -> None:
+    """Goes on with a run, to what replicas leave: also shards, but for what they say of it."""
+    go(workspace, "train", f"resume={name}", *LAUNCHED, f"parallel={strategy}")
+    for file in SAME if strategy == "ddp" else SAME_WHATEVER_RANKS_HOLD:
         whole = workspace.root / "whole" / file
         assert (workspace.root / name / file).read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(("who", "strategy"), [(0, "ddp"), (1, "ddp"), (1, "fsdp")])
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
-    workspace: Workspace, who: int
+    workspace: Workspace, who: int, strategy: str
 ) -> None:
-    name = f"rank-{who}"
-    command = torchrun(["train", *RUN, f"hydra.run.dir={name}"])
+    name = f"rank-{who}-{strategy}"
+    command = torchrun(["train", *RUN, f"parallel={strategy}", f"hydra.run.dir={name}"])
     folder = workspace.root / name
     _, said = stopped(workspace, command, folder, signal.SIGTERM, who=who)
     assert "exitcode  : 143" in said, said  # of the other, torchrun may say that it ended it
@@ -86,7 +87,7 @@ def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     point = find_resume_point(folder)
     assert point.ledger is not None
     assert point.checkpoint.step == point.ledger.steps
-    check_goes_on(workspace, name)
+    check_goes_on(workspace, name, strategy)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -94,7 +95,7 @@ def test_who_started_the_processes_ends_them_and_says_nothing_itself(
     workspace: Workspace, number: int, code: int
 ) -> None:
     name = f"launched-{code}"
-    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, f"hydra.run.dir={name}"]
+    command = ["-m", "dpft", "train", *RUN, *LAUNCHED, f"hydra.run.dir={name}"]
     found, said = stopped(workspace, command, workspace.root / name, number, who=None)
     assert found == code, said
     assert said.count("dpft: to go on: ") == 1
@@ -106,7 +107,7 @@ def test_a_killed_rank_ends_the_others_in_one_sentence_each_and_leaves_no_folder
     workspace: Workspace,
 ) -> None:
     """While they load, when nothing is there to go on with."""
-    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, "hydra.run.dir=gone"]
+    command = ["-m", "dpft", "train", *RUN, *LAUNCHED, "hydra.run.dir=gone"]
     folder = workspace.root / "gone"
     code, said = stopped(workspace, command, folder, signal.SIGKILL, who=1, lines=0)
     assert code == 1, said
@@ -116,7 +117,7 @@ def test_a_killed_rank_ends_the_others_in_one_sentence_each_and_leaves_no_folder
 
 
 def test_sigterm_while_they_load_ends_all(workspace: Workspace) -> None:
-    command = ["-m", "dpft", "train", *WORDS, *LAUNCHED, "hydra.run.dir=early"]
+    command = ["-m", "dpft", "train", *RUN, *LAUNCHED, "hydra.run.dir=early"]
     folder = workspace.root / "early"
     code, said = stopped(workspace, command, folder, signal.SIGTERM, who=0, lines=0)
     assert code == 143, said
@@ -125,7 +126,7 @@ def test_sigterm_while_they_load_ends_all(workspace: Workspace) -> None:
 
 
 def test_bad_input_is_one_sentence_with_the_exit_code_of_one_process(workspace: Workspace) -> None:
-    said = go(workspace, "train", *WORDS, *LAUNCHED, "hydra.run.dir=whole", code=2)
+    said = go(workspace, "train", *RUN, *LAUNCHED, "hydra.run.dir=whole", code=2)
     assert [line for line in said.splitlines() if "INFO: " not in line][-1].startswith(
         "dpft: error: "
     )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 STEPS, SIZE = 100, 2
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "privacy.noise_multiplier=1",
-    "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION, "parallel=ddp",
+    "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
 )  # fmt: skip
 KILLS = int(os.environ.get("DPFT_KILLED_RANKS", "3"))
 """More by hand: DPFT_KILLED_RANKS=10."""
@@ -28,18 +28,24 @@ MOMENTS = ("loading", "a step", "a checkpoint")
 SAME = ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A workspace with a finished run ``whole`` of two processes."""
+STRATEGIES = ("parallel=ddp", "parallel=fsdp")
+Finished = tuple[Workspace, str]
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A workspace with a finished run ``whole`` of two processes, and its strategy."""
     made = make_workspace(tmp_path_factory.mktemp("lost"))
-    with started(made.root, torchrun(["train", *RUN, "hydra.run.dir=whole"])) as process:
+    command = torchrun(["train", *RUN, request.param, "hydra.run.dir=whole"])
+    with started(made.root, command) as process:
         assert process.wait(SECONDS) == 0, (made.root / "log").read_text()
-    return made
+    return made, request.param
 
 
-def test_killed_ranks_start_anew_by_themselves_and_nothing_shows_it(workspace: Workspace) -> None:
+def test_killed_ranks_start_anew_by_themselves_and_nothing_shows_it(finished: Finished) -> None:
+    workspace, strategy = finished
     choice, folder = random.Random(11), workspace.root / "killed"
-    command = torchrun(["train", *RUN, "hydra.run.dir=killed"], restarts=KILLS)
+    command = torchrun(["train", *RUN, strategy, "hydra.run.dir=killed"], restarts=KILLS)
     found = Counter[str]()
     with started(workspace.root, command, "killed.log") as agent:
         before: list[int] = []

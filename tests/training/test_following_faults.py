@@ -133,8 +133,11 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
-    run = Training(folder=tmp_path, case=replace(LONG, steps=4))
+@pytest.mark.parametrize("shard_size", [None, 2], ids=["replicas", "shards"])
+def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
+    shard_size: int | None, tmp_path: Path
+) -> None:
+    run = Training(folder=tmp_path, case=replace(LONG, steps=4, shard_size=shard_size))
     answers = on_ranks(ended_by, 2, run, (1,), terminate)
     assert answers == [("SystemExit", str(TERMINATED))] * 2
     assert find_resume_point(tmp_path).checkpoint.step == 2
