@@ -153,6 +153,11 @@ def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | N
 
 
 def _make_group(config: ParallelConfig, there: World) -> None:
+    """Connects the ranks, and returns once each of them is connected to all the others.
+
+    torch alone returns as soon as this rank is connected: one that then ends at once, because it
+    refuses its input, would break the meeting of the rest, who would say that it never came.
+    """
     both = torch.cuda.is_available() and not (config.cpu_offload and config.name == "ddp")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if both else "gloo",
@@ -161,6 +166,8 @@ def _make_group(config: ParallelConfig, there: World) -> None:
         world_size=there.size,
         timeout=timedelta(minutes=config.timeout_minutes),
     )
+    # Not a barrier of the store: it may end with the first rank while others still ask it.
+    dist.all_reduce(torch.zeros(1))
 
 
 def _store(there: World) -> Store:

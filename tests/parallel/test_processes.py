@@ -1,5 +1,6 @@
 """Processes that cannot meet, and devices that there are too few of."""
 
+import os
 import socket
 import threading
 import time
@@ -8,11 +9,13 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dpft.errors import InputError
 from dpft.parallel import processes
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.ranks import Ranks
+from tests.parallel.forked import on_ranks
 
 
 @pytest.fixture
@@ -53,6 +56,35 @@ def test_who_waits_for_another_program_gives_up(
     begun = time.monotonic()
     assert "2 processes of a run must all come to MASTER_ADDR" in refusal(monkeypatch, 1)
     assert time.monotonic() - begun < 5
+
+
+def times_of_a_slow_meeting(ranks: Ranks) -> tuple[float, float]:
+    """When this rank was connected, the last one late, and when its block began."""
+    leave = dist.destroy_process_group
+    leave()
+    # As after a restart by torchrun, whose agent still serves the store.
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="1")
+    store_that_lives_on = processes._store_of_agent  # noqa: F841
+    connect, connected = dist.init_process_group, list[float]()
+
+    def connect_late(*args: object, **kwargs: object) -> None:
+        connect(*args, **kwargs)
+        time.sleep(0.5 * (ranks.rank == ranks.size - 1))
+        connected.append(time.monotonic())
+
+    dist.init_process_group = connect_late
+    with processes.started(ParallelConfig(name="ddp", cpu_offload=True)):
+        begun = time.monotonic()
+        # The block around this one leaves a group as well.
+        dist.destroy_process_group = lambda: None
+    dist.destroy_process_group = leave
+    return connected[0], begun
+
+
+def test_no_rank_goes_on_before_all_have_met() -> None:
+    """One that ended before would break the meeting of the others."""
+    connected, begun = zip(*on_ranks(times_of_a_slow_meeting, 3), strict=True)
+    assert max(connected) <= min(begun)
 
 
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
