@@ -7,11 +7,13 @@ by where it lies, wherever it ended up. What was computed of one is NaN, and wha
 fails: such a model is loaded whole.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -130,6 +132,20 @@ class RowsOfModel:
         """Returns rows of a parameter, from ``first`` up to ``last``, float32 on the CPU."""
         key = self.keys[name]
         return _read(self.files[key], key, slice(first, last))
+
+    def sampled(self, model: nn.Module, choice: Random) -> str:
+        """Returns a hash of one row of each parameter, to tell other checkpoints by.
+
+        Args:
+            model: Its parameters' shapes.
+            choice: Of rows; the same on all processes, which read the same ones.
+        """
+        digest = hashlib.sha256()
+        for name, parameter in model.named_parameters():
+            if name in self.keys:
+                row = choice.randrange(len(parameter))
+                digest.update(self.read(name, row, row + 1).numpy().tobytes())
+        return digest.hexdigest()
 
 
 def checkpoint_rows(model: ModelConfig) -> CheckpointRows:

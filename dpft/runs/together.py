@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -179,10 +180,12 @@ def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
     )
     state = model_state(prepared.model)
     shapes = {name: [list(t.shape), t.is_meta] for name, t in state.items()}
+    rows = prepared.rows  # of weights that each process reads for itself
+    read = "" if rows is None else rows.sampled(prepared.model, Random(key))
     return {
         "data": fingerprint(training_set.examples, training_set.units, key),
         "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
-        "model": _keyed(key, json.dumps(shapes, sort_keys=True)),
+        "model": _keyed(key, json.dumps([read, shapes], sort_keys=True)),
         "processor, device and train.num_threads": repr(processor(training_set.device)),
     }
 

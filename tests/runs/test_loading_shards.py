@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,11 +77,22 @@ def test_a_method_that_makes_others_of_the_weights_loads_them_whole(
     assert "loads the whole model first: transformer.h.0" in caplog.text
 
 
+def test_checkpoints_of_one_shape_are_told_apart_by_the_same_rows(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("copy", 0), ("other", 1)):
+        write_checkpoint(tmp_path / name, "gpt2", torch.float32, seed=seed)
+    samples = {}
+    for name in ("one", "copy", "other"):
+        model, _, rows = prepare_in_shards(*asked(str(tmp_path / name), "gpt2", "full"))
+        assert rows is not None
+        samples[name] = rows.sampled(model, Random(b"key"))
+    assert samples["one"] == samples["copy"] != samples["other"]
+
+
 def write_checkpoint(
-    folder: Path, kind: str, precision: torch.dtype, *, max_shard_size: int = 10**9
+    folder: Path, kind: str, precision: torch.dtype, *, max_shard_size: int = 10**9, seed: int = 0
 ) -> None:
     """Saves a small model, from which a classifier has no head."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = MODELS["roberta" if kind == "classifier" else kind].build()
     model.to(precision).save_pretrained(folder, max_shard_size=max_shard_size)
 
