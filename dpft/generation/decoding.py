@@ -228,6 +228,7 @@ def _generate(
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=settings,
             logits_processor=processors,
+            synced_gpus=False,  # transformers would have the ranks of a sharded model in step
         )
     # A seq2seq model writes apart from what it reads, after one token to start with.
     return written[:, 1:] if seq2seq else written[:, length:]

@@ -5,21 +5,20 @@ again; one root group holds the rest, and everything that several blocks share o
 reduces no gradient here: a layer that the clipper records forms none.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
 
-from dpft.errors import InputError
+from dpft.parallel.cutting import ReadRows, apart, fill, places_of
 from dpft.parallel.described import sharding
-from dpft.parallel.local import local, rows_here
+from dpft.parallel.grid import REPLICAS, SHARDS, Grid
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.reductions import FinishPiece
 from dpft.parallel.rounds import Rounds
@@ -31,61 +30,6 @@ from dpft.parallel.shard_sums import (
     finish_pushed,
     finish_whole,
 )
-
-REPLICAS, SHARDS = "replicas", "shards"
-ReadRows = Callable[[str, int, int], Tensor]
-"""From a parameter's name, and the rows from the one up to the other, to their values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """The ranks in rows: each row holds the whole model, and each rank of it one shard."""
-
-    mesh: DeviceMesh
-    """(replicas, shards)."""
-    words: dist.ProcessGroup
-    """The ranks of this row, through the processor's memory."""
-    device: torch.device
-    """What this rank computes on."""
-
-    @property
-    def shard_size(self) -> int:
-        """Into how many shards the model is cut."""
-        return self.mesh.size(1)
-
-    @property
-    def replicas(self) -> int:
-        """How many times there is the whole model."""
-        return self.mesh.size(0)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Row of this rank, and the place of its shard."""
-        row, column = self.mesh.get_coordinate() or (0, 0)
-        return row, column
-
-
-def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Grid:
-    """Arranges the ranks; every rank calls it.
-
-    Args:
-        ranks: All of the run.
-        shard_size: Into how many shards to cut the model; None: one for each rank.
-        device: What the ranks compute on.
-
-    Raises:
-        ValueError: The ranks do not make whole rows.
-    """
-    size = ranks.size if shard_size is None else shard_size
-    if ranks.size % size:
-        raise ValueError(f"shard_size must divide {ranks.size}, got {size}.")
-    shape = (ranks.size // size, size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=(REPLICAS, SHARDS))
-    words = [
-        dist.new_group(list(range(first, first + size)), backend="gloo")
-        for first in range(0, ranks.size, size)
-    ]
-    return Grid(mesh=mesh, words=words[ranks.rank // size], device=device)
 
 
 @dataclass(frozen=True)
@@ -139,16 +83,18 @@ class ShardedModel:
         self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
         mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
         policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
-        for block in _apart(model, blocks):
+        own = apart(model, blocks)
+        for block in own:
             fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
-        model.register_forward_pre_hook(_gathered_plainly, prepend=True)
         if read is not None:
-            _fill(model, read, torch.device("cpu") if offload else device)
+            fill(model, read, torch.device("cpu") if offload else device)
+        model._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # else who runs first is root
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._gatherings: list[_Gathering] = []
         for group in self._groups:
             self._let_go_on_time(group)
+        self._gather_root_for(own)
         self.unsharded = self._unsharded()
         """What bears each parameter's name while its group is gathered, in the model's order."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
@@ -241,11 +187,26 @@ class ShardedModel:
             group.set_custom_all_gather(gathering)
             self._gatherings.append(gathering)
 
+    def _gather_root_for(self, blocks: Sequence[nn.Module]) -> None:
+        """Has the root's parameters gathered before a module that may use them runs.
+
+        That is the model as a rule; who writes with a seq2seq model runs its encoder by itself.
+        """
+        inside = {module for block in blocks for module in block.modules()}
+        for module in self.model.modules():
+            if module not in inside:
+                module.register_forward_pre_hook(self._gather_root, prepend=True)
+
+    def _gather_root(self, *_: object) -> None:
+        # Plainly: the clipper cuts, in a mode of its own, what reaches a model to few rows.
+        with torch._C.DisableTorchFunction():
+            self.model.unshard()  # type: ignore[operator]
+
     def _unsharded(self) -> dict[str, nn.Parameter]:
         """Makes room for each group once to see what bears its parameters' names; sends nothing."""
         for gathering in self._gatherings:
             gathering.is_idle = True
-        places = _places(self.model)
+        places = places_of(self.model)
         found: dict[str, nn.Parameter] = {}
         self._members: dict[FSDPModule, list[str]] = {}
         for group in self._groups:
@@ -260,15 +221,6 @@ class ShardedModel:
         for gathering in self._gatherings:
             gathering.is_idle = False
         return {name: found[name] for name in places}
-
-
-def _gathered_plainly(model: nn.Module, _: object) -> None:
-    """Gathers the root's parameters where no mode changes what torch's functions do.
-
-    The clipper cuts, in such a mode, what reaches a model to few rows.
-    """
-    with torch._C.DisableTorchFunction():
-        model.unshard()  # type: ignore[operator]
 
 
 class _Gathering(AllGather):
@@ -307,66 +259,3 @@ class _Gathering(AllGather):
         if len({part.dtype for part in parts}) > 1:
             parts = [part.view(torch.uint8) for part in parts]
         return torch.cat([part.to(state._device).view(-1) for part in parts])
-
-
-@torch.no_grad()
-def _fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
-    """Gives each shard on the meta device storage, and the rows that it is to hold."""
-    filled: dict[nn.Parameter, nn.Parameter] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.is_meta:
-            continue
-        made = torch.empty_like(parameter, device=device)
-        first, last = rows_here(made) or (0, len(made))
-        if last > first:
-            local(made).copy_(read(name, first, last))
-        filled[parameter] = nn.Parameter(made, requires_grad=parameter.requires_grad)
-    for module in model.modules():
-        for attribute, held in module._parameters.items():
-            if held is not None and held in filled:
-                module._parameters[attribute] = filled[held]
-
-
-def _places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Returns where each parameter is held first, by its name, in the model's order."""
-    return {
-        name: (model.get_submodule(path), attribute)
-        for name, _ in model.named_parameters()
-        for path, _, attribute in [name.rpartition(".")]
-    }
-
-
-def _apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Returns the blocks whose parameters nothing else of the model holds."""
-    holders: dict[nn.Parameter, set[int]] = {}
-    inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, set()).add(inside.get(module, -1))
-    shared = {number for held in holders.values() if len(held) > 1 for number in held}
-    return [
-        block
-        for number, block in enumerate(blocks)
-        if number not in shared and any(True for _ in block.parameters())
-    ]
-
-
-def check_can_be_sharded(model: nn.Module) -> None:
-    """Refuses what ``fully_shard`` cannot cut.
-
-    Raises:
-        InputError: Naming the parameter.
-    """
-    for name, parameter in model.named_parameters():
-        reason = None
-        if parameter.dim() == 0:
-            reason = "it is one number without a dimension"
-        elif not parameter.is_contiguous():
-            reason = "it does not lie in one piece"
-        elif isinstance(parameter, DTensor):
-            reason = "it is cut already"
-        if reason is not None:
-            raise InputError(
-                f"parallel=fsdp cannot shard the parameter {name} of {type(model).__name__}:"
-                f" {reason}; choose parallel=ddp or another model."
-            )

@@ -8,9 +8,11 @@ from torch import nn
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.cutting import ReadRows, check_can_be_sharded
+from dpft.parallel.grid import make_grid
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ReadRows, ShardedModel, check_can_be_sharded, make_grid
+from dpft.parallel.shards import ShardedModel
 from dpft.training.optimizers import check_works_on_shards
 
 logger = logging.getLogger(__name__)

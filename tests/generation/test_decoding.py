@@ -154,7 +154,9 @@ class Echo(nn.Module):
     device = torch.device("cpu")
     config = GPT2Config()
 
-    def generate(self, *, input_ids, attention_mask, generation_config, logits_processor):
+    def generate(
+        self, *, input_ids, attention_mask, generation_config, logits_processor, synced_gpus
+    ):
         ids = input_ids
         self.ids, self.attention_mask = ids, attention_mask
         end = torch.full((len(ids), 1), END)
@@ -303,7 +305,7 @@ def test_a_seq2seq_model_with_virtual_tokens_writes_the_same_alone_and_in_a_batc
 def test_sources_of_a_seq2seq_model_are_padded_on_the_right_with_its_padding(seq2seq):
     seen = {}
 
-    def generate(*, input_ids, attention_mask, generation_config, logits_processor):
+    def generate(*, input_ids, attention_mask, generation_config, logits_processor, synced_gpus):
         ids = input_ids
         seen.update(ids=ids.tolist(), mask=attention_mask.tolist(), settings=generation_config)
         return torch.tensor([[0, 5, 1]] * len(ids))

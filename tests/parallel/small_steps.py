@@ -10,9 +10,10 @@ from dpft.data.collation import Layout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.grid import make_grid
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel, make_grid
+from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.plan import Phase, PrivacyPlan

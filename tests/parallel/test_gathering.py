@@ -10,9 +10,10 @@ from transformers import GPT2LMHeadModel
 
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.gathering import gathered
+from dpft.parallel.grid import make_grid
 from dpft.parallel.local import local
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel, make_grid
+from dpft.parallel.shards import ShardedModel
 from dpft.runs.training import held_to_save
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import CPU, Case, prepared

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.parallel import shards as shards_module
+from dpft.parallel.cutting import apart, check_can_be_sharded
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.rounds import Rounds
-from dpft.parallel.shards import ShardedModel, check_can_be_sharded
+from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.training.loop import compute_gradient
 from tests.parallel.forked import on_ranks
@@ -210,4 +210,4 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     blocks = [nn.Linear(2, 2) for _ in range(3)]
     blocks[2].weight = blocks[0].weight
     model = nn.ModuleList([*blocks, nn.Linear(2, 2)])
-    assert shards_module._apart(model, blocks) == [blocks[1]]
+    assert apart(model, blocks) == [blocks[1]]

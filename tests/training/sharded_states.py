@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.grid import make_grid
 from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel, make_grid
+from dpft.parallel.shards import ShardedModel
 from dpft.training.checkpoint import help_save, restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
