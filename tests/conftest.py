@@ -7,11 +7,15 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import absl.logging
 import pytest
 import yaml
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.object_type import ObjectType
 
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
@@ -79,24 +83,52 @@ def shared_accounting(accountants: Accountants) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def yaml_read_once() -> Iterator[None]:
-    """Spares composing the same files a thousand times a quarter of its time: each is parsed once.
-
-    OmegaConf is given a copy of what its own parser made of the same text.
-    """
-    parse, parsed = yaml.load, dict[str, bytes]()
+    """Spares parsing the same files a thousand times: each text is parsed once, and copied."""
+    parse, parsed = yaml.load, dict[tuple[str, str], bytes]()
 
     def load(stream: IO[str] | str, Loader: type) -> Any:
-        if isinstance(stream, str) or Loader.__name__ != "OmegaConfLoader":
+        if Loader.__name__ not in ("OmegaConfLoader", "SafeLoader"):
             return parse(stream, Loader)
-        text = stream.read()
-        if text not in parsed:
+        text = stream if isinstance(stream, str) else stream.read()
+        if not isinstance(text, str):
+            return parse(text, Loader)
+        if (key := (Loader.__name__, text)) not in parsed:
             named = io.StringIO(text)
-            named.name = getattr(stream, "name", "<file>")
-            parsed[text] = pickle.dumps(parse(named, Loader))
-        return pickle.loads(parsed[text])
+            named.name = getattr(stream, "name", "<unicode string>")
+            parsed[key] = pickle.dumps(parse(named, Loader))
+        return pickle.loads(parsed[key])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", load)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def configuration_files_read_once() -> Iterator[None]:
+    """Spares composing a tenth of its time: Hydra is given a copy of what it made of a file."""
+    read, known = ConfigRepository.load_config, dict[tuple[str, ...], bytes]()
+
+    def load(self: ConfigRepository, config_path: str) -> Any:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if not isinstance(source, FileConfigSource):
+            return read(self, config_path)
+        text = (Path(source.path) / source._normalize_file_name(config_path)).read_text()
+        key = (source.provider, source.path, config_path, text)
+        if key not in known:
+            known[key] = pickle.dumps(read(self, config_path))
+        return pickle.loads(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", load)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_brief_look_at_the_machine() -> Iterator[None]:
+    """Spares each ``dpft plan`` most of a second in which it measures how fast the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpft.training.probe.SECONDS", 0.0)
+        patch.setattr("dpft.training.probe.NUMBERS", 2**12)
         yield
 
 

@@ -1,6 +1,7 @@
 """Which cases of a table ``make test`` leaves to ``make test-full``."""
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,20 @@ def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
     if missing:
         raise ValueError(f"fast must be among the values, got {missing}")
     return [value if value in fast else _slow(value) for value in listed]
+
+
+def slow_but_each(*values: Collection[Any]) -> list[Any]:
+    """Returns the whole grid of some values, of which ``make test`` has each value at least once.
+
+    The fast cases are as many as the longest list has values. A shorter list begins anew where it
+    ends, each time one further on, so that it does not meet the same values of another again.
+    """
+    lists = [list(each) for each in values]
+    fast = [
+        tuple(each[(row + row // len(each)) % len(each)] for each in lists)
+        for row in range(max(map(len, lists)))
+    ]
+    return slow_but(fast, product(*lists))
 
 
 def _slow(value: Any) -> ParameterSet:

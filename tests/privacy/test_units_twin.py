@@ -11,6 +11,7 @@ from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
+from tests.slowness import slow_but_each
 from tests.training.toy import tiny_model, training_set
 
 NORM = 0.01
@@ -55,16 +56,19 @@ def accumulate(clipper, model, batch):
     clipper.accumulate(lambda: per_example_losses(model, batch), batch.units)
 
 
-@pytest.mark.parametrize("micro_batch_size", [3, 12])
-@pytest.mark.parametrize("gone", ["ann", "bob", "cas"])
 @pytest.mark.parametrize(
-    ("method", "engine"),
-    [("full", "book_keeping"), ("full", "two_pass"), ("full", "instantiate"), ("bitfit", "auto"),
-     ("lora", "auto")],
+    ("trained", "gone", "micro_batch_size"),
+    slow_but_each(
+        [("full", "book_keeping"), ("full", "two_pass"), ("full", "instantiate"),
+         ("bitfit", "auto"), ("lora", "auto")],
+        ["ann", "bob", "cas"],
+        [3, 12],
+    ),
 )  # fmt: skip
 def test_trust_rule_2_a_unit_with_all_its_records_moves_the_sum_by_at_most_the_sensitivity(
-    method, engine, gone, micro_batch_size
+    trained, gone, micro_batch_size
 ):
+    method, engine = trained
     everyone = sum_of_all(method, engine, micro_batch_size)
     rest = clipped_sum(model_of(method), data(set(VALUES) - {gone}, micro_batch_size), engine)
     moved = total_norm({name: everyone[name] - rest[name] for name in everyone})

@@ -28,7 +28,7 @@ def assert_close(got: Clipped, expected: Clipped, allowed: float) -> None:
     assert difference(got, expected) <= allowed
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", slow_but({*UNLIKE, *tuple(EVERY)[::3]}, EVERY))
 def test_norms_and_sum_equal_the_loop_and_one_example_at_a_time(name):
     """For those listed, the next test asks the loop."""
     case, batch = EVERY[name], examples(LENGTHS)

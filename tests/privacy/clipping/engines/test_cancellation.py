@@ -10,6 +10,7 @@ from torch import nn
 
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines import ENGINES
+from tests.slowness import slow_but_each
 
 NORM = 0.1
 EXPONENTS = range(0, 12)
@@ -33,9 +34,10 @@ def moved(model) -> float:
     return float(torch.stack(squares).sum().sqrt())
 
 
-@pytest.mark.parametrize("clipping", ["flat", "automatic_v"])
-@pytest.mark.parametrize("kind", ["bias", "linear", "layer_norm"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "kind", "clipping"),
+    slow_but_each(ENGINES, ["bias", "linear", "layer_norm"], ["flat", "automatic_v"]),
+)
 def test_a_layer_used_twice_to_cancel_stays_within_the_sensitivity(engine, kind, clipping):
     torch.manual_seed(0)
     model = Affine(kind)
@@ -116,9 +118,10 @@ def test_what_cancels_below_the_floor_is_the_gradient_that_float64_gives(engine)
     assert float((got - expected).norm()) <= 1e-5 * NORM
 
 
-@pytest.mark.parametrize("clipping", ["flat", "automatic_v"])
-@pytest.mark.parametrize("kind", ["bias", "linear", "layer_norm"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "kind", "clipping"),
+    slow_but_each(ENGINES, ["bias", "linear", "layer_norm"], ["flat", "automatic_v"]),
+)
 def test_a_unit_whose_rows_cancel_stays_within_the_sensitivity(engine, kind, clipping):
     torch.manual_seed(1)
     model = Affine(kind).layer

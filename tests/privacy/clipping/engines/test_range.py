@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engines import ENGINES
 from dpft.privacy.clipping.factors import STYLES
-from tests.slowness import slow_but
+from tests.slowness import slow_but, slow_but_each
 
 MAGNITUDES = (1e-25, 1e-19, 1e-8, 1.0, 1e13, 1e25)
 NORMS = (1e-10, 1e-6, 1.0, 1e6)
@@ -143,8 +143,13 @@ def test_a_norm_counts_the_positions_whose_products_underflow(engine, steps):
     assert float(layer.weight.grad.double().norm()) <= 0.1 * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "looped"])
-@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "loop"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    slow_but_each(
+        [kind for kind in KINDS if kind != "looped"],
+        [engine for engine in ENGINES if engine != "loop"],
+    ),
+)
 def test_an_example_out_of_range_leaves_the_others_as_they_are(engine, kind):
     model = Model(kind)
     ordinary = clipped(model, [1.0, 1e-3], [1.0, 1.0], 1e-2, engine=engine)
@@ -155,8 +160,10 @@ def test_an_example_out_of_range_leaves_the_others_as_they_are(engine, kind):
         assert float((pair - alone).norm()) <= 1e-2 * (1 + 1e-5), extreme
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["linear", "formed", "wide", "conv", "tied", "looped"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    slow_but_each(["linear", "formed", "wide", "conv", "tied", "looped"], ENGINES),
+)
 def test_an_example_of_a_gradient_that_float32_holds_is_kept_however_large(kind, engine):
     """Entries up to 2e26: the lengths of 40 positions' output gradients add up to 2e27."""
     model = Model(kind)
