@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # Two processes of one thread each finish sooner than one process of two threads; a file's tests stay
-# together, since they share what is slow to set up.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# together, since they share what is slow to set up. Bytecode is kept, or each process that a test
+# starts would compile all of dpft.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 help: ## Show what make can do.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
