@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import RankLost, Ranks
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Under its present name; torch before 2.13 has the second one alone."""
@@ -38,7 +38,7 @@ class Rounds:
     Guarantees:
         What each rank gets, and in which order, follows from the ranks' own sequences of wishes,
         not from who is faster. A rank that fails while it is inside ``served`` serves the others
-        until they are done, and raises then.
+        until they are done, and raises then; one that fails amid a round ends at once.
     """
 
     def __init__(
@@ -96,15 +96,25 @@ class Rounds:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Lets ranks run the model as often as each likes; ends when all have come to its end."""
+        """Lets ranks run the model as often as each likes; ends when all have come to its end.
+
+        Raises:
+            RankLost: A rank has ended, or failed amid a round, where the others wait for it: it
+                ends too, so that they learn of it.
+        """
         try:
             yield
-        finally:
-            while True:
-                wishes = self._heard(DONE)
-                if set(wishes) == {DONE}:
-                    break
-                self._carry_out(wishes, DONE, None, None)
+        except RankLost:
+            raise
+        except BaseException:
+            self._serve()
+            raise
+        self._serve()
+
+    def _serve(self) -> None:
+        """Sends what the others wish for until nobody wishes for anything."""
+        while set(wishes := self._heard(DONE)) != {DONE}:
+            self._carry_out(wishes, DONE, None, None)
 
     def _heard(self, wish: int) -> list[int]:
         """Returns everyone's wish, once all have one."""
@@ -121,16 +131,34 @@ class Rounds:
         output: Tensor | None,
         own: Tensor | Sequence[Tensor] | None,
     ) -> None:
-        """Passes on what each rank wishes for, the lowest number first."""
-        for number in sorted(set(wishes) - {DONE}):
-            wanted = [wish == number for wish in wishes]
-            is_mine = number == mine
-            if number in self._receivers:
-                parts = own if is_mine and not isinstance(own, Tensor) else None
-                self._pass_on(number, wanted, parts)
-            else:
-                sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
-                self._send(sent, wanted, output if is_mine else None)
+        """Passes on what each rank wishes for, the lowest number first.
+
+        Raises:
+            RankLost: This rank failed, or another is gone.
+        """
+        try:
+            for number in sorted(set(wishes) - {DONE}):
+                self._pass(number, [wish == number for wish in wishes], mine, output, own)
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost(is_first=self._ranks.is_first) from error
+
+    def _pass(
+        self,
+        number: int,
+        wanted: Sequence[bool],
+        mine: int,
+        output: Tensor | None,
+        own: Tensor | Sequence[Tensor] | None,
+    ) -> None:
+        is_mine = number == mine
+        if number in self._receivers:
+            parts = own if is_mine and not isinstance(own, Tensor) else None
+            self._pass_on(number, wanted, parts)
+        else:
+            sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
+            self._send(sent, wanted, output if is_mine else None)
 
     def _send(self, sent: Tensor, wanted: Sequence[bool], output: Tensor | None) -> None:
         """Sends the same to all that want it; those that do not receive nothing."""

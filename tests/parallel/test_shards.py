@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpft.errors import InputError
 from dpft.parallel.cutting import apart, check_can_be_sharded
 from dpft.parallel.local import whole
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.ranks import ALONE, RankLost, Ranks
 from dpft.parallel.rounds import Rounds
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
@@ -188,6 +188,25 @@ def test_a_rank_that_fails_lets_the_others_end_and_the_first_one_says_why() -> N
     first, second = on_ranks(fails_while_others_run, 2, case_of(2, False))
     assert "nothing fits." in first
     assert second.startswith("SaidElsewhere")
+
+
+def breaks_amid_a_round(ranks: Ranks) -> str:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    rounds = Rounds(ranks, group, group, torch.device("cpu"))
+    rounds.offer(lambda: fail() if ranks.rank else torch.zeros(1))
+    try:
+        with rounds.served():
+            if ranks.is_first:
+                rounds.gather(0, torch.empty(2), torch.zeros(1))
+    except RankLost as error:
+        return type(error.__cause__).__name__
+    return "went on"
+
+
+def test_a_rank_that_fails_amid_a_round_ends_at_once_and_so_do_the_others() -> None:
+    _, failed = on_ranks(breaks_amid_a_round, 2)
+    assert failed == "InputError"
 
 
 class WithAScale(nn.Module):
