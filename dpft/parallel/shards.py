@@ -134,7 +134,7 @@ class ShardedModel:
         self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
         mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
         policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
-        for block in _apart(model, blocks):
+        for block in blocks_apart(model, blocks):
             fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
         model.register_forward_pre_hook(_gathered_plainly, prepend=True)
@@ -154,6 +154,7 @@ class ShardedModel:
         """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
         """The ranks with the same shard as this one."""
+        self.twins.traffic = ranks.traffic
         where = torch.device("cpu") if offload else device
         self._pushed = PushedSums(cuts, self.rounds, where) if accumulates_shards else None
 
@@ -283,7 +284,7 @@ def _places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     }
 
 
-def _apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Returns the blocks whose parameters nothing else of the model holds."""
     holders: dict[nn.Parameter, set[int]] = {}
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}

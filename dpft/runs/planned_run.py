@@ -22,6 +22,7 @@ from dpft.runs.micro_batch_size import (
     planned_model,
     with_micro_batch_size,
 )
+from dpft.runs.planned_ranks import PlannedRanks, check_ranks
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
@@ -60,6 +61,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     config = with_max_length(config, architecture)
     head = training_head(config, architecture)
     check_micro_batch_tokens(config)
+    check_ranks(config, architecture, head)
     # Read once, and only where no public number is configured.
     count = functools.cache(lambda: load_training_data(config).num_units)
     config = with_batch_size(config, count)
@@ -74,6 +76,13 @@ def describe_run(config: PlanConfig) -> PlannedRun:
         record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
     else:
         record["estimated"] = dataclasses.asdict(probe(config, plan, architecture, head))
+    record |= PlannedRanks(
+        config=config,
+        architecture=architecture,
+        head=head,
+        batch_size=config.train.batch_size(plan.size.num_examples),
+        device=device,
+    ).record()
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
