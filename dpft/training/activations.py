@@ -3,7 +3,7 @@
 The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
 backward pass is counted and not guessed: attention with its scores or without, dropout's masks,
 gated layers. Counted is each storage once, but parameters. Fused attention saves queries, keys,
-values and the outcome (Dao 2023, arXiv 2307.08691); so it is here whatever kernel would run.
+values and the outcome (Dao 2023, arXiv 2307.08691), with dropout its scores as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ def trace_activations(
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
-            module.gradient_checkpointing = False
+            module.gradient_checkpointing = False  # type: ignore[assignment]
     with fake:
         model.to_empty(device="cpu")
     trace.ignore(model)
@@ -157,7 +157,7 @@ class _Trace(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention and _is_fused(args, kwargs):
             return _FusedAttention.apply(*args[:3], *(kwargs[n] for n in QKV[len(args) :]))
         return func(*args, **kwargs)
 
@@ -177,10 +177,12 @@ class _Trace(TorchFunctionMode):
 
     def found(self, rows: int, *, recomputes: bool) -> Activations:
         """Returns what was counted."""
-        by_block = dict.fromkeys((None, *range(len(self._blocks))), 0)
+        outside, by_block = 0, dict.fromkeys(range(len(self._blocks)), 0)
         for tensor, block in self._storages.values():
-            by_block[block] += _bytes(tensor)
-        outside = by_block.pop(None)
+            if block is None:
+                outside += _bytes(tensor)
+            else:
+                by_block[block] += _bytes(tensor)
         if recomputes and by_block:
             saved = outside + sum(self._given) + max(by_block.values())
         else:
@@ -232,6 +234,13 @@ class _Trace(TorchFunctionMode):
 QKV = ("query", "key", "value")
 
 
+def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a kernel takes attention at once: without dropout and without a bias that trains."""
+    names = dict(zip((*QKV, "attn_mask", "dropout_p"), args, strict=False)) | dict(kwargs)
+    mask = names.get("attn_mask")
+    return not names.get("dropout_p") and not (mask is not None and mask.requires_grad)
+
+
 class _FusedAttention(torch.autograd.Function):
     """Attention's shapes: scores are computed again in the backward pass."""
 
@@ -259,7 +268,8 @@ def _largest_trainable(model: nn.Module) -> dict[nn.Module, tuple[str, tuple[int
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -30,7 +30,8 @@ KEPT_NOISE = 32 * 2**20
 PROOF_ROWS = 8
 """Of a first batch, on which gradients are held against the bare model's (``loss_company``)."""
 WORKING = 2
-"""Of the largest parameter's size, what an optimizer computes in (AdamW: a root, and it divided)."""
+"""Of the largest parameter's size, what an optimizer computes in: of AdamW a root, and it divided.
+"""
 PHASES = ("proof", "accumulate", "finish", "optimizer")
 """A first micro-batch; the others; sum, exchange and noise at a step's end; the optimizer's step.
 """
@@ -131,13 +132,11 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
     }
     sums = _sums(shapes, step)
     gathered = _gathered(shapes)
+    working = WORKING * NUMBER * shapes.largest_here
     phases = {
-        "accumulate": held
-        | {"gradients": sums}
-        | _micro_batch(shapes, step),
+        "accumulate": held | {"gradients": sums} | _micro_batch(shapes, step),
         "finish": held | {"gradients": sums} | _finishing(shapes, is_private=is_private),
-        "optimizer": held
-        | {"gradients": _at_update(shapes, step), "working": WORKING * NUMBER * shapes.largest_here},
+        "optimizer": held | {"gradients": _at_update(shapes, step), "working": working},
     }
     if is_private and step.engine != "loop":
         proof = {"gathered": gathered, "activations": _proof(step), "optimizer": 0}

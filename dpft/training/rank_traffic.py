@@ -4,6 +4,7 @@ Counted as ``Ranks.call`` counts it, where all processes have as many micro-batc
 same blocks at the same time; where they do not, a gather that some of them want is sent to each.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,9 @@ def shard_size(config: ParallelConfig, processes: int) -> int:
 class Traffic:
     """What passes between the processes of a run."""
 
+    processes: int
     finishing: int
-    """Processes that exchange their sums of one stretch."""
+    """Of them, those that exchange their sums of one stretch."""
     turns: Sequence[int]
     """Numbers that each is sent by each other one at a step's end, exchange by exchange."""
     is_shared: bool
@@ -51,6 +53,8 @@ class Traffic:
     """Numbers of the sums that go to the shards at each micro-batch."""
     pushes: int
     """In how many parts."""
+    again: int
+    """Numbers of what several layers share, which two passes push layer by layer."""
 
     @classmethod
     def of(cls, model: nn.Module, config: ParallelConfig, processes: int) -> "Traffic":
@@ -71,6 +75,7 @@ class Traffic:
         rows = processes // shards
         turns, twins = _turns(trained, config, processes)
         return cls(
+            processes=processes,
             finishing=rows if pushes else processes,
             turns=turns,
             is_shared=pushes or not config.shards_model,
@@ -81,6 +86,7 @@ class Traffic:
             root_bytes=sum(size for p, size in sent.items() if p not in in_blocks),
             pushed=sum(p.numel() for p in trained.values()) if pushes else 0,
             pushes=len(trained) if pushes else 0,
+            again=_held_again(model) if pushes else 0,
         )
 
     def bytes_per_step(self, *, engine: str | None, micro_batches: int, drawn: int) -> int:
@@ -92,15 +98,18 @@ class Traffic:
             drawn: Records of all processes, whose places the first one tells.
         """
         backward = 2 if engine == "two_pass" else 1
-        gathers = (1 + backward) * self.block_bytes + self.root_bytes
-        wishes = ((1 + backward) * self.blocks + 1 + self.pushes) * WISH if self.root_bytes else 0
+        # The root stays from its forward pass to the end of the first backward pass.
+        gathers = (1 + backward) * self.block_bytes + backward * self.root_bytes
+        count = (1 + backward) * self.blocks + backward + self.pushes
+        wishes = count * WISH if self.root_bytes else 0
+        pushed = self.pushed + (self.again if engine == "two_pass" else 0)
         number = DOUBLE if self.doubles else NUMBER
         rows = self.finishing + self.is_shared if self.finishing > 1 else 0
         return (
-            micro_batches * (gathers + wishes + NUMBER * self.pushed)
+            micro_batches * (gathers + wishes + NUMBER * pushed)
             + sum(self.turns) * number * rows
             + NUMBER * self.twins
-            + DOUBLE * (1 + drawn)
+            + (DOUBLE * (1 + drawn) if self.processes > 1 else 0)
         )
 
 
@@ -124,6 +133,12 @@ def _turns(
     stretches, owned = owned_stretches(cuts, places, shards, rows, BLOCK)
     lengths = [stretch.end - stretch.start for stretch in stretches]
     return turn_lengths(lengths, owned), -(-own // rows) if rows > 1 else 0
+
+
+def _held_again(model: nn.Module) -> int:
+    """Returns the numbers of trained parameters once for each further layer that holds them."""
+    holders = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
+    return sum((count - 1) * p.numel() for p, count in holders.items() if p.requires_grad)
 
 
 def _lengths(cut: Cut, start: int, end: int, place: int) -> list[int]:

@@ -13,7 +13,7 @@ PHASES = {
 
 
 def process_lines(record: Mapping[str, Any]) -> list[str]:
-    """Returns memory by part and bytes sent; nothing where a record has none.
+    r"""Returns memory by part and bytes sent; nothing where a record has none.
 
     >>> record = {
     ...     "processes": {"strategy": "fsdp", "world_size": 8, "shard_size": 4,
@@ -22,7 +22,7 @@ def process_lines(record: Mapping[str, Any]) -> list[str]:
     ...     "memory_peak_phase": "finish", "bytes_sent_per_step": 10**9,
     ...     "device_memory_bytes": 80 * 10**9, "largest_micro_batch": 32,
     ... }  # fmt: skip
-    >>> print("\\n".join(process_lines(record)[1:]))
+    >>> print("\n".join(process_lines(record)[1:]))
     8 processes, fsdp: 2 replicas in 4 shards each, accumulate=whole
     each at most, by its shapes, in the sum of a step:
     weights               2.00 GB
