@@ -4,6 +4,7 @@ It needs config.json alone: the model has shapes and no weights.
 """
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -157,17 +158,18 @@ class PlannedRanks:
             activations=self._activations.of_rows(rows),
             engine=self._engine,
             memory_mb=0 if guarantee is None else guarantee.clipper_memory_mb,
-            micro_batches=self._micro_batches(rows),
+            # A draw of more records than expected may be a micro-batch more.
+            micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
         )
 
-    def _micro_batches(self, rows: int) -> int:
+    def _micro_batches(self, rows: int, drawn: float) -> int:
         """Returns how many micro-batches the busiest process has."""
-        return -(-self.batch_size // (rows * self._processes))
+        return math.ceil(drawn / (rows * self._processes))
 
     def _sent(self) -> int:
         return self._shapes.traffic.bytes_per_step(
             engine=self._engine,
-            micro_batches=self._micro_batches(self._rows),
+            micro_batches=self._micro_batches(self._rows, self.batch_size),
             drawn=self.batch_size,
         )
 
@@ -185,7 +187,7 @@ class PlannedRanks:
         fits, too_many = 0, MOST_ROWS
         while too_many - fits > 1:
             rows = (fits + too_many) // 2
-            step = replace(self._step(rows), micro_batches=2)
+            step = replace(self._step(rows), micro_batches=3)
             _, parts = peak_of(memory_by_phase(self._shapes, step))
             fits, too_many = (rows, too_many) if parts["total"] <= room else (fits, rows)
         return fits

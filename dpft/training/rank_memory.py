@@ -134,7 +134,7 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
     gathered = _gathered(shapes)
     working = WORKING * NUMBER * shapes.largest_here
     phases = {
-        "accumulate": held | {"gradients": sums} | _micro_batch(shapes, step),
+        "accumulate": held | _micro_batch(shapes, step),
         "finish": held | {"gradients": sums} | _finishing(shapes, is_private=is_private),
         "optimizer": held | {"gradients": _at_update(shapes, step), "working": working},
     }
@@ -144,12 +144,16 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
     return phases
 
 
-def _sums(shapes: RankShapes, step: StepShapes) -> int:
-    """Returns the bytes of a step's sum while it is added up."""
+def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
+    """Returns the bytes of a step's sum, once its last micro-batch is added or some before.
+
+    The sum itself, and from the second addition on what additions lose (``CompensatedSums``).
+    """
     if shapes.pushes:
         return DOUBLE * shapes.trained_here
-    kept = 2 if step.engine is not None and step.micro_batches > 1 else 1
-    return kept * NUMBER * shapes.trained
+    if step.engine is None:
+        return NUMBER * shapes.trained
+    return min(2, step.micro_batches + further) * NUMBER * shapes.trained
 
 
 def _at_update(shapes: RankShapes, step: StepShapes) -> int:
@@ -187,13 +191,13 @@ def _gathered(shapes: RankShapes) -> int:
 
 
 def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
-    """Returns the bytes at the highest point of a micro-batch's way.
+    """Returns gradients, activations and what is gathered, at the highest point of a micro-batch.
 
     At the beginning of the backward pass the gradient of the largest output is there twice, before
     and after the logarithm's; at its end, what the clipper kept; when that is added up nothing is
     gathered, but a parameter's sum is formed, and sent where sums are pushed.
     """
-    found, part, gathered = step.activations, NUMBER * shapes.largest, _gathered(shapes)
+    found, part = step.activations, NUMBER * shapes.largest
     start = found.saved + 2 * found.largest
     if step.engine == "loop":
         start += 2 * NUMBER * shapes.trained
@@ -202,10 +206,11 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
         start = max(start, found.saved + found.largest + part)
     else:
         start = max(start, _kept(step))
+    before, after = (_sums(shapes, step, count) for count in (-1, 0))
+    running = {"gradients": before, "activations": start, "gathered": _gathered(shapes)}
     added = max(2 * found.largest + part, 3 * part * shapes.pushes)
-    if step.engine in (None, "loop") or start + gathered >= added:
-        return {"activations": start, "gathered": gathered}
-    return {"activations": added}
+    adding = {"gradients": after, "activations": added}
+    return max(running, adding, key=lambda parts: sum(parts.values()))
 
 
 def _kept(step: StepShapes) -> int:

@@ -210,4 +210,4 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     blocks = [nn.Linear(2, 2) for _ in range(3)]
     blocks[2].weight = blocks[0].weight
     model = nn.ModuleList([*blocks, nn.Linear(2, 2)])
-    assert shards_module._apart(model, blocks) == [blocks[1]]
+    assert shards_module.blocks_apart(model, blocks) == [blocks[1]]

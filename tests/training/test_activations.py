@@ -66,7 +66,8 @@ def test_each_row_leaves_as_much() -> None:
 
 def test_a_model_that_computes_again_keeps_less() -> None:
     def saved(*, recomputes: bool) -> int:
-        config = GPT2Config(n_layer=4, n_embd=8, n_head=2, vocab_size=40)
+        sizes = {"n_layer": 4, "n_embd": 8, "n_head": 2, "vocab_size": 40}
+        config = GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
         with torch.device("meta"):
             model = GPT2LMHeadModel(config)
         found = trace_activations(model, rows=2, length=LENGTH, recomputes=recomputes)
