@@ -162,6 +162,15 @@ class PlanSettings:
 
     measure: bool = False
     """Time one synthetic micro-batch."""
+    device_memory_gb: float | None = None
+    """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: all that the
+    device of this machine has."""
+
+    def __post_init__(self) -> None:
+        if self.device_memory_gb is not None and not self.device_memory_gb > 0:
+            raise InputError(
+                f"plan.device_memory_gb must be positive, got {self.device_memory_gb}."
+            )
 
 
 def _refuse_resume(resume: str | None) -> None:

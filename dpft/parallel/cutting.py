@@ -40,7 +40,7 @@ def places_of(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     }
 
 
-def apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Returns the blocks whose parameters nothing else of the model holds."""
     holders: dict[nn.Parameter, set[int]] = {}
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}

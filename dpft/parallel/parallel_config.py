@@ -40,9 +40,17 @@ class ParallelConfig:
     accumulate: str = WHOLE
     """Of fsdp: whole, each process keeps a step's whole sum until it ends; sharded, each
     micro-batch's sum goes to the shards at once, which sends more and keeps less."""
+    world_size: int | None = None
+    """How many processes; None: as many as torchrun starts, and of a plan one, or two with ddp or
+    fsdp. A run refuses another number than there are."""
     timeout_minutes: float = 30
     """How long a process waits for another one before it gives up; longer than the first one
     needs for a checkpoint."""
+
+    @property
+    def planned_processes(self) -> int:
+        """How many processes a plan is of."""
+        return self.world_size or (1 if self.name == "none" else 2)
 
     @property
     def shards_model(self) -> bool:
@@ -58,6 +66,13 @@ class ParallelConfig:
             )
         if self.shard_size is not None and self.shard_size < 1:
             raise InputError(f"parallel.shard_size must be at least 1, got {self.shard_size}.")
+        if self.world_size is not None and self.world_size < 1:
+            raise InputError(f"parallel.world_size must be at least 1, got {self.world_size}.")
+        if self.name == "none" and self.world_size not in (None, 1):
+            raise InputError(
+                f"parallel=none is one process, got parallel.world_size={self.world_size}; add"
+                " parallel=ddp or parallel=fsdp, or leave it out."
+            )
         if self.name != "fsdp" and (self.shard_size is not None or self.accumulate != WHOLE):
             raise InputError(
                 f"parallel.shard_size and parallel.accumulate are for parallel=fsdp, got"
@@ -104,6 +119,20 @@ def world() -> World | None:
     )
 
 
+def check_shards(config: ParallelConfig, processes: int) -> None:
+    """Refuses a number of processes that shards do not fit.
+
+    Raises:
+        InputError: They would not make whole replicas.
+    """
+    size = config.shard_size
+    if size is not None and processes % size:
+        raise InputError(
+            f"parallel.shard_size must divide the number of processes, got {size} for {processes}"
+            " processes; choose a divisor of it, or leave it out for one shard on each."
+        )
+
+
 def check_start(config: ParallelConfig) -> World | None:
     """Returns what there is of other processes, once it is what the configuration says.
 
@@ -125,12 +154,12 @@ def check_start(config: ParallelConfig) -> World | None:
             f"parallel={config.name} needs the processes of torchrun, got none; start them by"
             f" {HOW_TO_START}."
         )
-    size = config.shard_size
-    if size is not None and there.size % size:
+    if config.world_size not in (None, there.size):
         raise InputError(
-            f"parallel.shard_size must divide the number of processes, got {size} for {there.size}"
-            " processes; choose a divisor of it, or leave it out for one shard on each."
+            f"parallel.world_size must be the number of processes, got {config.world_size} for"
+            f" {there.size} processes; leave it out: it is for dpft plan."
         )
+    check_shards(config, there.size)
     _refuse_debugging()
     return there
 

@@ -100,7 +100,7 @@ def finish_sums(
     is_shared = owned is None
     if owned is None:
         owned = owned_places([len(stretch) for stretch in stretches], ranks.size)
-    for turn in _turns(stretches, owned):
+    for turn in _turns([len(stretch) for stretch in stretches], owned):
         _finish_turn(stretches, turn, finish, ranks, shared=is_shared)
 
 
@@ -118,7 +118,19 @@ def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
     return owned
 
 
-def _turns(stretches: Sequence[Tensor], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
+def turn_lengths(lengths: Sequence[int], owned: Sequence[list[int]]) -> list[int]:
+    """Returns how many numbers each rank is sent by each other one, exchange by exchange.
+
+    >>> turn_lengths([4, 1, 3, 2], [[0, 1], [2, 3]])
+    [5]
+    """
+    return [
+        max(sum(lengths[place] for place in places) for places in turn)
+        for turn in _turns(lengths, owned)
+    ]
+
+
+def _turns(lengths: Sequence[int], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
     """Yields what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
     waiting = [list(reversed(places)) for places in owned]
     while any(waiting):
@@ -126,9 +138,9 @@ def _turns(stretches: Sequence[Tensor], owned: Sequence[list[int]]) -> Iterator[
         for places in waiting:
             mine: list[int] = []
             numbers = 0
-            while places and (not mine or numbers + len(stretches[places[-1]]) <= TURN):
+            while places and (not mine or numbers + lengths[places[-1]] <= TURN):
                 mine.append(places.pop())
-                numbers += len(stretches[mine[-1]])
+                numbers += lengths[mine[-1]]
             turn.append(mine)
         yield turn
 

@@ -146,6 +146,19 @@ def stretches_of(
     return found
 
 
+def owned_stretches(
+    cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
+) -> tuple[list[_Stretch], list[list[int]]]:
+    """Returns the pieces of all shards, and the places of those that each rank finishes."""
+    stretches: list[_Stretch] = []
+    owned: list[list[int]] = [[] for _ in range(rows * shards)]
+    for column in range(shards):
+        for row, own in enumerate(stretches_of(cuts, places, column, rows, block)):
+            owned[row * shards + column] = list(range(len(stretches), len(stretches) + len(own)))
+            stretches += own
+    return stretches, owned
+
+
 def finish_whole(
     sums: WholeShardedSums,
     cuts: Mapping[str, Cut],
@@ -171,12 +184,7 @@ def finish_whole(
     """
     shards = ranks.size // twins.size
     flat = {name: sums.taken(name) for name in cuts}
-    stretches: list[_Stretch] = []
-    owned: list[list[int]] = [[] for _ in range(ranks.size)]
-    for column in range(shards):
-        for row, own in enumerate(stretches_of(cuts, places, column, twins.size, block)):
-            owned[row * shards + column] = list(range(len(stretches), len(stretches) + len(own)))
-            stretches += own
+    stretches, owned = owned_stretches(cuts, places, shards, twins.size, block)
     finish_sums(
         [flat[each.name][each.start : each.end] for each in stretches],
         lambda at, total: finish(stretches[at].piece, total),

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
 
-from dpft.parallel.cutting import ReadRows, apart, fill, places_of
+from dpft.parallel.cutting import ReadRows, blocks_apart, fill, places_of
 from dpft.parallel.described import sharding
 from dpft.parallel.grid import REPLICAS, SHARDS, Grid
 from dpft.parallel.ranks import Ranks
@@ -83,7 +83,7 @@ class ShardedModel:
         self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
         mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
         policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
-        own = apart(model, blocks)
+        own = blocks_apart(model, blocks)
         for block in own:
             fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
@@ -108,6 +108,7 @@ class ShardedModel:
         """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
         """The ranks with the same shard as this one."""
+        self.twins.traffic = ranks.traffic
         where = torch.device("cpu") if offload else device
         self._pushed = PushedSums(cuts, self.rounds, where) if accumulates_shards else None
 

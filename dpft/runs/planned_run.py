@@ -22,6 +22,7 @@ from dpft.runs.micro_batch_size import (
     planned_model,
     with_micro_batch_size,
 )
+from dpft.runs.planned_ranks import PlannedRanks, check_ranks
 from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
@@ -34,7 +35,7 @@ from dpft.runs.task_model import layout_of, prepare_model, training_head
 from dpft.tasks.classification import ClassificationTask
 from dpft.training.compiling import check_compiler
 from dpft.training.estimate import Estimate, estimate, model_shapes
-from dpft.training.measure import Measurement, measure_step, peak_memory
+from dpft.training.measure import Measurement, measure_step
 from dpft.training.probe import probe_machine
 
 
@@ -60,6 +61,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     config = with_max_length(config, architecture)
     head = training_head(config, architecture)
     check_micro_batch_tokens(config)
+    check_ranks(config, architecture, head)
     # Read once, and only where no public number is configured.
     count = functools.cache(lambda: load_training_data(config).num_units)
     config = with_batch_size(config, count)
@@ -70,10 +72,19 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, architecture, head)
     record["micro_batch_size"] = config.train.most_rows
+    record |= PlannedRanks(
+        config=config,
+        architecture=architecture,
+        head=head,
+        batch_size=config.train.batch_size(plan.size.num_examples),
+        device=device,
+    ).record()
     if config.plan.measure:
         record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
     else:
-        record["estimated"] = dataclasses.asdict(probe(config, plan, architecture, head))
+        peak = record["memory_per_rank_bytes"]["total"]
+        estimated = probe(config, plan, architecture, head, peak_memory_bytes=peak)
+        record["estimated"] = dataclasses.asdict(estimated)
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
@@ -117,15 +128,32 @@ def describe(
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
 
-def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: Head) -> Estimate:
-    """Estimates time and memory from a probe of the machine and the model's shapes."""
+def probe(
+    config: PlanConfig,
+    plan: RunPlan,
+    architecture: Architecture,
+    head: Head,
+    *,
+    peak_memory_bytes: int,
+) -> Estimate:
+    """Estimates time from a probe of the machine and the model's shapes.
+
+    Of many processes it is the time of one with its share of the records, without the network's.
+
+    Args:
+        config: As it would run.
+        plan: Its mechanism and steps.
+        architecture: Of the model.
+        head: What it answers with.
+        peak_memory_bytes: Of a process, as planned.
+    """
     device, settings = config.train.prepare(), config.train
-    base_memory = peak_memory(device)
     model, _ = planned_model(config, architecture, head)
     width = max(weight.shape[-1] for weight in input_embeddings(model))
     shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
     guarantee = config.privacy.guarantee
-    batch_size = settings.batch_size(plan.size.num_examples)
+    processes = config.parallel.planned_processes
+    batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
     size = min(settings.most_rows, batch_size)
     speed = probe_machine(
         device,
@@ -142,7 +170,7 @@ def probe(config: PlanConfig, plan: RunPlan, architecture: Architecture, head: H
         micro_batch_size=settings.most_rows,
         expected_batch_size=batch_size,
         steps=plan.steps,
-        base_memory=base_memory,
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 

@@ -113,7 +113,7 @@ def estimate(
     micro_batch_size: int,
     expected_batch_size: int,
     steps: int,
-    base_memory: int,
+    peak_memory_bytes: int,
 ) -> Estimate:
     """Returns what the steps of a run would take.
 
@@ -125,7 +125,7 @@ def estimate(
         micro_batch_size: As in training.
         expected_batch_size: As in training.
         steps: Steps planned.
-        base_memory: Bytes that the process has without a model.
+        peak_memory_bytes: Of a process, as ``rank_memory`` plans it.
     """
     size = min(micro_batch_size, expected_batch_size)
     typical = max(1, round(TYPICAL_SHARE * max_length))
@@ -142,7 +142,7 @@ def estimate(
     return Estimate(
         seconds_per_step=seconds,
         seconds_total=seconds * steps + proof,
-        peak_memory_bytes=base_memory + _memory(shapes, size * max_length, private=private),
+        peak_memory_bytes=peak_memory_bytes,
         typical_length=typical,
         how=HOW,
     )

@@ -6,8 +6,9 @@ the schedule read no record either, so none of this costs privacy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
@@ -41,6 +42,10 @@ class OptimizerConfig(ABC):
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
         """Returns the optimizer over ``parameters``."""
+
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: two moments of each of its own."""
+        return 2 * prod(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,10 @@ class SGD(OptimizerConfig):
             weight_decay=weight_decay,
         )
 
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: the momentum, where there is one."""
+        return prod(shape) if self.momentum else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(OptimizerConfig):
@@ -166,6 +175,12 @@ class Adafactor(OptimizerConfig):
             d=self.clip_threshold,
             weight_decay=weight_decay,
         )
+
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: of a matrix its rows and columns."""
+        if len(shape) < 2:
+            return prod(shape)
+        return prod(shape[:-1]) + prod((*shape[:-2], shape[-1]))
 
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {

@@ -62,3 +62,25 @@ def test_logs_that_show_drawn_sizes_are_refused(
         check_start(DDP)
     monkeypatch.setenv(name, "OFF" if name.endswith("DEBUG") else "ERROR")
     assert check_start(DDP) is not None
+
+
+def test_a_run_of_another_number_of_processes_than_was_said_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="world_size must be the number of processes, got 4 for 2"):
+        check_start(ParallelConfig(name="ddp", world_size=4))
+    assert check_start(ParallelConfig(name="ddp", world_size=2)) is not None
+
+
+@pytest.mark.parametrize(("name", "world_size"), [("ddp", 0), ("fsdp", -1), ("none", 2)])
+def test_world_sizes_that_cannot_be_are_refused(name: str, world_size: int) -> None:
+    with pytest.raises(InputError, match="parallel"):
+        ParallelConfig(name=name, world_size=world_size)
+
+
+def test_a_plan_is_of_as_many_processes_as_was_said() -> None:
+    assert ParallelConfig().planned_processes == 1
+    assert ParallelConfig(name="fsdp").planned_processes == 2
+    assert ParallelConfig(name="fsdp", world_size=64).planned_processes == 64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.parallel.cutting import apart, check_can_be_sharded
+from dpft.parallel.cutting import blocks_apart, check_can_be_sharded
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import ALONE, RankLost, Ranks
 from dpft.parallel.rounds import Rounds
@@ -229,4 +229,4 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     blocks = [nn.Linear(2, 2) for _ in range(3)]
     blocks[2].weight = blocks[0].weight
     model = nn.ModuleList([*blocks, nn.Linear(2, 2)])
-    assert apart(model, blocks) == [blocks[1]]
+    assert blocks_apart(model, blocks) == [blocks[1]]

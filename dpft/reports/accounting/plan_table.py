@@ -7,6 +7,7 @@ from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import PrivacyPlan
 from dpft.reports.accounting.epsilon import accounting_table
+from dpft.reports.accounting.process_table import process_lines
 
 
 def plan_table(
@@ -34,7 +35,7 @@ def plan_table(
             calibration=plan.calibration,
         )
         lines += ["", table, *_phase_lines(plan)]
-    lines += [*_cost_lines(record), "", summary_line(record)]
+    lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]
     return "\n".join(lines)
 
 

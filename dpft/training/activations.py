@@ -1,0 +1,276 @@
+"""What a micro-batch keeps in memory, from a model's shapes: one forward pass without numbers.
+
+The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
+backward pass is counted and not guessed: attention with its scores or without, dropout's masks,
+gated layers. Counted is each storage once, but parameters. Fused attention saves queries, keys,
+values and the outcome (Dao 2023, arXiv 2307.08691), with dropout its scores as well.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from dpft.data.collation import Layout
+from dpft.parallel.blocks import repeated_blocks
+from dpft.privacy.clipping.costs import ProductShape
+from dpft.training.estimate import NUMBER_BYTES, ModelShapes
+from dpft.training.precision import autocast
+from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerUse:
+    """One call of a layer that trains: a clipper keeps its input and its output's gradient."""
+
+    name: str
+    """Of the layer's largest parameter that trains."""
+    numbers: int
+    """Of that parameter."""
+    inputs: int
+    """Bytes of what the layer is given; 0 where an earlier call was given the same."""
+    outputs: int
+    """Bytes of what it gives, and so of the gradient that comes back."""
+    product: ProductShape | None
+    """Of the weight that inputs are multiplied with; None: the layer has another rule."""
+
+    def of_rows(self, rows: int, before: int) -> "LayerUse":
+        """Returns the call with another number of rows."""
+        return replace(
+            self,
+            inputs=self.inputs * rows // before,
+            outputs=self.outputs * rows // before,
+            product=None if self.product is None else replace(self.product, examples=rows),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What one forward pass leaves for the backward pass.
+
+    Attributes:
+        rows: Examples of the micro-batch.
+        saved: Bytes for the backward pass; where the model recomputes, of what its blocks are
+            given and of what the largest one saves when it is computed again.
+        largest: Bytes of the largest layer's output, such as a vocabulary's logits.
+        uses: Calls of layers that train, in order.
+    """
+
+    rows: int
+    saved: int
+    largest: int
+    uses: Sequence[LayerUse]
+
+    def of_rows(self, rows: int) -> "Activations":
+        """Returns what as many longer or shorter micro-batches leave: each row leaves as much."""
+        if rows == self.rows:
+            return self
+        return Activations(
+            rows=rows,
+            saved=self.saved * rows // self.rows,
+            largest=self.largest * rows // self.rows,
+            uses=[use.of_rows(rows, self.rows) for use in self.uses],
+        )
+
+
+def trace_activations(
+    model: nn.Module,
+    *,
+    rows: int,
+    length: int,
+    layout: Layout = CAUSAL_TEXT,
+    precision: str = "fp32",
+    recomputes: bool = False,
+) -> Activations:
+    """Returns what a micro-batch of longest records would keep.
+
+    Args:
+        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
+        rows: Examples.
+        length: Tokens of each.
+        layout: How rows lie in a batch.
+        precision: As in training.
+        recomputes: Whether its blocks are computed again in the backward pass.
+    """
+    trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+    with fake:
+        model.to_empty(device="cpu")
+    trace.ignore(model)
+    config: Any = model.config
+    losses = synthetic_losses(
+        model,
+        rows,
+        length,
+        vocab_size=config.get_text_config().vocab_size,
+        layout=layout,
+        ragged=False,
+    )
+    model.train()
+    with fake, trace.watching(model), autocast(precision, CPU):
+        losses()
+    return trace.found(rows, recomputes=recomputes)
+
+
+def guessed_activations(shapes: ModelShapes, *, rows: int, length: int) -> Activations:
+    """Returns about what ``trace_activations`` does, of a model that does not run without values.
+
+    Each layer's input and output are taken to be saved, and the logits' logarithm.
+    """
+    tokens = rows * length * NUMBER_BYTES
+    saved, largest = tokens * (shapes.outputs + shapes.logits), tokens * shapes.logits
+    return Activations(rows=rows, saved=saved, largest=largest, uses=())
+
+
+class _Trace(TorchFunctionMode):
+    """Counts what a forward pass saves, by the block that it is saved in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = _largest_trainable(model)
+        self._blocks = repeated_blocks(model)
+        self._block: int | None = None
+        self._given = [0] * len(self._blocks)
+        self._storages: dict[int, tuple[Tensor, int | None]] = {}
+        self._inputs: set[int] = set()
+        self._parameters: set[int] = set()
+        self._largest = 0
+        self._uses: list[LayerUse] = []
+
+    def ignore(self, model: nn.Module) -> None:
+        """Counts parameters as none of it."""
+        self._parameters = {_storage(parameter) for parameter in model.parameters()}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and _is_fused(args, kwargs):
+            return _FusedAttention.apply(*args[:3], *(kwargs[n] for n in QKV[len(args) :]))
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Counts while the block runs."""
+        handles = [m.register_forward_hook(self._called) for m in model.modules()]
+        for number, block in enumerate(self._blocks):
+            handles.append(block.register_forward_pre_hook(self._entering(number)))
+            handles.append(block.register_forward_hook(self._left))
+        try:
+            with self, saved_tensors_hooks(self._save, lambda saved: saved):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def found(self, rows: int, *, recomputes: bool) -> Activations:
+        """Returns what was counted."""
+        outside, by_block = 0, dict.fromkeys(range(len(self._blocks)), 0)
+        for tensor, block in self._storages.values():
+            if block is None:
+                outside += _bytes(tensor)
+            else:
+                by_block[block] += _bytes(tensor)
+        if recomputes and by_block:
+            saved = outside + sum(self._given) + max(by_block.values())
+        else:
+            saved = outside + sum(by_block.values())
+        return Activations(rows=rows, saved=saved, largest=self._largest, uses=self._uses)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        key = _storage(tensor)
+        if key not in self._parameters:
+            self._storages.setdefault(key, (tensor, self._block))
+        return tensor
+
+    def _entering(self, number: int) -> Any:
+        def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
+            self._block = number
+            self._given[number] = sum(_bytes(each) for each in given if isinstance(each, Tensor))
+
+        return enter
+
+    def _left(self, *_: object) -> None:
+        self._block = None
+
+    def _called(self, module: nn.Module, given: tuple[Any, ...], outcome: Any) -> None:
+        if not isinstance(outcome, Tensor) or not given or not isinstance(given[0], Tensor):
+            return
+        if any(True for _ in module.children()):
+            return
+        self._largest = max(self._largest, _bytes(outcome))
+        if module not in self._names:
+            return
+        name, shape = self._names[module]
+        known = _storage(given[0]) in self._inputs
+        self._inputs.add(_storage(given[0]))
+        product = None
+        if len(shape) == 2 and given[0].is_floating_point():
+            steps = max(1, outcome[0].numel() // outcome.shape[-1])
+            product = ProductShape(len(outcome), steps, *shape)
+        self._uses.append(
+            LayerUse(
+                name=name,
+                numbers=prod(shape),
+                inputs=0 if known or product is None else _bytes(given[0]),
+                outputs=_bytes(outcome),
+                product=product,
+            )
+        )
+
+
+QKV = ("query", "key", "value")
+
+
+def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a kernel takes attention at once: without dropout and without a bias that trains."""
+    names = dict(zip((*QKV, "attn_mask", "dropout_p"), args, strict=False)) | dict(kwargs)
+    mask = names.get("attn_mask")
+    return not names.get("dropout_p") and not (mask is not None and mask.requires_grad)
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Attention's shapes: scores are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        outcome = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, outcome)
+        return outcome
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise NotImplementedError
+
+
+def _largest_trainable(model: nn.Module) -> dict[nn.Module, tuple[str, tuple[int, ...]]]:
+    """Returns the largest parameter that trains of each layer that has one, and its shape."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {}
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if own:
+            largest = max(own, key=lambda parameter: parameter.numel())
+            found[module] = names[largest], tuple(largest.shape)
+    return found
+
+
+def _storage(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()

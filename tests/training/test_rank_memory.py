@@ -1,0 +1,137 @@
+"""Memory of each process, part by part: against counts by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from dpft.parallel.parallel_config import ParallelConfig
+from dpft.training.activations import Activations
+from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
+from dpft.training.rank_memory import (
+    PARTS,
+    PHASES,
+    StepShapes,
+    memory_by_phase,
+    peak_of,
+    rank_shapes,
+)
+
+# 4 layers of width 8 and a vocabulary of 40, all dimensions multiples of four.
+WIDTH, VOCABULARY, POSITIONS, LAYERS = 8, 40, 32, 4
+BLOCK = 12 * WIDTH**2 + 13 * WIDTH
+ROOT = VOCABULARY * WIDTH + POSITIONS * WIDTH + 2 * WIDTH
+ALL = LAYERS * BLOCK + ROOT
+FSDP = {"name": "fsdp"}
+STEP = StepShapes(
+    activations=Activations(rows=4, saved=10_000, largest=100, uses=()),
+    engine="book_keeping",
+    memory_mb=256,
+    micro_batches=3,
+)
+
+
+def model() -> nn.Module:
+    """A GPT-2 without values."""
+    config = GPT2Config(
+        n_layer=LAYERS,
+        n_embd=WIDTH,
+        n_head=2,
+        vocab_size=VOCABULARY,
+        n_positions=POSITIONS,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.device("meta"):
+        return GPT2LMHeadModel(config)
+
+
+def phases(
+    processes: int = 1,
+    step: StepShapes = STEP,
+    optimizer: OptimizerConfig | None = None,
+    **config: Any,
+) -> dict[str, dict[str, int]]:
+    spread = ParallelConfig(**config)
+    return memory_by_phase(rank_shapes(model(), spread, processes, optimizer or AdamW()), step)
+
+
+def test_one_process_holds_weights_sum_loss_and_moments() -> None:
+    found = phases()["accumulate"]
+    assert found["weights"] == 4 * ALL
+    assert found["gradients"] == 2 * 4 * ALL, "the sum, and what its additions lose"
+    assert found["optimizer"] == 2 * 4 * ALL
+    assert found["activations"] == 10_000 + 2 * 100
+    single = phases(step=replace(STEP, micro_batches=1))
+    assert single["finish"]["gradients"] == 4 * ALL
+
+
+def test_replicas_hold_as_much_and_exchange_a_turn() -> None:
+    alone, two = phases(), phases(2, name="ddp")
+    assert two["accumulate"] == alone["accumulate"]
+    assert two["finish"]["exchange"] > alone["finish"]["exchange"] == 0
+
+
+@pytest.mark.parametrize("processes", [4, 8])
+def test_shards_are_a_quarter_and_what_runs_is_gathered(processes: int) -> None:
+    found = phases(processes, **FSDP, shard_size=4)["accumulate"]
+    assert found["weights"] == 4 * ALL // 4 and found["optimizer"] == 2 * ALL
+    assert found["gathered"] == 4 * (ROOT + 2 * BLOCK)
+    assert found["gradients"] == 2 * 4 * ALL, "whole, on each"
+
+
+def test_sums_in_shards_are_float64_and_nothing_is_lost() -> None:
+    found = phases(4, **FSDP, accumulate="sharded")
+    assert found["accumulate"]["gradients"] == 8 * ALL // 4
+    assert found["optimizer"]["gradients"] == 4 * ALL // 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"),
+    [
+        (SGD(), 0),
+        (SGD(momentum=0.9), ALL),
+        (AdamW(), 2 * ALL),
+        (
+            Adafactor(),
+            # Vectors whole; of each matrix its rows and its columns.
+            LAYERS * (13 * WIDTH + (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1) * WIDTH)
+            + (2 + 1 + 1) * WIDTH + VOCABULARY + POSITIONS,
+        ),
+    ],
+)  # fmt: skip
+def test_optimizers_keep_what_they_keep(optimizer: OptimizerConfig, numbers: int) -> None:
+    assert phases(optimizer=optimizer)["optimizer"]["optimizer"] == 4 * numbers
+
+
+def test_the_plan_of_moments_is_what_torch_keeps() -> None:
+    weights = [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5))]
+    for config in (SGD(), SGD(momentum=0.9), AdamW(), Adafactor()):
+        made = config.make(weights, 0.1, 0.0)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        made.step()
+        for weight in weights:
+            kept = [v for v in made.state[weight].values() if isinstance(v, torch.Tensor)]
+            numbers = sum(each.numel() for each in kept if each.dim())
+            assert config.state_numbers(weight.shape) == numbers, config.name
+
+
+def test_without_clipping_there_is_no_proof_and_no_noise() -> None:
+    found = phases(step=replace(STEP, engine=None))
+    assert set(found) == set(PHASES) - {"proof"}
+    assert found["finish"]["noise"] == 0
+    assert found["accumulate"]["gradients"] == 4 * ALL
+
+
+def test_the_peak_is_the_largest_phase_and_its_parts_add_up() -> None:
+    found = phases()
+    phase, parts = peak_of(found)
+    assert sum(found[phase].values()) == max(sum(each.values()) for each in found.values())
+    assert set(parts) == {*PARTS, "total"}
+    assert parts["total"] == sum(parts[name] for name in PARTS)
+    large = replace(STEP, activations=replace(STEP.activations, saved=10**9))
+    assert peak_of(phases(step=large))[0] in ("accumulate", "proof")
