@@ -35,7 +35,7 @@ TITLE = "Memory and traffic of each process against its plan"
 NOTES = (
     "GPT-2 with 8 layers of width 512 (51 M parameters, random weights), texts of 64 tokens, two"
     " micro-batches of 4 a step\nand rank, AdamW. Peak anonymous memory of the rank that had most;"
-    " planned over measured should be within 15 %,\nbytes sent within 5 %. The phase is the plan's."
+    " measured over planned should be within 15 %,\nbytes sent within 5 %. The phase is the plan's."
 )
 COLUMNS = (
     "ranks", "parallel", "engine", "measured, MB", "planned, MB", "measured / planned", "phase",

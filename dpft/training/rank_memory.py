@@ -198,17 +198,19 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     gathered, but a parameter's sum is formed, and sent where sums are pushed.
     """
     found, part = step.activations, NUMBER * shapes.largest
+    # Pushed: the part, what of it is handed out, and what comes from all.
+    formed = 3 * part if shapes.pushes else part
     start = found.saved + 2 * found.largest
     if step.engine == "loop":
         start += 2 * NUMBER * shapes.trained
     elif step.engine in (None, "two_pass"):
         # The first product's sum is formed while nearly all is saved yet.
-        start = max(start, found.saved + found.largest + part)
+        start = max(start, found.saved + found.largest + formed)
     else:
         start = max(start, _kept(step))
     before, after = (_sums(shapes, step, count) for count in (-1, 0))
     running = {"gradients": before, "activations": start, "gathered": _gathered(shapes)}
-    added = max(2 * found.largest + part, 3 * part * shapes.pushes)
+    added = max(2 * found.largest + part, formed)
     adding = {"gradients": after, "activations": added}
     return max(running, adding, key=lambda parts: sum(parts.values()))
 
