@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full bench capacity glue-table lint wheel-check clean
+.PHONY: help setup demo test test-full bench bench-gpu capacity glue-table lint wheel-check clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -44,6 +44,9 @@ bench: setup ## Time private micro-batches and whole steps against ordinary ones
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.records
 	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
+
+bench-gpu: setup ## Time private micro-batches on a CUDA device (9 minutes); writes benchmarks/results-gpu.md.
+	@$(BIN)/python -m benchmarks.gpu
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity

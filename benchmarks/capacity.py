@@ -24,7 +24,8 @@ from pathlib import Path
 from benchmarks import tables
 from benchmarks.interleave import Comparison, Process, compare
 from benchmarks.memory import OutOfMemory
-from benchmarks.workload import SHAPES, Workload
+from benchmarks.shapes import SHAPES, untied
+from benchmarks.workload import Workload
 from dpft.privacy.clipping.engines import ENGINES
 
 RESULTS = Path(__file__).parent / "capacity.md"
@@ -218,11 +219,10 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def _at_capacity(engine: str, options: argparse.Namespace) -> Workload:
     """Returns the engine's workload with the largest micro-batch that fits, 0 if none does."""
-    untied = f"{options.shape}_untied"
     workload = Workload(
         engine=engine,
         # Opacus refuses tied weights.
-        shape=untied if engine in PEERS and untied in SHAPES else options.shape,
+        shape=untied(options.shape) if engine in PEERS else options.shape,
         length=options.length,
         memory_limit_bytes=int(options.memory_gb * GB),
         **tables.machine_fields(options),

@@ -33,6 +33,7 @@ class Counts(TorchDispatchMode):
     """Counts what runs inside it.
 
     Attributes:
+        operations: How many there are, views among them; on an accelerator most are a launch.
         products: Operations of matrix products, attention's included; a multiplication and an
             addition are two, as in Bu et al. 2022, Table 2.
         others: Numbers that all other operations read and write; views are free.
@@ -44,6 +45,7 @@ class Counts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.operations = 0
         self.products, self.others, self.passes = 0, 0, 0
         self.kept_bytes, self.peak_bytes = 0, 0
         self._alive_bytes = 0
@@ -52,6 +54,7 @@ class Counts(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        self.operations += 1
         outputs = func(*args, **(kwargs or {}))
         read, written = _tensors((args, kwargs)), _tensors(outputs)
         packet = func._overloadpacket

@@ -104,6 +104,8 @@ def with_dense_layers(model: nn.Module) -> nn.Module:
                 with torch.no_grad():
                     linear.weight.copy_(child.weight.t())
                     linear.bias.copy_(child.bias)
+                linear.weight.requires_grad = child.weight.requires_grad
+                linear.bias.requires_grad = child.bias.requires_grad
                 setattr(module, name, linear)
     return model
 

@@ -16,8 +16,11 @@ import torch
 from torch import nn
 
 from benchmarks.memory import limit_memory
+from benchmarks.one_rank import finish_shards, in_dpft_shards, in_torch_shards
 from benchmarks.workload import Workload, make_losses, make_model
+from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 
@@ -52,19 +55,25 @@ def answer(**values: object) -> None:
 
 
 def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
-    """Returns what is timed, and what is done untimed after it."""
+    """Returns what is timed, and what is done untimed after it.
+
+    Where the workload is in shards, torch's process group must stand (``one_rank``).
+    """
     model: nn.Module = make_model(workload)
     if workload.engine.startswith("opacus"):
         from benchmarks.peers import with_dense_layers
 
         model = with_dense_layers(model)
+    shards = _cut(model, workload, resources)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if workload.engine in ("noise", "randn"):
         return _noise(workload, parameters), lambda: None
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
-    micro_batch = _micro_batch(model, workload, resources)
+    micro_batch = _micro_batch(model, workload, resources, shards)
 
     def step() -> None:
+        if shards is not None:
+            finish_shards(shards)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -81,7 +90,20 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
     return update, lambda: None
 
 
-def _micro_batch(model: nn.Module, workload: Workload, resources: ExitStack) -> Micro:
+def _cut(model: nn.Module, workload: Workload, resources: ExitStack) -> ShardedModel | None:
+    """Cuts a model where the workload says so; returns dpft's shards, None where there are none."""
+    if workload.parallel == "none":
+        return None
+    device = torch.device(workload.device)
+    if workload.engine == "ordinary":
+        in_torch_shards(model, device)
+        return None
+    return in_dpft_shards(model, device, resources)
+
+
+def _micro_batch(
+    model: nn.Module, workload: Workload, resources: ExitStack, shards: ShardedModel | None
+) -> Micro:
     losses = make_losses(model, workload)
     if workload.engine == "ordinary":
         return lambda: losses().mean().backward()
@@ -90,7 +112,12 @@ def _micro_batch(model: nn.Module, workload: Workload, resources: ExitStack) -> 
 
         return opacus_micro_batch(model, workload, MAX_GRAD_NORM)
     clipper = PerExampleClipper(
-        model, MAX_GRAD_NORM, engine=workload.engine, memory_mb=workload.memory_mb
+        model,
+        MAX_GRAD_NORM,
+        engine=workload.engine,
+        memory_mb=workload.memory_mb,
+        compilation=None if workload.compiler is None else Compilation(backend=workload.compiler),
+        shards=shards,
     )
     resources.enter_context(clipper)
     return lambda: clipper.accumulate(losses)

@@ -4,27 +4,19 @@ Weights are random and inputs are random tokens of one length, all of them label
 al. 2022, Appendix G: neither changes what a step costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import PreTrainedModel
 
+from benchmarks.shapes import SHAPES
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
-SMALL_GPT2 = {"vocab_size": 8192, "n_embd": 256, "n_layer": 4, "n_head": 4}
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-SHAPES = ("gpt2", "gpt2_untied", "small_gpt2", "small_gpt2_untied", "roberta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +27,7 @@ class Workload:
     engine: str
     """ordinary, an engine of dpft, opacus_hooks, opacus_ghost, noise or randn."""
     shape: str = "gpt2"
+    """Of ``SHAPES``."""
     method: str = "full"
     batch_size: int = 8
     length: int = 100
@@ -47,6 +40,10 @@ class Workload:
     """Whether blocks recompute their activations in the backward pass."""
     accumulate: int | None = None
     """Micro-batches of one update, timed whole, with noise and optimizer; None times one alone."""
+    compiler: str | None = None
+    """The backend of ``torch.compile`` for a private engine; None: the model runs as it is."""
+    parallel: str = "none"
+    """none, or fsdp: with dpft's shards for a private engine, with torch's alone for ordinary."""
     memory_limit_bytes: int | None = None
     """What the process may hold, as ``benchmarks.memory`` counts it."""
 
@@ -62,16 +59,27 @@ class WholeRun:
     threads: int = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """A process that measures whatever pairs of workloads it is asked for, each in turns."""
+
+    worker: ClassVar[str] = "benchmarks.gpu_worker"
+    memory_limit_bytes: ClassVar[None] = None
+    device: str
+    threads: int = 1
+
+
 def make_model(workload: Workload) -> PreTrainedModel:
     """Returns the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)
-    model = _architecture(workload.shape).to(workload.device).train()
+    shape = SHAPES[workload.shape]
+    with torch.device(workload.device):
+        model = shape.build().train()
     if workload.checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     if workload.method == "lora":
         model.requires_grad_(False)
-        for block in model.transformer.h:
-            block.attn.c_attn = LoRA(block.attn.c_attn).to(workload.device)
+        _adapt(model, shape.adapted)
     elif workload.method == "bitfit":
         for name, parameter in model.named_parameters():
             parameter.requires_grad = name.endswith("bias")
@@ -82,7 +90,7 @@ def make_losses(model: PreTrainedModel, workload: Workload) -> Callable[[], Tens
     """Returns what computes per-example losses, shape (b,), of one mock micro-batch."""
     size = (workload.batch_size, workload.length)
     ids = torch.randint(3, model.config.vocab_size, size, device=workload.device)
-    if workload.shape == "roberta":
+    if SHAPES[workload.shape].classifies:
         labels = torch.randint(0, 2, size[:1], device=workload.device)
         compute = lambda: functional.cross_entropy(  # noqa: E731
             model(input_ids=ids).logits.float(), labels, reduction="none"
@@ -106,10 +114,11 @@ class LoRA(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        inputs, outputs = layer.weight.shape
-        self.layer = layer
-        self.down = nn.Linear(inputs, LORA_RANK, bias=False)
-        self.up = nn.Linear(LORA_RANK, outputs, bias=False)
+        # A Conv1D's weight has the inputs first.
+        inputs, outputs = layer.weight.shape[:: -1 if isinstance(layer, nn.Linear) else 1]
+        self.layer, where = layer, layer.weight.device
+        self.down = nn.Linear(inputs, LORA_RANK, bias=False, device=where)
+        self.up = nn.Linear(LORA_RANK, outputs, bias=False, device=where)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the layer's output plus the adapter's."""
@@ -117,20 +126,12 @@ class LoRA(nn.Module):
         return outputs
 
 
-def _architecture(shape: str) -> PreTrainedModel:
-    if shape == "roberta":
-        config = RobertaConfig(
-            max_position_embeddings=514,
-            type_vocab_size=1,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-        return RobertaForSequenceClassification(config)
-    small = SMALL_GPT2 if shape.startswith("small") else {}
-    tokens = {"bos_token_id": 0, "eos_token_id": 0}
-    tied = not shape.endswith("untied")
-    config = GPT2Config(**small, **tokens, **NO_DROPOUT, tie_word_embeddings=tied)
-    return GPT2LMHeadModel(config)
+def _adapt(model: nn.Module, names: Collection[str]) -> None:
+    """Gives each dense layer of one of these last names an adapter."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in names:
+                setattr(module, name, LoRA(child))
 
 
 def _causal_losses(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Callable[[], Tensor]:

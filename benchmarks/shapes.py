@@ -1,0 +1,100 @@
+"""The shapes of models that benchmarks measure, by name; weights are random.
+
+A name with ``_untied`` at its end is the same shape whose head has a weight of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+NO_TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
+NO_GPT2_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+QUERY_AND_VALUE = ("q_proj", "v_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A kind of model.
+
+    Attributes:
+        build: Makes it, on torch's default device.
+        adapted: Last names of the dense layers that LoRA changes.
+        classifies: Whether it tells a text's class; else its next tokens.
+        has_biases: Whether BiTFiT has something to train.
+    """
+
+    build: Callable[[], PreTrainedModel]
+    adapted: tuple[str, ...]
+    classifies: bool = False
+    has_biases: bool = True
+
+
+def _gpt2(**sizes: int) -> Shape:
+    def build() -> PreTrainedModel:
+        return GPT2LMHeadModel(GPT2Config(**sizes, **NO_TOKENS, **NO_GPT2_DROPOUT))
+
+    return Shape(build=build, adapted=("c_attn",))
+
+
+def _roberta(**sizes: int) -> Shape:
+    def build() -> PreTrainedModel:
+        made = {"max_position_embeddings": 514, "type_vocab_size": 1, **NO_DROPOUT, **sizes}
+        return RobertaForSequenceClassification(RobertaConfig(**made))
+
+    return Shape(build=build, adapted=("query", "value"), classifies=True)
+
+
+def _llama(**sizes: int) -> Shape:
+    def build() -> PreTrainedModel:
+        return LlamaForCausalLM(LlamaConfig(**sizes))
+
+    return Shape(build=build, adapted=QUERY_AND_VALUE, has_biases=False)
+
+
+SMALL_GPT2 = {"vocab_size": 8192, "n_embd": 256, "n_layer": 4, "n_head": 4}
+TINY = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY_GPT2 = {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2}
+LLAMA_350M = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 2816,
+}
+"""374 million parameters: GPT-2 medium's width and depth in Llama's layers."""
+LLAMA_1B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+}
+"""1.1 billion parameters: TinyLlama's (Zhang et al. 2024, arXiv 2401.02385)."""
+UNTIED = {"tie_word_embeddings": False}
+SHAPES: Mapping[str, Shape] = {
+    "gpt2": _gpt2(),
+    "gpt2_untied": _gpt2(**UNTIED),
+    "small_gpt2": _gpt2(**SMALL_GPT2),
+    "small_gpt2_untied": _gpt2(**SMALL_GPT2, **UNTIED),
+    "tiny_gpt2": _gpt2(**TINY_GPT2),
+    "tiny_gpt2_untied": _gpt2(**TINY_GPT2, **UNTIED),
+    "roberta": _roberta(),
+    "tiny_roberta": _roberta(**TINY, intermediate_size=128),
+    "llama_350m": _llama(**LLAMA_350M),
+    "llama_1b": _llama(**LLAMA_1B),
+    "tiny_llama": _llama(**TINY, intermediate_size=128),
+}
+
+
+def untied(name: str) -> str:
+    """Returns the shape of a name without tied weights, which is itself where it has none."""
+    return f"{name}_untied" if f"{name}_untied" in SHAPES else name
