@@ -6,6 +6,7 @@ memory for instance, and whoever started it reads why in its standard error and 
 
 import gc
 import json
+import os
 import re
 import sys
 import time
@@ -41,6 +42,7 @@ class Side:
 
 def main() -> None:
     """Measures the pairs that the input describes."""
+    _keep_output_for_answers()
     given = Pairs(**json.loads(sys.stdin.readline()))
     torch.set_num_threads(given.threads)
     answer(ready=True, machine=machine(given.device))
@@ -58,6 +60,13 @@ def main() -> None:
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _keep_output_for_answers() -> None:
+    """Sends what libraries print, NCCL among them, where errors go."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(answers, "w")
 
 
 def machine(device: str) -> str:

@@ -1,13 +1,15 @@
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from benchmarks import gpu, gpu_worker
 from benchmarks.gpu_rows import COMPILED, GROUPS, PRIVATE, Row, chosen, rows
 from benchmarks.interleave import Process
-from benchmarks.steady import profiled
+from benchmarks.steady import kernels, profiled
 from benchmarks.workload import Pairs
 
 CPU = {"device": "cpu", "threads": 1, "compiler": "aot_eager"}
@@ -121,6 +123,21 @@ def test_host_reads_are_numbers_lists_and_shapes_that_depend_on_data():
     assert profiled(lambda: values.tolist())[1] == 1
     assert profiled(lambda: (values[values > 0], values.nonzero(), values.unique()))[1] == 3
     assert profiled(lambda: (values + 1).sum())[1] == 0
+
+
+def test_kernels_are_what_ran_on_the_device_but_for_copies_and_names_that_programs_give():
+    def event(name, device, *, is_named=False):
+        return SimpleNamespace(name=name, device_type=device, is_user_annotation=is_named)
+
+    seen = [
+        event("aten::add", DeviceType.CPU),
+        event("add_kernel", DeviceType.CUDA),
+        event("Memcpy DtoH (Device -> Pageable)", DeviceType.CUDA),
+        event("Memset (Device)", DeviceType.CUDA),
+        event("Optimizer.step#AdamW.step", DeviceType.CUDA, is_named=True),
+    ]
+    assert kernels(seen) == 1
+    assert kernels(seen[:1]) is None, "the profiler saw nothing of the device"
 
 
 def test_a_pair_is_measured_with_its_counts():
