@@ -88,6 +88,10 @@ class PushedSums:
     def flush(self) -> None:
         """Nothing waits."""
 
+    def clear(self) -> None:
+        """Forgets all sums."""
+        self._held.clear()
+
     def taken(self, name: str) -> Tensor:
         """Returns this rank's shard of a sum, flat and in float64, and forgets it."""
         held = self._held.pop(name, None)

@@ -149,13 +149,22 @@ class ShardedModel:
             for group in self._groups:
                 group.reshard()
 
-    def everyones(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the sum and the sum of squares of each rank's shards, to tell gradients by."""
+    def fingerprint(self, gradients: Sequence[Tensor]) -> dict[str, str]:
+        """Returns sum and sum of squares of each rank's shards, bit for bit in hex."""
         own = torch.zeros(2, dtype=torch.float64)
         for gradient in gradients:
             values = gradient.detach().double()
             own += torch.stack((values.sum(), values.square().sum())).cpu()
-        return self.ranks.all_gather(own)
+        everyones = torch.stack(self.ranks.all_gather(own)).t().tolist()
+        sums, squares = (" ".join(each.hex() for each in column) for column in everyones)
+        return {"sum": sums, "sum_of_squares": squares}
+
+    def forget_sums(self) -> None:
+        """Drops what a step has added up that is not finished."""
+        for parameter in self.unsharded.values():
+            parameter.grad = None
+        if self._pushed is not None:
+            self._pushed.clear()
 
     def finish(self, block: int, finish: FinishPiece) -> None:
         """As ``StepSums``: leaves each trainable parameter's shard of the finished sum."""

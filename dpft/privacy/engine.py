@@ -8,10 +8,10 @@ Algorithm 1). Where a phase begins, what trains and the clipping norm may change
 may not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -29,13 +29,7 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
-
-
-class StepLog(Protocol):
-    """Where a noisy step is recorded before its gradient is readable."""
-
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
-        """Records the next step; an error means that it must not be released."""
+from dpft.privacy.step_log import StepLog
 
 
 class PrivacyEngine:
@@ -108,8 +102,7 @@ class PrivacyEngine:
             shards=shards,
         )
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
-        self._open_step = False
-        self._entered = False
+        self._open_step = self._entered = False
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -153,6 +146,8 @@ class PrivacyEngine:
         self._clipper.begin_step(self.steps_taken)
         for parameter in self._model.parameters():
             parameter.grad = None
+        if self._shards is not None:
+            self._shards.forget_sums()
         self._open_step = True
         self._randomness.dropout.begin_step(self.steps_taken)
         drawn = self._sampler.draw(num_units, step=self.steps_taken)
@@ -184,7 +179,7 @@ class PrivacyEngine:
         meter = SignalMeter(noise.device) if step < SIGNAL_STEPS else None
         add_noise(sums, noise_std, noise, step=step, meter=meter, ranks=ranks)
         gradients = [local(p.grad) for p in self._clipper.parameters if p.grad is not None]
-        released = gradients if self._shards is None else self._shards.everyones(gradients)
+        released = gradients if self._shards is None else self._shards.fingerprint(gradients)
         with ranks.settled():
             self._ledger.record_step(self.plan.mechanism_at(step), released)
         divisor = self.plan.expected_batch_size

@@ -20,6 +20,7 @@ from dpft.errors import DpftError
 from dpft.files import sync_folder
 from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import Ledger
+from dpft.privacy.step_log import Released
 
 
 class ReplayError(DpftError):
@@ -62,18 +63,19 @@ class JournaledLedger:
     ) -> None:
         self._file.close()
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
         """Records a step, or holds a replayed one against what is recorded of it.
 
         Args:
             mechanism: What the ledger says of it.
-            gradients: The noisy gradients.
+            gradients: The noisy gradients, or the fingerprint of those of all ranks' shards.
 
         Raises:
             ReplayError: They are not those of the step that is replayed.
         """
         step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
-        entry = {"step": step, **_fingerprint(gradients), **self._environment}
+        mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
+        entry = {"step": step, **mark, **self._environment}
         known = self._expected.get(step)
         # Also one whose ledger line a crash prevented: the same noise on another sum would give
         # that sum away to whoever sees the journal.

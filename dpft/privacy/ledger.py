@@ -10,7 +10,7 @@ elsewhere (see ``witness``).
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from dpft.files import check_version, read_file, sync_folder
 from dpft.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from dpft.privacy.step_log import Released
 
 """Its name in a run's folder."""
 GENESIS = "0" * 64
@@ -104,7 +104,7 @@ class Ledger:
         self.lines, self.head, self.steps = record.lines, record.head, record.steps
         self._torn_at = record.torn_at
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: "Sequence[Tensor]") -> None:
+    def record_step(self, mechanism: Mapping[str, Any], gradients: "Released") -> None:
         """Records the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
 

@@ -6,12 +6,10 @@ each process writes its own shard of a checkpoint.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from dpft.errors import SaidElsewhere
 from dpft.privacy.engine import PrivacyEngine
@@ -19,6 +17,7 @@ from dpft.privacy.journal import ReplayError
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import restore_randomness
+from dpft.privacy.step_log import Released
 from dpft.training.checkpoint import help_save
 from dpft.training.compiling import compilation_of, compiled_calls, private_cache
 from dpft.training.loop import StepEngine, StepStatistics, train
@@ -32,7 +31,7 @@ from dpft.training.training_state import TrainingState
 class NoLedger:
     """The ledger of a process that keeps none; the first one's is the run's."""
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Sequence[Tensor]) -> None:
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
         """Records nothing."""
 
 

@@ -86,6 +86,8 @@ class OrdinaryEngine:
         """Starts a step: returns the indices of its batch."""
         for parameter in self._model.parameters():
             parameter.grad = None
+        if self._shards is not None:
+            self._shards.forget_sums()
         size = min(self._batch_size, num_units)
         while len(self._waiting) < size:
             self._waiting += torch.randperm(num_units, generator=self._generator).tolist()
