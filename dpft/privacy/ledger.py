@@ -23,7 +23,6 @@ from dpft.privacy.plan import PrivacyPlan
 if TYPE_CHECKING:
     from dpft.privacy.step_log import Released
 
-"""Its name in a run's folder."""
 GENESIS = "0" * 64
 CLOSING = '{"closed"'
 """How the closing line begins, and no other."""
