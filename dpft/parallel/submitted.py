@@ -40,14 +40,14 @@ class Task:
     """Where what it says on stderr is kept."""
 
     def variables(self) -> dict[str, str]:
-        """Returns what torchrun would tell a process in this place."""
+        """Returns what torchrun would tell a process in this place; a given port is kept."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
             "LOCAL_RANK": self.local_rank,
             "LOCAL_WORLD_SIZE": self.size // self.nodes,
             "MASTER_ADDR": self.address,
-            "MASTER_PORT": port_of(self.job),
+            "MASTER_PORT": os.environ.get("MASTER_PORT", port_of(self.job)),
         }
         return {name: str(value) for name, value in values.items()}
 
