@@ -131,7 +131,7 @@ def start_hydra(
             raise NotComposed(*as_input_error(error, known).faults) from error
         except BrokenExecutor as error:
             raise lost_process(error) from error
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             said = launch_error(error)
             if said is None:
                 raise

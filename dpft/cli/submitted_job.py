@@ -108,7 +108,7 @@ def _preemption_as_termination() -> Iterator[_Preemption]:
         preemption.has_ended()
 
 
-def launch_error(error: RuntimeError) -> DpftError | None:
+def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
     """Returns what to say of an error of submitit's launcher; None of any other error."""
     text = " ".join(str(error).split())
     if isinstance(error.__cause__, CalledProcessError) and _is_submitits(error):
@@ -120,6 +120,11 @@ def launch_error(error: RuntimeError) -> DpftError | None:
         return InputError(
             "hydra/launcher=submitit_slurm needs Slurm's commands srun and sbatch, got none on this"
             " machine; start it where they are, or take hydra/launcher=submitit_local."
+        )
+    if "LocalExecutor can use only one node" in text:
+        return InputError(
+            "hydra.launcher.nodes must be 1 with hydra/launcher=submitit_local, which has this"
+            " machine alone; drop it, or take hydra/launcher=submitit_slurm."
         )
     if _is_submitits(error):
         return RunError(

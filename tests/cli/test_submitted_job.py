@@ -122,6 +122,8 @@ def test_other_errors_of_a_launcher_are_not_touched() -> None:
     assert launch_error(RuntimeError("something else")) is None
     missing = RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?')
     assert "needs Slurm's commands srun and sbatch" in str(launch_error(missing))
+    nodes = ValueError("LocalExecutor can use only one node. Use nodes=1")
+    assert "hydra.launcher.nodes must be 1" in str(launch_error(nodes))
 
 
 @pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "joblib"])
