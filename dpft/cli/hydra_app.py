@@ -18,8 +18,16 @@ from omegaconf import DictConfig
 from dpft.cli import SHELL_COMPLETION
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job
+from dpft.cli.main import refuse_several
 from dpft.cli.subcommand import Subcommand
-from dpft.cli.swept_jobs import SweptJob, lost_process, run_noting_exit_code, swept_jobs
+from dpft.cli.submitted_job import in_task, launch_error, until_preempted
+from dpft.cli.swept_jobs import (
+    SweptJob,
+    lost_process,
+    run_noting_exit_code,
+    say_where_jobs_speak,
+    swept_jobs,
+)
 from dpft.config.faults import NOT_COMPOSED, all_faults
 from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.hydra_setup import register_resolver
@@ -30,6 +38,7 @@ from dpft.errors import InputError
 from dpft.parallel.parallel_config import world
 from dpft.parallel.silence import is_beside_first
 from dpft.run_folder import has_ledger_or_trials
+from dpft.runs.exit_codes import exit_code_of_job
 
 
 class NotComposed(InputError):
@@ -105,8 +114,12 @@ def start_hydra(
 
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
-        with recorded_job(config, arguments):
-            codes.append(run_noting_exit_code(lambda: run_job(config), command))
+        with in_task() as task, recorded_job(config, arguments):
+
+            def checked() -> int:
+                return exit_code_of_job(lambda: refuse_several(name)) or run_job(config)
+
+            codes.append(run_noting_exit_code(lambda: until_preempted(checked, task), command))
 
     jobs: list[SweptJob] = []
     register_resolver()
@@ -118,11 +131,17 @@ def start_hydra(
             raise NotComposed(*as_input_error(error, known).faults) from error
         except BrokenExecutor as error:
             raise lost_process(error) from error
+        except (RuntimeError, ValueError) as error:
+            said = launch_error(error)
+            if said is None:
+                raise
+            raise said from error
         finally:
             sweep = sweep_folder()
             if sweep is not None:
                 jobs += swept_jobs(sweep, command)
                 print_tuning_bill(sweep, [job.folder for job in jobs])
+                say_where_jobs_speak(jobs)
             remove_empty_folders(job.folder for job in jobs)
     return max([*codes, *(job.exit_code for job in jobs)], default=0)
 

@@ -108,14 +108,23 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     """
     if name not in SUBCOMMANDS:
         raise InputError(unknown_subcommand(name))
+    refuse_several(name)
+    from dpft.cli.hydra_app import run_hydra
+
+    return run_hydra(name, arguments)
+
+
+def refuse_several(name: str) -> None:
+    """Refuses several processes of a subcommand that is for one.
+
+    Raises:
+        InputError: There are several.
+    """
     there = world()
     if there is not None and there.size > 1 and name not in SHARED:
         raise InputError(
             f"dpft {name} is for one process, got {there.size} of them; run it without torchrun."
         )
-    from dpft.cli.hydra_app import run_hydra
-
-    return run_hydra(name, arguments)
 
 
 def unknown_subcommand(name: str) -> str:

@@ -5,7 +5,7 @@ that started the sweep reads them when the launcher has returned.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,10 @@ from hydra.types import RunMode
 
 from dpft.errors import InputError, RunError
 from dpft.files import read_json, write_json
+from dpft.parallel.silence import is_beside_first
+from dpft.parallel.submitted import submitted_task
 from dpft.run_folder import EXIT_CODES, PRIVATE, private_path
-from dpft.runs.exit_codes import FAILED
+from dpft.runs.exit_codes import FAILED, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class SweptJob:
 
     folder: Path
     exit_code: int
+    log: str | None = None
+    """File with what it says, where it does not speak here."""
 
 
 def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
@@ -40,7 +44,7 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
         InputError: The sweep's private folder is a symbolic link.
         OSError: The code cannot be written.
     """
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
+    if HydraConfig.get().mode != RunMode.MULTIRUN or is_beside_first():
         return job()
     _note(FAILED, command)
     code = job()
@@ -58,10 +62,21 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     notes = [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem))]
     return [
-        SweptJob(folder=Path(os.path.normpath(sweep / note["folder"])), exit_code=note["exit_code"])
+        SweptJob(
+            folder=Path(os.path.normpath(sweep / note["folder"])),
+            exit_code=note["exit_code"],
+            log=note.get("log"),
+        )
         for note in notes
         if note["command"] == command
     ]
+
+
+def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
+    """Says of jobs that failed, and did not speak here, where they say why."""
+    for job in jobs:
+        if job.exit_code and job.log is not None:
+            say(f"the job of {job.folder} ended with {job.exit_code} and says why in {job.log}")
 
 
 def lost_process(error: BrokenExecutor) -> RunError:
@@ -98,4 +113,7 @@ def _note(code: int, command: str) -> None:
         "exit_code": code,
         "folder": os.path.relpath(hydra.runtime.output_dir, sweep),
     }
+    task = submitted_task()
+    if task is not None and task.log is not None:
+        record["log"] = str(task.log)
     write_json(notes / f"{hydra.job.num}.json", record, mode=0o600)

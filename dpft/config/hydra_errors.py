@@ -20,6 +20,14 @@ from omegaconf.errors import (
 from dpft.config.keys import join_key, nearest, nearest_keys, unknown_key
 from dpft.errors import InputError
 
+_SUBMITIT = "hydra-submitit-launcher==1.2.0"
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher==1.2.0",
+    "submitit_local": _SUBMITIT,
+    "submitit_slurm": _SUBMITIT,
+}
+"""Launchers that dpft is tested with, and what brings them."""
+
 
 def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     """Returns the error a user can mend that stands behind one of Hydra's.
@@ -80,6 +88,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     group, slash, option = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
         return f"the configuration cannot be composed: {_first_line(error)}"
+    if group == "hydra/launcher" and option in LAUNCHERS:
+        return f"{group}={option} needs a plugin of Hydra; pip install {LAUNCHERS[option]}."
     near = nearest(option, error.options)
     hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))

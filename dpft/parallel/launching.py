@@ -18,8 +18,8 @@ from torch.distributed.launcher import api
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import world
-from dpft.parallel.processes import LOOPBACK_ADDRESS
 from dpft.parallel.silence import without_logging
+from dpft.parallel.submitted import LOOPBACK_ADDRESS
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 THREADS = "OMP_NUM_THREADS"

@@ -23,7 +23,7 @@ from dpft.parallel.parallel_config import (
 from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+LOOPBACK = "lo"
 MEETING = timedelta(minutes=1)
 """How long the ranks wait for each other at the start."""
 MEETING_THREAD = "meeting"

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from dpft.config.load import dump
+from dpft.parallel.submitted import submitted_job
 from dpft.run_folder import CONFIGURATION
 from dpft.runs.begun import write_begun
 from dpft.runs.folder import WriteRequest, start_anew
@@ -27,7 +28,7 @@ def write_beginning(
         asked: What tells the configuration that was asked for from any other.
     """
     start_anew(folder)
-    write_begun(folder, asked=asked)
+    write_begun(folder, asked=asked, job=submitted_job())
     if write_request is not None:
         write_request(folder)
     dump(prepared.config, folder / CONFIGURATION)

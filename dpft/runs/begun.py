@@ -23,12 +23,13 @@ KEYS = ("date", "versions", "commit")
 """What privacy.json has of it."""
 
 
-def write_begun(folder: Path, *, asked: str | None = None) -> None:
+def write_begun(folder: Path, *, asked: str | None = None, job: str | None = None) -> None:
     """Writes down that the run in a folder begins today (UTC), and with which versions.
 
     Args:
         folder: The run's; it exists.
         asked: What tells the configuration that was asked for from any other.
+        job: What tells the job of submitit that begins it from any other; None: there is none.
     """
     versions = {"dpft": dpft.__version__, **{name: version(name) for name in LIBRARIES}}
     begun: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
@@ -37,6 +38,8 @@ def write_begun(folder: Path, *, asked: str | None = None) -> None:
         begun["commit"] = commit
     if asked is not None:
         begun["asked"] = asked
+    if job is not None:
+        begun["job"] = job
     write_json(private_path(folder, BEGUN), begun, mode=0o600)
 
 
@@ -47,8 +50,22 @@ def asked_for(folder: Path) -> str | None:
         InputError: The file is of another schema version.
         StateError: It is damaged.
     """
+    return _word_of(folder, "asked")
+
+
+def job_of(folder: Path) -> str | None:
+    """Returns what tells the job of submitit that began a run; None where none did.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: It is damaged.
+    """
+    return _word_of(folder, "job")
+
+
+def _word_of(folder: Path, key: str) -> str | None:
     path = folder / BEGUN
-    return read_json(path).get("asked") if path.exists() else None
+    return read_json(path).get(key) if path.exists() else None
 
 
 def read_begun(folder: Path) -> dict[str, Any]:

@@ -1,9 +1,13 @@
-"""A run whose processes torchrun starts anew with the same words: it goes on.
+"""A run whose processes are started anew with the same words, by torchrun or Slurm: it goes on.
 
 torchrun's agent keeps a word for the processes that it restarts: which folder the run is in.
 Whoever reaches the agent's port can write there, without a password. So the word is believed only
 where it leads to a folder of this user's, and a run is gone on with only if it was begun by the
 very same words.
+
+A job that Slurm requeues keeps its name and its folder: its run goes on where a job of that name
+began it, in a folder of this user's, by the very same words. A second start by hand has another
+name, or none.
 """
 
 import hashlib
@@ -16,7 +20,8 @@ from dpft.config.keys import plain
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.parallel.processes import is_restarted, remember, remembered
-from dpft.runs.begun import asked_for
+from dpft.parallel.submitted import submitted_job
+from dpft.runs.begun import asked_for, job_of
 from dpft.runs.folder import has_begun
 from dpft.runs.resuming import resumed_configuration
 
@@ -61,15 +66,23 @@ def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
     Raises:
         InputError: As ``resumed_configuration``, or the run there was begun by other words.
     """
-    if command.resume is not None or not is_restarted() or not has_begun(folder):
+    if command.resume is not None or not has_begun(folder):
+        return command
+    if not is_restarted() and not is_requeued(folder):
         return command
     if asked_for(folder) != digest_of(command.settings()):
         raise InputError(
-            f"the run that torchrun starts anew must be the one in {folder}, which was begun by"
+            f"the run that is started anew must be the one in {folder}, which was begun by"
             " other words; start it by its own words, or go on with it by resume=RUN."
         )
     goes_on = resumed_configuration(str(folder), {}, ())
     return replace(goes_on, parallel=command.parallel)
+
+
+def is_requeued(folder: Path) -> bool:
+    """Returns whether the job that this process is in has begun the run in a folder before."""
+    job = submitted_job()
+    return job is not None and folder.stat().st_uid == os.getuid() and job_of(folder) == job
 
 
 def digest_of(config: TrainConfig) -> str:

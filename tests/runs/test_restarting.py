@@ -125,3 +125,41 @@ def test_a_restart_after_a_ledger_line_goes_on_with_the_run_of_the_same_words_al
     others = replace(begins, privacy=replace(begins.privacy, eps=8.0))
     with pytest.raises(InputError, match="begun by other words"):
         restarted_command(others, folder)
+
+
+@pytest.fixture
+def requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that the job of this process has begun before."""
+    monkeypatch.setattr(restarting, "submitted_job", lambda: "slurm:17")
+    folder = make_run(tmp_path / "run")
+    write_begun(folder, asked=digest_of(command().settings()), job="slurm:17")
+    return folder
+
+
+def test_a_requeued_job_goes_on_with_the_run_of_the_same_words_alone(
+    requeued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = command()
+    resumed = replace(begins, resume=str(requeued))
+    monkeypatch.setattr(restarting, "resumed_configuration", lambda *_: resumed)
+    assert restarted_command(begins, requeued) == resumed
+    others = replace(begins, privacy=replace(begins.privacy, eps=8.0))
+    with pytest.raises(InputError, match="begun by other words"):
+        restarted_command(others, requeued)
+
+
+@pytest.mark.parametrize("job", [None, "slurm:18", "local:17"])
+def test_another_job_or_a_start_by_hand_does_not_go_on(
+    requeued: Path, monkeypatch: pytest.MonkeyPatch, job: str | None
+) -> None:
+    begins = command()
+    monkeypatch.setattr(restarting, "submitted_job", lambda: job)
+    assert restarted_command(begins, requeued) is begins
+
+
+def test_a_requeued_job_does_not_go_on_in_a_folder_of_anothers(
+    requeued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = command()
+    monkeypatch.setattr(os, "getuid", lambda: requeued.stat().st_uid + 1)
+    assert restarted_command(begins, requeued) is begins

@@ -1,0 +1,111 @@
+"""What a task of a job of submitit is told of its place, and what torch is told of it then."""
+
+import os
+import sys
+
+import pytest
+
+from dpft.errors import InputError
+from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
+from dpft.parallel.submitted import PORTS, joined, submitted_job, submitted_task
+
+SLURM = {
+    "SUBMITIT_EXECUTOR": "slurm",
+    "SLURM_JOB_ID": "17",
+    "SLURM_NTASKS": "16",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "11",
+    "SLURM_LOCALID": "3",
+    "SLURM_JOB_NODELIST": "gpu[07-08]",
+}
+LOCAL = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_JOB_ID": "4711",
+    "SUBMITIT_LOCAL_NTASKS": "2",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    "SUBMITIT_LOCAL_GLOBALID": "1",
+    "SUBMITIT_LOCAL_LOCALID": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has started this process together with others."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SUBMITIT_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+def start(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Makes this process a task of a job."""
+    pytest.importorskip("submitit", reason="needs submitit: pip install hydra-submitit-launcher")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_task_of_slurm_has_the_place_that_torchrun_would_give_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start(monkeypatch, SLURM)
+    with joined(submitted_task()):
+        assert world() == World(rank=11, size=16, local_rank=3, local_size=8)
+        assert os.environ["MASTER_ADDR"] == "gpu07"
+        assert int(os.environ["MASTER_PORT"]) in PORTS
+        assert check_start(ParallelConfig(name="ddp")) == world()
+        with pytest.raises(InputError, match="is one process, got 16 of them, each of which would"):
+            check_start(ParallelConfig())
+    assert world() is None
+
+
+def test_all_tasks_of_a_job_meet_at_one_port_and_those_of_another_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def port(**variables: str) -> str:
+        start(monkeypatch, SLURM | variables)
+        with joined(submitted_task()):
+            return os.environ["MASTER_PORT"]
+
+    array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0"}
+    assert port(SLURM_PROCID="0") == port(SLURM_PROCID="15")
+    assert len({port(), port(**array), port(**array | {"SLURM_ARRAY_TASK_ID": "1"})}) == 3
+    assert port(MASTER_PORT="29500") == "29500"
+
+
+def test_a_task_on_this_machine_meets_the_others_on_its_loopback_interface(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start(monkeypatch, LOCAL)
+    assert submitted_job() == "local:4711"
+    with joined(submitted_task()):
+        there = world()
+        assert there == World(rank=1, size=2, local_rank=1, local_size=2)
+        assert there.on_one_node
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_one_task_alone_and_processes_of_torchrun_within_one_are_left_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start(monkeypatch, LOCAL | {"SUBMITIT_LOCAL_NTASKS": "1"})
+    with joined(submitted_task()):
+        assert world() is None
+    start(monkeypatch, LOCAL | {"RANK": "0", "WORLD_SIZE": "4"})
+    with joined(submitted_task()):
+        assert world() == World(rank=0, size=4, local_rank=0, local_size=4)
+
+
+@pytest.mark.parametrize("executor", [None, "debug"])
+def test_who_is_no_task_needs_no_submitit(
+    monkeypatch: pytest.MonkeyPatch, executor: str | None
+) -> None:
+    """Also in a shell that Slurm has given, whose variables are those of a job."""
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SUBMITIT_EXECUTOR")
+    if executor is not None:
+        monkeypatch.setenv("SUBMITIT_EXECUTOR", executor)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert submitted_job() is None
+    with joined(submitted_task()):
+        assert world() is None

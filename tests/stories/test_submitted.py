@@ -1,0 +1,108 @@
+"""Jobs of submitit, here on this machine: tasks that share a run, preempted, requeued and swept."""
+
+import signal
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from dpft.privacy.ledger import read_ledger
+from tests.stories.ranks import SECONDS, children, kill, started
+from tests.stories.ranks import wait_until as wait
+from tests.stories.test_lost_ranks import SAME, count
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not list(distributions(name="hydra-submitit-launcher")),
+        reason="needs the plugin behind hydra/launcher=submitit_local:"
+        " pip install hydra-submitit-launcher",
+    ),
+]
+STEPS = 40
+RUN = (
+    "train", "--multirun", "hydra/launcher=submitit_local", *TRAINING, f"train.steps={STEPS}",
+    "train.checkpoint_every=3", "privacy.noise_multiplier=1", "privacy.noise_seed=3",
+    "privacy.self_check=false", *EVALUATION,
+)  # fmt: skip
+TOGETHER = ("hydra.launcher.tasks_per_node=2", "parallel=ddp")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with a finished run ``whole/0`` of a job of two tasks."""
+    made = make_workspace(tmp_path_factory.mktemp("submitted"))
+    said = go(made, *RUN, *TOGETHER, "hydra.sweep.dir=whole")
+    (made.root / "whole.log").write_text(said)
+    return made
+
+
+def go(workspace: Workspace, *words: str, code: int = 0) -> str:
+    """Runs a command to its end; returns what is said."""
+    with started(workspace.root, ["-m", "dpft", *words]) as process:
+        assert process.wait(SECONDS) == code, (workspace.root / "log").read_text()
+    return (workspace.root / "log").read_text()
+
+
+def said_by_tasks(sweep: Path, task: int = 0) -> str:
+    """Returns what the tasks of that number said on stderr in all jobs of a sweep."""
+    return "".join(log.read_text() for log in sweep.glob(f".submitit/*/*_{task}_log.err"))
+
+
+def test_tasks_of_one_job_share_one_run(workspace: Workspace) -> None:
+    sweep = workspace.root / "whole"
+    assert read_ledger(sweep / "0" / "ledger.jsonl").steps == STEPS
+    assert said_by_tasks(sweep).count("INFO: training model=") == 1
+    assert "dpft" not in said_by_tasks(sweep, task=1)
+    assert "tuning bill of 1 run " in (workspace.root / "whole.log").read_text()
+
+
+@pytest.mark.parametrize("lines", [6, 0])
+def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, lines: int) -> None:
+    """In its steps, and while it loads."""
+    name = f"preempted-{lines}"
+    folder = workspace.root / name / "0"
+    words = [*RUN, *TOGETHER, f"hydra.sweep.dir={name}"]
+    with started(workspace.root, ["-m", "dpft", *words]) as process:
+        wait(lambda: said_by_tasks(folder.parent).count("INFO: training") == 1)
+        wait(lambda: count(folder / "ledger.jsonl") >= lines)
+        (controller,) = children(process.pid)
+        tasks = children(controller)
+        for task in tasks:
+            kill(task, signal.SIGUSR2)
+        assert process.wait(SECONDS) == 0, said_by_tasks(folder.parent)
+    said = said_by_tasks(folder.parent)
+    assert said.count("INFO: training model=") + said.count("INFO: going on with ") == 2 or lines
+    assert "Traceback" not in said
+    assert (f"dpft: to go on: dpft train resume={folder}" in said) == bool(lines)
+    for file in SAME:
+        whole = workspace.root / "whole" / "0" / file
+        assert (folder / file).read_bytes() == whole.read_bytes()
+
+
+def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
+    """Another job of the same words in the same folder is no requeue."""
+    ledger = workspace.root / "whole" / "0" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    said = go(workspace, *RUN, *TOGETHER, "hydra.sweep.dir=whole", code=2)
+    assert f"the job of {ledger.parent} ended with 2 and says why in " in said
+    log = Path(said.partition("says why in ")[2].split()[0])
+    assert "go on with it by dpft train resume=" in log.read_text()
+    assert ledger.read_bytes() == before
+
+
+def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
+    words = [*RUN, TOGETHER[0], "hydra.sweep.dir=apart"]
+    go(workspace, *words, code=2)
+    sweep = workspace.root / "apart"
+    assert said_by_tasks(sweep).count("parallel=none is one process, got 2 of them") == 1
+    assert "dpft" not in said_by_tasks(sweep, task=1)
+    assert not (sweep / "0").exists()
+
+
+def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspace) -> None:
+    words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=1,2,-1"]
+    said = go(workspace, *words, code=2)
+    assert said.count("tuning bill of 2 runs") == 1
+    assert said.count("ended with 2 and says why in ") == 1
