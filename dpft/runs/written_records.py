@@ -76,7 +76,8 @@ def write_records(
     if ranks.size > 1:
         check_same_model(outputs.model, prompts, ranks)
         outputs = replace(outputs, ranks=ranks)
-    cut(outputs.model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
+    if config.parallel.shards_model:
+        cut(outputs.model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
     texts, unread = [""] * len(prompts), []
     places = list(range(len(prompts)))
     with batch_progress(shown=ranks.is_first) as show:
