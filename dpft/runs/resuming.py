@@ -24,6 +24,7 @@ from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
+from dpft.parallel.submitted import submitted_job
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import (
@@ -229,6 +230,11 @@ def _way_to_go_on(command: str, folder: str) -> str:
         return f"dpft {command} resume={folder}"
     if there.on_one_node:
         return f"dpft train resume={folder} launch=local launch.processes={there.size}"
+    if submitted_job() is not None:
+        return (
+            f"dpft train --multirun resume={folder}, with hydra/launcher and hydra.launcher.KEY as"
+            " before; a requeued job does so by itself"
+        )
     return f"torchrun, as before, -m dpft train resume={folder}"
 
 

@@ -73,9 +73,9 @@ def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, 
             kill(task, signal.SIGUSR2)
         assert process.wait(SECONDS) == 0, said_by_tasks(folder.parent)
     said = said_by_tasks(folder.parent)
-    assert said.count("INFO: training model=") + said.count("INFO: going on with ") == 2 or lines
+    assert said.count("INFO: training model=") == 2
     assert "Traceback" not in said
-    assert (f"dpft: to go on: dpft train resume={folder}" in said) == bool(lines)
+    assert (f"dpft: to go on: dpft train resume={name}/0" in said) == bool(lines)
     for file in SAME:
         whole = workspace.root / "whole" / "0" / file
         assert (folder / file).read_bytes() == whole.read_bytes()
@@ -97,7 +97,6 @@ def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
     go(workspace, *words, code=2)
     sweep = workspace.root / "apart"
     assert said_by_tasks(sweep).count("parallel=none is one process, got 2 of them") == 1
-    assert "dpft" not in said_by_tasks(sweep, task=1)
     assert not (sweep / "0").exists()
 
 
