@@ -170,5 +170,8 @@ def _tensor_bytes() -> int:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Whether a tensor holds its numbers itself, as one in shards does not."""
-    return type(tensor) in (Tensor, nn.Parameter)
+    """Whether a tensor holds its numbers itself, as one in shards or of a ``vmap`` does not."""
+    return type(tensor) in (
+        Tensor,
+        nn.Parameter,
+    ) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -35,6 +35,7 @@ def sharding(
         accumulates_shards: Whether a step's sums are cut as the model is.
         offload: Whether shards lie in the processor's memory.
     """
+    copies = f" x {replicas} replicas" if replicas > 1 else ""
     kept = "sums kept in shards" if accumulates_shards else "sums kept whole"
     where = ", shards in the processor's memory" if offload else ""
-    return f"fsdp, {shards} shards x {replicas} replicas, {kept}{where}"
+    return f"fsdp, {shards} shards{copies}, {kept}{where}"

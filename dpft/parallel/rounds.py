@@ -98,6 +98,8 @@ class Rounds:
     def served(self) -> Iterator[None]:
         """Lets ranks run the model as often as each likes; ends when all have come to its end.
 
+        An interrupted rank leaves at once: it may be amid a round.
+
         Raises:
             RankLost: A rank has ended, or failed amid a round, where the others wait for it: it
                 ends too, so that they learn of it.
@@ -106,7 +108,7 @@ class Rounds:
             yield
         except RankLost:
             raise
-        except BaseException:
+        except Exception:
             self._serve()
             raise
         self._serve()

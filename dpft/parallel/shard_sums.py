@@ -120,7 +120,8 @@ class WholeShardedSums:
         parameter = self._unsharded[name]
         held, parameter.grad = parameter.grad, None
         if held is None:
-            return torch.zeros(self._cuts[name].size, device=parameter.device)
+            size, like = self._cuts[name].size, parameter
+            return torch.zeros(size, dtype=like.dtype, device=like.device)
         return held.reshape(-1)
 
 

@@ -26,6 +26,7 @@ from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import KEY_BYTES, new_key
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
+from dpft.privacy.keys import secret_key
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import unit_key
 from dpft.runs.resuming import Secrets
@@ -68,14 +69,17 @@ def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
     if ranks.size == 1:
         assert own is not None
         return own
-    both = b"" if own is None else own.unit_key.ljust(KEY_BYTES) + (own.held_out_key or b"")
-    heard = ranks.broadcast(both)
-    return Secrets(unit_key=heard[:KEY_BYTES], held_out_key=heard[KEY_BYTES:] or None)
+    keys = [] if own is None else [own.unit_key, own.audit_key, own.held_out_key or b""]
+    heard = ranks.broadcast(b"".join(key.ljust(KEY_BYTES) for key in keys[:2]) + b"".join(keys[2:]))
+    unit, audit = heard[:KEY_BYTES], heard[KEY_BYTES : 2 * KEY_BYTES]
+    held_out = heard[2 * KEY_BYTES :] or None
+    return Secrets(unit_key=unit, audit_key=audit, held_out_key=held_out)
 
 
 def fresh_secrets(config: TrainConfig) -> Secrets:
     """Returns the keys of a run that begins."""
-    return Secrets(unit_key=unit_key(config), held_out_key=new_key())
+    audit = secret_key("audit", config.privacy.noise_seed)
+    return Secrets(unit_key=unit_key(config), held_out_key=new_key(), audit_key=audit)
 
 
 def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:

@@ -8,35 +8,26 @@ since the noise of every later step can be computed from them; the last ones go 
 ended.
 """
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.files import sync_folder
+from dpft.parallel.ranks import ALONE
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import in_turn
 from dpft.run_folder import (
     CHECKPOINT,
     KEYS,
     PARTIAL_CHECKPOINT,
-    STATE,
     checkpoint_name,
 )
+from dpft.training.checkpoint_state import read_state, write_state
 from dpft.training.checkpoint_tensors import check_reachable, restore_tensors, write_tensors
 from dpft.training.key_file import KeyFile, read_key_file, write_key_file
 from dpft.training.tensor_files import checksum
 from dpft.training.training_state import TrainingState, restore_scheduler
-
-WAY_OUT = (
-    "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
-    " one is kept"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +93,6 @@ def save_checkpoint(
             keys_changed = write_key_file(partial / KEYS, generators)
             checksums[KEYS] = checksum(partial / KEYS)
         state: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
             "step": step,
             "scheduler_step": training_state.scheduler.last_epoch,
             "run": dict(run or {}),
@@ -110,7 +100,7 @@ def save_checkpoint(
             "keys_changed": keys_changed,
             "checksums": checksums,
         }
-        write_json(partial / STATE, {**state, "checksum": _digest(state)}, mode=0o600)
+        write_state(partial, state)
         _put_in_place(partial, target)
         _drop_older(folder, keep)
     return target
@@ -154,7 +144,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         StateError: A file is missing or damaged.
     """
-    state = _read_state(path)
+    state = read_state(path)
     changed = int(state.get("keys_changed", 0))
     return Checkpoint(path=path, step=int(state["step"]), run=state["run"], keys_changed=changed)
 
@@ -176,7 +166,7 @@ def restore_checkpoint(
     with ranks.settled():
         if ranks.size > 1:
             check_reachable(path, ranks)
-        state = _read_state(path, ranks)
+        state = read_state(path, ranks)
     with ranks.settled():
         restore_tensors(path, training_state, int(state.get("shards", 1)))
         restore_scheduler(training_state, int(state["scheduler_step"]))
@@ -211,55 +201,3 @@ def _drop_older(folder: Path, keep: int) -> None:
 def _delete_keys(checkpoint: Path) -> None:
     (checkpoint / KEYS).unlink(missing_ok=True)
     sync_folder(checkpoint)
-
-
-def _read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Returns state.json after checking its own checksum and those of a rank's share of the files.
-
-    The generator states may be gone: they are deleted when a run has ended.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: A file is missing or damaged.
-    """
-    try:
-        state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        check_version(state["schema_version"], path / STATE)
-        known = state.pop("checksum")
-        if _digest(state) != known:
-            raise _damaged(path / STATE)
-        names = sorted(n for n in state["checksums"] if n != KEYS)
-        own = [names[place] for place in in_turn(len(names), ranks)]
-        if ranks.is_first and KEYS in state["checksums"] and (path / KEYS).exists():
-            own.append(KEYS)
-        for name in own:
-            _check_file(path / name, state["checksums"][name])
-    except (InputError, StateError):
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StateError(
-            f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
-        ) from error
-    return state
-
-
-def _check_file(path: Path, known: str) -> None:
-    """Holds a file against its checksum.
-
-    Raises:
-        StateError: It is gone or damaged.
-    """
-    try:
-        actual = checksum(path)
-    except FileNotFoundError as error:
-        raise StateError(f"{path} is gone, a file of a checkpoint; {WAY_OUT}.") from error
-    if actual != known:
-        raise _damaged(path)
-
-
-def _damaged(path: Path) -> StateError:
-    return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -10,6 +10,7 @@ by any number of ranks, each of which reads the rows that are its own and no oth
 """
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -74,15 +75,15 @@ def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> N
     own = model_state(training_state.model)
     with TensorFiles(_shard_paths(path, WEIGHTS, shards)) as weights:
         if {name: tuple(tensor.shape) for name, tensor in own.items()} != weights.shapes:
-            raise StateError(
-                f"{path} is a checkpoint of another model; put the model that the run began with"
-                " back."
-            )
+            raise _of_another_model(path)
         with torch.no_grad():
             for name, tensor in own.items():
                 local(tensor).copy_(weights.read(name, rows_here(tensor)))
     with TensorFiles(_shard_paths(path, OPTIMIZER, shards)) as moments:
-        restore_optimizer(training_state, _own_moments(moments, training_state))
+        own_moments = _own_moments(moments, training_state)
+        if own_moments is None:
+            raise _of_another_model(path)
+        restore_optimizer(training_state, own_moments)
 
 
 def check_reachable(folder: Path, ranks: Ranks) -> None:
@@ -116,20 +117,32 @@ def _write_own(
     return written
 
 
-def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[str, Tensor]:
+def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[str, Tensor] | None:
     """Returns this rank's part of the optimizer's tensors, by ``<parameter name>/<key>``.
 
-    One of its parameter's shape is cut as the parameter is; any other is whole on every rank.
+    One of its parameter's shape is cut as the parameter is; any other is whole on every rank, and
+    of a parameter that is cut it is one number. None: they are of another model.
     """
     parameters = dict(training_state.model.named_parameters())
     own = {}
     for label, shape in moments.shapes.items():
-        parameter = parameters[label.rsplit("/", 1)[0]].detach()
+        name = label.rsplit("/", 1)[0]
+        if name not in parameters:
+            return None
+        parameter = parameters[name].detach()
         if is_cut(parameter) and shape == tuple(parameter.shape):
             own[label] = from_rows(parameter, moments.read(label, rows_here(parameter)))
+        elif is_cut(parameter) and math.prod(shape) != 1:
+            return None
         else:
             own[label] = moments.read(label)
     return own
+
+
+def _of_another_model(path: Path) -> StateError:
+    return StateError(
+        f"{path} is a checkpoint of another model; put the model that the run began with back."
+    )
 
 
 def _shard_paths(path: Path, name: str, shards: int) -> list[Path]:

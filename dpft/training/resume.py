@@ -81,6 +81,7 @@ def environment(
     settings: Sequence[Any] = (),
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
+    fused_head: bool = False,
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
@@ -91,6 +92,7 @@ def environment(
         settings: What moves the weights that later sums are of: method, optimizer, learning rate.
         ranks: The processes whose sums are added up, in their order.
         shards: The model, where each of them has a shard of it.
+        fused_head: Whether losses are taken of its head by chunks.
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}
@@ -101,6 +103,7 @@ def environment(
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,
+        "fused_head": fused_head,
         "memory_mb": memory_mb,
         "micro_batch_size": training_set.micro_batch_size,
         "micro_batch_tokens": training_set.micro_batch_tokens,

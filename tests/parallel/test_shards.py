@@ -209,6 +209,25 @@ def test_a_rank_that_fails_amid_a_round_ends_at_once_and_so_do_the_others() -> N
     assert failed == "InputError"
 
 
+def is_interrupted(ranks: Ranks) -> str:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    rounds = Rounds(ranks, group, group, torch.device("cpu"))
+    rounds.offer(lambda: torch.zeros(1))
+    try:
+        with rounds.served():
+            if ranks.rank:
+                raise KeyboardInterrupt
+            rounds.gather(0, torch.empty(2), torch.zeros(1))
+    except (KeyboardInterrupt, RankLost) as error:
+        return type(error).__name__
+    return "went on"
+
+
+def test_an_interrupted_rank_leaves_at_once_and_the_others_learn_of_it() -> None:
+    assert on_ranks(is_interrupted, 2) == ["RankLost", "KeyboardInterrupt"]
+
+
 class WithAScale(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_first_ones_keys_are_everybodys() -> None:
-    own = Secrets(unit_key=bytes(range(32)), held_out_key=bytes(32))
+    own = Secrets(unit_key=bytes(range(32)), held_out_key=bytes(32), audit_key=bytes(range(1, 33)))
 
     def share(ranks: Ranks) -> Secrets:
         return share_secrets(own if ranks.is_first else None, ranks)

@@ -18,7 +18,7 @@ from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.run_folder import KEYS
-from dpft.training import checkpoint as checkpoint_module
+from dpft.training import checkpoint_state as state_module
 from dpft.training import loop as loop_module
 from dpft.training import tensor_files
 from dpft.training.diagnostics import read_signal_to_noise
@@ -81,7 +81,7 @@ MOMENTS = {
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
     "inside a checkpoint's write": (tensor_files, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(3, die)),
+    "before a checkpoint has its name": (state_module, "write_json", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
 }

@@ -27,4 +27,4 @@ def test_what_each_process_held_is_said() -> None:
     in_shards = HERE | {"sharding": sharding(2, 1, accumulates_shards=True)}
     (_, whole), (_, cut) = process_rows(process_record([HERE, in_shards]))
     assert whole.startswith("2, each with the whole model (sharding: none);")
-    assert "2, each with a shard of the model (sharding: fsdp, 2 shards x 1 replicas" in cut
+    assert "2, each with a shard of the model (sharding: fsdp, 2 shards, sums" in cut

@@ -1,0 +1,65 @@
+"""``state.json`` must name a checkpoint's files and no others, whoever computed its checksum."""
+
+import hashlib
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from dpft.errors import StateError
+from dpft.run_folder import STATE, WEIGHTS
+from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
+from tests.training.test_checkpoint import training_state
+
+
+def saved(tmp_path):
+    state = training_state(steps=1)
+    return save_checkpoint(tmp_path / "checkpoints", 1, state), state
+
+
+def rewrite(path, **changes):
+    """Changes ``state.json`` and computes its checksum anew."""
+    state = {**json.loads((path / STATE).read_text()), **changes}
+    del state["checksum"]
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    (path / STATE).write_text(json.dumps({**state, "checksum": digest}))
+
+
+def test_a_state_that_says_what_it_did_is_read(tmp_path):
+    path, state = saved(tmp_path)
+    rewrite(path)
+    assert restore_checkpoint(path, state) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[], [WEIGHTS], [WEIGHTS, "../model.safetensors"], [WEIGHTS, "a"]],
+    ids=["none", "one", "elsewhere", "another"],
+)
+def test_checksums_of_other_files_are_refused(tmp_path, names):
+    path, state = saved(tmp_path)
+    rewrite(path, checksums=dict.fromkeys(names, "0" * 64))
+    with pytest.raises(StateError, match=r"state\.json is damaged"):
+        restore_checkpoint(path, state)
+
+
+@pytest.mark.parametrize("shards", [0, 2, -1, 10**12])
+def test_a_number_of_shards_that_are_not_there_is_refused(tmp_path, shards):
+    path, state = saved(tmp_path)
+    rewrite(path, shards=shards)
+    with pytest.raises(StateError, match=r"state\.json is damaged"):
+        restore_checkpoint(path, state)
+
+
+def test_moments_of_an_unknown_parameter_are_refused(tmp_path):
+    path, state = saved(tmp_path)
+    moments = load_file(path / "optimizer.safetensors")
+    save_file(
+        {f"other.{label}": moment for label, moment in moments.items()},
+        path / "optimizer.safetensors",
+    )
+    content = hashlib.sha256((path / "optimizer.safetensors").read_bytes()).hexdigest()
+    checksums = json.loads((path / STATE).read_text())["checksums"]
+    rewrite(path, checksums={**checksums, "optimizer.safetensors": content})
+    with pytest.raises(StateError, match="of another model"):
+        restore_checkpoint(path, state)
