@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import ENVIRONMENT, failure
-from benchmarks.workload import Pairs, WholeRun, Workload
+from benchmarks.workload import HeadWorkload, Pairs, WholeRun, Workload
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +54,7 @@ class Comparison:
 class Process:
     """A worker process; alive until left."""
 
-    def __init__(self, workload: Workload | WholeRun | Pairs) -> None:
+    def __init__(self, workload: Workload | HeadWorkload | WholeRun | Pairs) -> None:
         """Starts it; ``wait_until_ready`` says when it has warmed up."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
         if workload.memory_limit_bytes is not None:

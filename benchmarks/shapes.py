@@ -54,7 +54,9 @@ def _roberta(**sizes: int) -> Shape:
     return Shape(build=build, adapted=("query", "value"), classifies=True)
 
 
-def _llama(**sizes: int) -> Shape:
+def llama_shape(**sizes: int) -> Shape:
+    """Returns a shape of Llama's form, untied, with a vocabulary of 32,000 unless it is given."""
+
     def build() -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**sizes))
 
@@ -89,9 +91,9 @@ SHAPES: Mapping[str, Shape] = {
     "tiny_gpt2_untied": _gpt2(**TINY_GPT2, **UNTIED),
     "roberta": _roberta(),
     "tiny_roberta": _roberta(**TINY, intermediate_size=128),
-    "llama_350m": _llama(**LLAMA_350M),
-    "llama_1b": _llama(**LLAMA_1B),
-    "tiny_llama": _llama(**TINY, intermediate_size=128),
+    "llama_350m": llama_shape(**LLAMA_350M),
+    "llama_1b": llama_shape(**LLAMA_1B),
+    "tiny_llama": llama_shape(**TINY, intermediate_size=128),
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpft.fused_head import loss_head_of
 from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, MASKED, SCORE, SEQ2SEQ, TEXT
 
 
@@ -64,8 +65,7 @@ def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
         Entry i depends on row i of the batch only (given a model that passes ``check_model``).
     """
     if batch.answer == TEXT:
-        nll, tokens = _nll_sums(model, batch)
-        return nll / tokens.clamp(min=1)
+        return _nll(model, batch, mean=True)[0]
     outputs = answer_logits(model, batch)
     labels = batch.labels.to(outputs.dtype)
     if batch.answer == SCORE:
@@ -103,7 +103,20 @@ def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     Returns:
         Negative log-likelihoods in nats, shape (b,), and token counts, shape (b,), int64.
     """
-    return _nll_sums(model, batch)
+    return _nll(model, batch, mean=False)
+
+
+@torch.no_grad()
+def token_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns what a language model says at each place of a batch, shape (b, t, v), float32.
+
+    A causal model says at each place what comes at the next, a seq2seq one what stands there.
+
+    Args:
+        model: A language model; put it in eval mode first.
+        batch: The examples; their answers are texts.
+    """
+    return _full_precision(_logits(model, batch))
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -113,13 +126,22 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
-def _nll_sums(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """Returns each example's sum or mean over its target tokens, and how many they are."""
     if batch.kind in (MASKED, CLASSIFIER):
         raise ValueError(f"a {batch.kind} model writes no texts.")
     # A decoder's input is its labels one step late, so its labels lie where they are predicted.
     labels = batch.labels if batch.kind == SEQ2SEQ else _next_tokens(batch.labels)
-    nll = _token_losses(_logits(model, batch), labels)
-    return nll.sum(dim=1), (labels != IGNORED_LABEL).sum(dim=1)
+    tokens = (labels != IGNORED_LABEL).sum(dim=1)
+    head = loss_head_of(model)
+    if head is None:
+        nll = _token_losses(_logits(model, batch), labels).sum(dim=1)
+        return nll / tokens.clamp(min=1) if mean else nll, tokens
+    with head.passing():
+        hidden = _logits(model, batch)
+    counts = tokens.clamp(min=1) if mean else torch.ones_like(tokens)
+    shares = counts.to(torch.promote_types(hidden.dtype, torch.float32)).reciprocal()
+    return head(hidden, labels, shares), tokens
 
 
 def _next_tokens(labels: Tensor) -> Tensor:

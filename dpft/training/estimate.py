@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from dpft.fused_head import LossHead
 from dpft.training.probe import MachineSpeed
+from dpft.vocabulary_chunks import chunk_numbers
 
 TYPICAL_SHARE = 0.75
 """Of ``task.max_length``: how long a record is taken to be, since none is looked at."""
@@ -41,6 +43,7 @@ class ModelShapes:
         logits: Of them, those of the largest layer's output, such as a vocabulary's.
         trainable: Parameters that train.
         total: All parameters.
+        fused_vocabulary: Tokens of a fused head, whose logits are never whole; 0 for none.
     """
 
     layers: int
@@ -51,6 +54,7 @@ class ModelShapes:
     logits: int
     trainable: int
     total: int
+    fused_vocabulary: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes
         model: After ``Method.prepare``.
         enters_early: What trains stands at the model's input, whatever its place among modules.
     """
-    forward = frozen = trained = outputs = logits = layers = 0
+    forward = frozen = trained = outputs = logits = layers = fused = 0
     reached = enters_early
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -84,8 +88,11 @@ def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes
         if isinstance(module, nn.Embedding):
             continue
         for matrix in (parameter for parameter in own if parameter.dim() >= 2):
-            outputs += sum(matrix.shape[:2])
-            logits = max(logits, *matrix.shape[:2])
+            if isinstance(module, LossHead):
+                fused, outputs = len(matrix), outputs + 2 * matrix.shape[1]
+            else:
+                outputs += sum(matrix.shape[:2])
+                logits = max(logits, *matrix.shape[:2])
             if matrix.requires_grad:
                 trained += matrix.numel()
             elif reached:
@@ -101,6 +108,7 @@ def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes
         logits=logits,
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         total=sum(p.numel() for p in model.parameters()),
+        fused_vocabulary=fused,
     )
 
 
@@ -170,6 +178,9 @@ def largest_micro_batch(
     """
     private = clipper_bytes is not None
     fixed = PROCESS_BYTES + (clipper_bytes or 0) + _memory(shapes, 0, private=private)
+    fixed += NUMBER_BYTES * chunk_numbers(
+        most, max_length, shapes.fused_vocabulary, whole_examples=private
+    )
     token = _memory(shapes, 1, private=private) - _memory(shapes, 0, private=private)
     tokens = max(0, memory_bytes - fixed) // token
     if micro_batch_tokens is not None and max_length <= micro_batch_tokens <= tokens:

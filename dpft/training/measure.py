@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.data.collation import Layout
+from dpft.head_losses import losses_added_up
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
@@ -63,7 +64,8 @@ def measure_step(
 
     model.train()
     if options is None:
-        per_batch = _timed(lambda: torch.autograd.backward(compute_losses().sum()))
+        with losses_added_up():
+            per_batch = _timed(lambda: torch.autograd.backward(compute_losses().sum()))
         noise = 0.0
     else:
         with options.make(model) as clipper:

@@ -92,6 +92,11 @@ class TrainingConfig(DeviceConfig):
     is. With privacy all of them are padded to task.max_length, since what is compiled, and when,
     would tell of the records; without it each length is a compilation of minutes. Changes speed,
     never the gradient."""
+    fused_head: bool | Literal["auto"] = "auto"
+    """Whether losses are taken of a language model's head some positions at a time, so that its
+    logits never exist whole. auto does on a CPU for a large vocabulary's plain dense head, with
+    the whole model in each process, one record a unit and no fp16; true also on an accelerator.
+    Changes memory and speed, never the gradient."""
     epochs: float = 10
     """Passes over the data in expectation; sets the number of steps where steps is null."""
     steps: int | None = None

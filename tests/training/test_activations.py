@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dpft.fused_head import fuse_head
 from dpft.methods.base import METHODS
 from dpft.training.activations import Activations, guessed_activations, trace_activations
 from dpft.training.estimate import model_shapes
@@ -16,6 +17,7 @@ from tests.parallel.small_steps import MODELS
 from tests.privacy.test_methods_twin import RECIPES, Shape
 
 LENGTH = 8
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def on_meta(shape: Shape, method: str = "full") -> nn.Module:
@@ -90,3 +92,21 @@ def test_what_is_guessed_is_of_the_same_size() -> None:
     guess = guessed_activations(model_shapes(on_meta(MODELS["gpt2"])), rows=4, length=LENGTH)
     assert 0.2 * found.saved < guess.saved < 2 * found.saved
     assert guess.largest == found.largest
+
+
+def test_of_a_fused_head_a_chunk_is_counted_and_no_logits() -> None:
+    shape, vocabulary = MODELS["gpt2"], 20_000
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=vocabulary, **NO_DROPOUT)
+    found = []
+    for fuses in (False, True):
+        with torch.device("meta"):
+            model = GPT2LMHeadModel(config)
+        if fuses:
+            fuse_head(model)
+        found.append(trace_activations(model, rows=16, length=64, layout=shape.layout))
+    whole, fused = found
+    logits = 4 * 16 * 64 * vocabulary
+    assert whole.saved - fused.saved == pytest.approx(logits, rel=0.05)
+    assert whole.largest == logits and whole.chunk == 0
+    assert 10 * fused.largest < logits and fused.chunk == 4 * 13 * 64 * vocabulary
+    assert fused.of_rows(2).chunk == 4 * 2 * 64 * vocabulary

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.lazy import LazyUse
 from dpft.privacy.clipping.squares import (
     LOSS_SHARE,
     Squares,
@@ -175,21 +176,19 @@ def squares_at_a_glance(uses: Sequence[Use]) -> Squares:
     """
     if len(uses) == 1:
         return uses[0].squares()
-    if len(uses) == 2 and isinstance(uses[0], OuterUse) and isinstance(uses[1], RowsUse):
+    if len(uses) == 2 and isinstance(uses[0], OuterUse | LazyUse) and isinstance(uses[1], RowsUse):
         cross = _tied_cross_term(uses[0], uses[1])
         return uses[0].squares() + uses[1].squares() + cross + cross
     return formed_squares(_dense_norms(uses), _norm_bound(uses))
 
 
-def _tied_cross_term(head: OuterUse, embedding: RowsUse) -> Squares:
+def _tied_cross_term(head: OuterUse | LazyUse, embedding: RowsUse) -> Squares:
     """Returns the inner products of head and embedding gradients of a tied weight, shape (b,).
 
     Sum over t, s of ``(values[t] . right[s]) * left[s, ids[t]]``, by gather: no tensor larger
     than (b, s, t) is made. Exact (docs/design.md, the clipper).
     """
-    steps = head.left.shape[1]
-    ids = embedding.ids[:, None, :].expand(-1, steps, -1)
-    picked = in_norm_dtype(torch.gather(head.left, 2, ids))
+    picked = head.picked(embedding.ids)
     values = in_norm_dtype(embedding.values)
     alignment = torch.bmm(in_norm_dtype(head.right), values.transpose(1, 2))
     # What an entry of the alignment lost by underflow, times what it meets.

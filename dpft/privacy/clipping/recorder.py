@@ -39,6 +39,8 @@ class Recorder:
         """Whether a region is running that takes one example after another."""
         self.anchor: Tensor | None = None
         """In a compiled forward, what the layers' taps pass on (``traced``)."""
+        self.room = 0
+        """Bytes that a use may hold beside its factors, to save time."""
         self.examples = 0
         """How many examples the model was last called with, for layers that meet one row for all.
         """

@@ -22,6 +22,7 @@ def self_check(
     *,
     tolerance: float | None = None,
     units: Sequence[Tensor | None] | None = None,
+    oracles: Sequence[Callable[[], Tensor]] | None = None,
 ) -> float:
     """Compares norms and clipped sums of an engine with the loop's; gradients end as None.
 
@@ -33,6 +34,7 @@ def self_check(
         tolerance: Largest relative difference allowed; None takes that of the dtype.
         units: Privacy unit of each row of each batch, shape (b,), as ``accumulate`` takes them;
             None: each row is one.
+        oracles: The same losses, computed otherwise, for the loop; None: as ``batches`` does.
 
     Returns:
         The largest relative difference seen.
@@ -43,9 +45,10 @@ def self_check(
     worst = 0.0
     proven = options.resolved(model)
     loop = replace(options, engine="loop")
-    for compute_losses, rows in zip(batches, units or [None] * len(batches), strict=False):
+    rows_of = units or [None] * len(batches)
+    for compute_losses, oracle, rows in zip(batches, oracles or batches, rows_of, strict=False):
         got = _clipped(model, compute_losses, proven, rows)
-        expected = _clipped(model, compute_losses, loop, rows)
+        expected = _clipped(model, oracle, loop, rows)
         worst = max(worst, _compare(got, expected, tolerance))
     return worst
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpft.privacy.clipping.costs import ProductShape, examples_per_block, ghost_is_cheaper
+from dpft.privacy.clipping.lazy import LazyUse
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
@@ -69,6 +70,11 @@ class OuterUse:
         """The sizes that decide how norms are taken."""
         count, steps, rows = self.left.shape
         return ProductShape(count, steps, rows, self.right.shape[2])
+
+    def picked(self, ids: Tensor) -> Tensor:
+        """Returns ``left[i, t, ids[i, s]]``, shape (b, t, s), for ids of shape (b, s)."""
+        wanted = ids[:, None, :].expand(-1, self.left.shape[1], -1)
+        return in_norm_dtype(torch.gather(self.left, 2, wanted))
 
     def norm_bound(self) -> Tensor:
         """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,).
@@ -307,15 +313,19 @@ class GradientUse:
         return GradientUse(units.sum(in_norm_dtype(self.values)))
 
 
-Use = OuterUse | RowsUse | GradientUse
+Use = OuterUse | RowsUse | GradientUse | LazyUse
 
 
 def merge_uses(uses: Sequence[Use]) -> list[Use]:
     """Returns at most one use of each kind: uses of one kind are joined along t."""
+    lazy = [use for use in uses if isinstance(use, LazyUse)]
     outer = [use for use in uses if isinstance(use, OuterUse)]
+    if len(lazy) + len(outer) > 1:
+        outer += [use.outer() for use in lazy]
+        lazy = []
     rows = [use for use in uses if isinstance(use, RowsUse)]
     gradients = [use for use in uses if isinstance(use, GradientUse)]
-    merged: list[Use] = []
+    merged: list[Use] = [*lazy]
     if outer:
         merged.append(OuterUse(_join([u.left for u in outer]), _join([u.right for u in outer])))
     if rows:

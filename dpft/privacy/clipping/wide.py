@@ -237,6 +237,23 @@ def _squares_together(left: Tensor, right: Tensor) -> Squares:
     return gram_squares(gram, torch.bmm(right, right.transpose(1, 2)), rows, right.shape[2])
 
 
+def squares_of_examples(left: Tensor, right: Tensor, counts: Sequence[int]) -> Squares:
+    """Returns the squared norms of examples that stand end to end.
+
+    Args:
+        left: Output gradients, (n, rows).
+        right: Inputs, (n, columns).
+        counts: How many positions each example has; they sum to n.
+    """
+    shape = ProductShape(len(counts), counts[0], left.shape[1], right.shape[1])
+    if len(set(counts)) == 1 and ghost_is_cheaper(shape):
+        together = (each.unflatten(0, (len(counts), counts[0])) for each in (left, right))
+        return _squares_together(*together)
+    pairs = zip(left.split(list(counts)), right.split(list(counts)), strict=True)
+    parts = [_squares(*pair) for pair in pairs]
+    return Squares(torch.cat([p.values for p in parts]), torch.cat([p.terms for p in parts]))
+
+
 def _norm(matrix: Tensor) -> Tensor:
     # Row by row first: one chain of a million float32 additions would lose digits.
     norm: Tensor = torch.linalg.vector_norm(torch.linalg.vector_norm(matrix, dim=1))

@@ -15,6 +15,7 @@ from dpft.privacy.clipping.engines.base import ClippedBatch
 from dpft.privacy.clipping.engines.norm_collector import CollectedNorms, NormCollector
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
+from dpft.privacy.clipping.head_use import HeadUse
 from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
 from dpft.privacy.clipping.wide import certain, widen_at_a_glance
@@ -22,6 +23,11 @@ from dpft.privacy.clipping.wide import certain, widen_at_a_glance
 
 class BookKeepingEngine(RecordingEngine):
     """Exact clipped sums at about the cost of ordinary training."""
+
+    def install(self) -> None:
+        """See ``RecordingEngine.install``."""
+        self.recorder.room = self.tuning.memory_mb * 2**20
+        super().install()
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
@@ -64,6 +70,8 @@ class BookKeepingEngine(RecordingEngine):
 
     def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
+        if isinstance(use, HeadUse):
+            self._memory -= use.kept_bytes
         if isinstance(use, OuterUse) and name not in self.shared:
             shape = use.shape
             if keeping_is_cheaper(shape, self._memory):

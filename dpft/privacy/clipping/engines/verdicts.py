@@ -105,9 +105,10 @@ class Verdicts:
                     return None
                 if self._plans.refusal is not None:
                     raise self._plans.refusal from error
+                # FSDP2 puts its own name before the model's.
+                name = type(self._model).__name__.removeprefix("FSDP")
                 raise RunError(
-                    f"the clipper cannot be exact for {type(self._model).__name__}: "
-                    f"{_in_words(error)}"
+                    f"the clipper cannot be exact for {name}: {_in_words(error)}"
                 ) from error
 
     def of_compiled(self, asked: Computation, forward: CompiledForward) -> Counter[str] | None:

@@ -12,9 +12,11 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
+from dpft.fused_head import LossHead
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.convolution import convolution_forward, is_plain
 from dpft.privacy.clipping.rules.embedding import embedding_forward
+from dpft.privacy.clipping.rules.fused_head import loss_head_forward
 from dpft.privacy.clipping.rules.group_norm import group_norm_forward
 from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
 from dpft.privacy.clipping.rules.layer_norm import layer_norm_forward
@@ -29,6 +31,7 @@ Rule = Callable[[Any, Recorder], Callable[..., Any]]
 LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
     {
         nn.Linear: linear_forward,
+        LossHead: loss_head_forward,
         Conv1D: conv1d_forward,
         nn.Embedding: embedding_forward,
         nn.LayerNorm: layer_norm_forward,
@@ -85,6 +88,8 @@ def recording_forward(
         raise ValueError(f"there is no rule for {type(layer).__name__}")
     if isinstance(layer, nn.RNNBase):
         return recurrent_forward(layer, recorder, broadcast=broadcast)
+    if isinstance(layer, LossHead):
+        return loss_head_forward(layer, recorder)
     if isinstance(layer, nn.Embedding) and rule is embedding_subclass_forward:
         return embedding_subclass_forward(layer, recorder, broadcast=broadcast)
     return on_the_whole_batch(layer, rule(layer, recorder), recorder, broadcast=broadcast)

@@ -5,7 +5,7 @@ layers' inputs and output gradients twice, so of each row two numbers are kept: 
 projection onto a fixed direction. Both are scaled exactly where the row is.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -95,8 +95,7 @@ class Fingerprint:
     @classmethod
     def of(cls, name: str, use: Use) -> Self:
         """Returns the fingerprint of a use of the parameter called ``name``."""
-        tensors = [getattr(use, each.name) for each in fields(use)]
-        tensors = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+        tensors = [t for t in vars(use).values() if isinstance(t, Tensor) and t.is_floating_point()]
         return cls(name, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
 
     @property
