@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full bench bench-gpu capacity glue-table lint wheel-check clean
+.PHONY: help setup demo test test-full audit bench bench-gpu capacity glue-table lint wheel-check clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -36,6 +36,9 @@ test: setup ## Run the test suite but for its slow tests.
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)
 
+audit: setup ## Train runs with planted bugs and without (minutes), and see that dpft audit tells them apart.
+	$(PYTEST) tests/stories/test_planted_bugs.py
+
 bench: setup ## Time private micro-batches and whole steps against ordinary ones, and evaluation; writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.architectures
@@ -43,6 +46,7 @@ bench: setup ## Time private micro-batches and whole steps against ordinary ones
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.records
+	$(BIN)/python -m benchmarks.head_memory
 	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
 
 bench-gpu: setup ## Time private micro-batches on a CUDA device (9 minutes); writes benchmarks/results-gpu.md.

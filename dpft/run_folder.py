@@ -35,7 +35,10 @@ SHEET, SHEET_KEY = "human_eval.csv", "human_eval_key.json"
 
 # Public: what later commands make of the model.
 GENERATED, EXPORT = "generated", "export"
-RELEASED = (GENERATED, EXPORT, SHEET)
+AUDIT = "audit"
+"""Folder of what an audit found that may be released."""
+SYNTHETIC_AUDIT = f"{AUDIT}/synthetic.html"
+RELEASED = (GENERATED, EXPORT, SHEET, AUDIT)
 """What other commands made in public of a run's model."""
 
 # Private: the owner's alone.
@@ -51,7 +54,17 @@ DATA_SUMMARY = f"{PRIVATE}/data_summary.md"
 FINGERPRINT = f"{PRIVATE}/fingerprint"
 HELD_OUT_KEY = f"{PRIVATE}/held_out.key"
 UNIT_KEY = f"{PRIVATE}/unit_key"
+AUDIT_KEY = f"{PRIVATE}/audit_key"
+"""Of which canaries and their coins were made."""
+WHITE_BOX = f"{PRIVATE}/white_box.jsonl"
+"""What each step's noisy gradient has of every canary's own."""
 TRACEBACK = f"{PRIVATE}/traceback.txt"
+PRIVATE_AUDIT = f"{PRIVATE}/audit"
+"""Folder of what audits found, and of what they must know of the run."""
+MEMORIZATION = f"{PRIVATE_AUDIT}/memorization.json"
+PRIVATE_SYNTHETIC_AUDIT = f"{PRIVATE_AUDIT}/synthetic.html"
+CANARIES = f"{PRIVATE_AUDIT}/canaries.json"
+"""The run's canaries, and which of them were trained on."""
 BASE_MODEL = f"{PRIVATE}/base_model"
 """Folder of the model that a program gave as an object, and of its tokenizer."""
 CHECKPOINTS = f"{PRIVATE}/checkpoints"
@@ -113,6 +126,43 @@ def private_path(run: Path, name: str) -> Path:
     """
     private_folder(run)
     return run / name
+
+
+def private_audit_path(run: Path, name: str) -> Path:
+    """Returns the path of an audit's private file, its folder made if need be, mode 0700.
+
+    Args:
+        run: The run's folder; it exists.
+        name: One of the names above that begin with ``private/audit/``.
+
+    Raises:
+        InputError: As ``private_folder``.
+    """
+    _make_folder(private_path(run, PRIVATE_AUDIT), 0o700)
+    return run / name
+
+
+def audit_path(run: Path, name: str) -> Path:
+    """Returns the path of what of an audit may be released, its folder made if need be.
+
+    Args:
+        run: The run's folder; it exists.
+        name: One of the names above that begin with ``audit/``.
+
+    Raises:
+        InputError: Something of the folder's name is there that is none.
+    """
+    _make_folder(run / AUDIT, 0o777)
+    return run / name
+
+
+def _make_folder(folder: Path, mode: int) -> None:
+    try:
+        folder.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(
+            f"{folder} must be a folder, for what an audit finds, got something else; move it away."
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,6 +71,13 @@ def accountants() -> Iterator[Accountants]:
 @pytest.fixture(scope="module")
 def shared_accounting(accountants: Accountants) -> Iterator[None]:
     """Lets every command share these accountants, whose start takes longer than a tiny run."""
+    with sharing(accountants):
+        yield
+
+
+@contextmanager
+def sharing(accountants: Accountants) -> Iterator[None]:
+    """Lets every command inside the block share these accountants."""
 
     def share(new: Accountants, _: Limits | None = None) -> None:
         vars(new).update(vars(accountants))

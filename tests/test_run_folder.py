@@ -9,7 +9,18 @@ import pytest
 import dpft
 from dpft import run_folder
 from dpft.errors import InputError
-from dpft.run_folder import JOURNAL, PRIVATE, hold_run, private_folder, private_path, trial_folder
+from dpft.run_folder import (
+    JOURNAL,
+    MEMORIZATION,
+    PRIVATE,
+    SYNTHETIC_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    private_folder,
+    private_path,
+    trial_folder,
+)
 
 PACKAGE = Path(dpft.__file__).parent
 OTHERS = {"README.md", "model.safetensors", "config.json"}
@@ -79,6 +90,16 @@ def test_a_file_in_the_place_of_private_is_refused(tmp_path: Path) -> None:
     (tmp_path / "private").touch()
     with pytest.raises(InputError, match="private must be a folder, .* got something else; move"):
         private_folder(tmp_path)
+
+
+def test_what_an_audit_finds_has_a_folder_on_either_side(tmp_path: Path) -> None:
+    assert private_audit_path(tmp_path, MEMORIZATION) == tmp_path / MEMORIZATION
+    assert stat.S_IMODE((tmp_path / MEMORIZATION).parent.stat().st_mode) == 0o700
+    assert audit_path(tmp_path, SYNTHETIC_AUDIT).parent.is_dir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/audit").touch()
+    with pytest.raises(InputError, match="audit must be a folder, for what an audit finds, got"):
+        audit_path(tmp_path / "other", SYNTHETIC_AUDIT)
 
 
 def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from dpft.config.account import check_output
 from dpft.config.convert import ClassChoice, by_name
 from dpft.config.cross_checks import CrossCheck, CrossChecked
+from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out
 from dpft.evaluation.metrics_config import MetricsConfig
@@ -21,7 +22,7 @@ from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.reports.run.reference_map import ReferenceMap
-from dpft.tasks.base import Task, chosen_task_class
+from dpft.tasks.base import LabelTask, Task, chosen_task_class
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
@@ -108,6 +109,32 @@ def check_start(method: Method, model: ModelConfig) -> None:
         raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
 
 
+def check_exposure(task: Task, audit: CanaryConfig) -> None:
+    """Refuses canaries whose suffix nobody learns to write.
+
+    Raises:
+        InputError: The task's answers are labels.
+    """
+    if audit.exposure_canaries and isinstance(task, LabelTask):
+        raise InputError(
+            f"audit.exposure_canaries needs a task whose answers are texts, got task={task.name};"
+            " use audit.canaries."
+        )
+
+
+def check_white_box(method: Method, audit: CanaryConfig) -> None:
+    """Refuses to look into steps whose noisy gradient is not one of the model's own weights.
+
+    Raises:
+        InputError: The method makes carriers of its gradient.
+    """
+    if audit.white_box and method.name == "rgp":
+        raise InputError(
+            "audit.white_box=true needs a method whose gradient is of the weights themselves, got"
+            " method=rgp; set audit.white_box=false."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(CrossChecked):
     """A run, config.yaml in its folder."""
@@ -125,6 +152,8 @@ class TrainConfig(CrossChecked):
     tracking: TrackingConfig = field(default_factory=NoTracking)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """How many processes take its steps."""
+    audit: CanaryConfig = field(default_factory=CanaryConfig)
+    """Canaries among its records, for ``dpft audit``."""
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
     reference_maps: tuple[ReferenceMap, ...] = ()
@@ -136,6 +165,8 @@ class TrainConfig(CrossChecked):
         (("privacy", "train"), check_loop),
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
+        (("method", "audit"), check_white_box),
+        (("task", "audit"), check_exposure),
     )
 
 

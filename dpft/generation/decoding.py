@@ -141,7 +141,7 @@ def generate_texts(
     token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not all(token_ids):
         raise InputError("a prompt must have at least one token, got an empty one.")
-    settings = _generation_config(config, tokenizer, model.config)
+    settings = generation_settings(config, tokenizer, model.config)
     processors = _processors(config, draws or Draws(places=range(len(token_ids))))
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
@@ -163,9 +163,10 @@ def _token_ids(prompt: Sequence[int] | str, tokenizer: "PreTrainedTokenizerBase"
     return list(encoded["input_ids"])
 
 
-def _generation_config(
+def generation_settings(
     config: DecodeConfig, tokenizer: "PreTrainedTokenizerBase", architecture: "PretrainedConfig"
 ) -> "GenerationConfig":
+    """Returns a strategy's settings as transformers takes them, nothing of the checkpoint's."""
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id
@@ -219,8 +220,8 @@ def _generate(
     length = max(len(prompt) for prompt in prompts)
     pad = settings.pad_token_id
     seq2seq = bool(model.config.is_encoder_decoder)
-    ids = [_padded(prompt, length, pad, left=not seq2seq) for prompt in prompts]
-    mask = [_padded([1] * len(prompt), length, 0, left=not seq2seq) for prompt in prompts]
+    ids = [padded(prompt, length, pad, left=not seq2seq) for prompt in prompts]
+    mask = [padded([1] * len(prompt), length, 0, left=not seq2seq) for prompt in prompts]
     # no_grad, not inference_mode: a buffer a model made there could not take part in training
     with torch.no_grad(), prompts_read_once(model, settings.num_beams):
         written: Tensor = cast(Any, model).generate(
@@ -234,7 +235,8 @@ def _generate(
     return written[:, 1:] if seq2seq else written[:, length:]
 
 
-def _padded(row: Sequence[int], length: int, value: int, *, left: bool) -> list[int]:
+def padded(row: Sequence[int], length: int, value: int, *, left: bool) -> list[int]:
+    """Returns a row of a batch, filled up on the left or the right."""
     padding = [value] * (length - len(row))
     return padding + list(row) if left else list(row) + padding
 

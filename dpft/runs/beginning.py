@@ -5,12 +5,13 @@ from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.parallel.submitted import submitted_job
-from dpft.run_folder import CONFIGURATION
+from dpft.run_folder import AUDIT_KEY, CONFIGURATION, UNIT_KEY
 from dpft.runs.begun import write_begun
+from dpft.runs.canary_file import write_canaries
 from dpft.runs.folder import WriteRequest, start_anew
 from dpft.runs.held_out import keep_key
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.records import save_unit_key
+from dpft.runs.records import save_key
 from dpft.runs.resuming import save_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ def write_beginning(
     dump(prepared.config, folder / CONFIGURATION)
     logger.info("run: %s", folder)
     if prepared.unit_key is not None:
-        save_unit_key(folder, prepared.unit_key)
+        save_key(folder, UNIT_KEY, prepared.unit_key)
+    if prepared.canaries:
+        save_key(folder, AUDIT_KEY, prepared.audit_key)
+        write_canaries(folder, prepared.canaries, prepared.config.task)
     keep_key(folder, prepared.division)
     save_fingerprint(folder, prepared.training_set)

@@ -45,7 +45,7 @@ def target_of(config: TrainConfig) -> Target | None:
     if guarantee is None or guarantee.eps is None or config.train.transfer_sample_rate_from:
         return None
     try:
-        size = public_size(config.task, config.privacy, _not_counted).num_examples
+        size = public_size(config, _not_counted).num_examples
         batch = config.train.batch_size(size)
         phases = method_phases(config, config.train.planned_steps(size), size)
     except (NotCounted, InputError):

@@ -18,6 +18,7 @@ from dpft.kinds import Head
 from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
+from dpft.runs.fused_heads import with_fused_head
 from dpft.training.estimate import largest_micro_batch, model_shapes
 from dpft.training.training_config import AUTO
 from dpft.training.usable_memory import usable_memory
@@ -89,7 +90,8 @@ def planned_model(
     new = new_names(architecture, head)
     model = meta_model(architecture, head)
     grow_as_planned(model, architecture, head, config.task.special_tokens)
-    return config.method.prepare(model, new), new
+    prepared = config.method.prepare(model, new)
+    return with_fused_head(prepared, config, architecture, head), new
 
 
 def _largest(

@@ -3,12 +3,13 @@
 No private record is used before the plan stands and the clipper has been proved on synthetic data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
+from dpft.data.canaries import Canary, make_canaries
 from dpft.data.encoding import Encoding
 from dpft.errors import Faults, InputError
 from dpft.evaluation.metrics.base import metric_specs
@@ -22,6 +23,7 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
+from dpft.privacy.keys import secret_key
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.lengths import with_max_length
@@ -32,6 +34,7 @@ from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, wi
 from dpft.runs.task_model import encoding_of, prepare_in_shards, prepare_model, training_head
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
+from dpft.runs.white_box import check_white_box
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.loop import TrainingSet
 from dpft.training.precision import warn_if_slow
@@ -57,6 +60,10 @@ class Prepared:
     training_set: TrainingSet
     unit_key: bytes | None
     """Secret, where units have several records."""
+    canaries: Sequence[Canary]
+    """Those that an audit will look for, with what their coins said; private."""
+    audit_key: bytes
+    """Of which they are made; secret."""
     summary: DataSummary
     """What became of the records that were read; private."""
     shards: ShardedModel | None = None
@@ -116,12 +123,17 @@ def prepare(
     counts = count_parameters(model, new)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
+    if config.audit.white_box:
+        check_white_box(model)
     if not config.parallel.shards_model:
         model.to(device)  # type: ignore[arg-type]
         prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
     key = unit_key(config) if secrets is None else secrets.unit_key
+    audit_key = secret_key("audit", config.privacy.noise_seed)
+    audit_key = audit_key if secrets is None else secrets.audit_key
+    canaries = make_canaries(config.audit, tokenizer, audit_key)
     training_set = make_training_set(
-        config, data.only(division.kept), encoding, device, unit_key=key
+        config, data.only(division.kept), encoding, device, unit_key=key, canaries=canaries
     )
     training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
     return Prepared(
@@ -134,6 +146,8 @@ def prepare(
         counts=counts,
         training_set=training_set,
         unit_key=None if data.units is None else key,
+        canaries=canaries,
+        audit_key=audit_key,
         summary=summarize(config, data, division, training_set),
         rows=rows,
     )
@@ -147,7 +161,7 @@ def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) ->
     """
     if not config.train.compile or config.privacy.guarantee is None:
         return
-    size = public_size(config.task, config.privacy, count_units).num_examples
+    size = public_size(config, count_units).num_examples
     check_first_step_compiles(
         expected_batch_size=config.train.batch_size(size),
         micro_batch_size=config.train.most_rows,
@@ -169,6 +183,6 @@ def _fitting_head(config: TrainConfig, architecture: Architecture) -> Head:
     with faults.gathering():
         data = load_training_data(config)
         sized = with_batch_size(config, lambda: data.num_units)
-        size = public_size(sized.task, sized.privacy, lambda: data.num_units)
+        size = public_size(sized, lambda: data.num_units)
         sized.train.planned_steps(size.num_examples, of=size.noun)
     raise InputError(*faults.found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpft.config.schema import TrainConfig
+from dpft.data.canaries import Canary, copies_of
 from dpft.data.collation import Layout
 from dpft.data.encoding import Encoding
 from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
@@ -18,7 +20,8 @@ from dpft.data.units import bounded_units
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.privacy.keys import secret_key
-from dpft.run_folder import UNIT_KEY, private_path
+from dpft.run_folder import private_path
+from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet
 
@@ -63,6 +66,7 @@ def make_training_set(
     device: torch.device,
     *,
     unit_key: bytes,
+    canaries: Sequence[Canary] = (),
 ) -> TrainingSet:
     """Returns what the loop trains on: the records that have anything to learn, by unit.
 
@@ -74,12 +78,16 @@ def make_training_set(
         encoding: How they become rows.
         device: Where the model is.
         unit_key: Decides which records of a unit of too many are kept.
+        canaries: Trained on beside them, where they are included.
 
     Raises:
-        InputError: No record has anything to learn.
+        InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
     keeps_empty = data.units is not None and config.privacy.guarantee is not None
-    rows, usable = _encoded(encoding, data.examples, keeps_empty=keeps_empty)
+    check_canaries(canaries, config.task, encoding)
+    added = copies_of(canaries, config.task)
+    records = chain(drained(data.examples), (record for record, _ in added))
+    rows, usable = _encoded(encoding, records, keeps_empty=keeps_empty)
     if not any(usable):
         raise InputError(
             f"the training records of task {config.task.name} must have an answer to learn, and"
@@ -89,7 +97,10 @@ def make_training_set(
     guarantee = config.privacy.guarantee
     if data.units is not None and guarantee is not None:
         units = bounded_units(
-            data.units, usable=usable, records_per_unit=guarantee.records_per_unit, key=unit_key
+            [*data.units, *(unit for _, unit in added)],
+            usable=usable,
+            records_per_unit=guarantee.records_per_unit,
+            key=unit_key,
         )
     return TrainingSet(
         examples=rows,
@@ -104,6 +115,21 @@ def make_training_set(
     )
 
 
+def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
+    """Refuses canaries that would be cut: the model could not learn what an audit looks for.
+
+    Raises:
+        InputError: One is longer than ``max_length``.
+    """
+    longest = {canary.kind: canary for canary in canaries}
+    rows = encoding.rows([canary.record(task) for canary in longest.values()])
+    if any(row.truncated for row in rows):
+        raise InputError(
+            f"task.max_length must have room for the canaries, got {encoding.max_length}; raise it,"
+            " or lower audit.canary_words or audit.suffix_words."
+        )
+
+
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
     """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
     # One public length for all that is compiled: others would tell of the records that were drawn.
@@ -113,17 +139,17 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
 
 
 def _encoded(
-    encoding: Encoding, records: Sequence[Record], *, keeps_empty: bool
+    encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
 ) -> tuple[TokenRows, NDArray[np.bool_]]:
     """Returns the records in tokens, and of every one of them whether it has anything to learn.
 
     Args:
         encoding: How they become rows.
-        records: Forgotten meanwhile, where they are packed.
+        records: Each is asked for once.
         keeps_empty: Whether those that have nothing to learn stay among the rows.
     """
     rows, usable = TokenRows(), [np.empty(0, np.bool_)]
-    for some in pieces(drained(records), TOGETHER):
+    for some in pieces(records, TOGETHER):
         made = encoding.rows_together(some)
         usable.append(made.has_label)
         if not keeps_empty and not made.has_label.all():
@@ -152,6 +178,6 @@ def unit_key(config: TrainConfig) -> bytes:
     return secret_key("units", config.privacy.noise_seed)
 
 
-def save_unit_key(folder: Path, key: bytes) -> None:
-    """Writes the key into a run's private folder."""
-    write_text(private_path(folder, UNIT_KEY), key.hex() + "\n", mode=0o600)
+def save_key(folder: Path, name: str, key: bytes) -> None:
+    """Writes a key into a run's private folder, under a name of ``dpft.run_folder``."""
+    write_text(private_path(folder, name), key.hex() + "\n", mode=0o600)

@@ -28,6 +28,7 @@ from dpft.parallel.submitted import submitted_job
 from dpft.privacy.planning import make_plan
 from dpft.reports.run.run_record import read_evaluations
 from dpft.run_folder import (
+    AUDIT_KEY,
     BASE_MODEL,
     CHECKPOINTS,
     CONFIGURATION,
@@ -50,6 +51,7 @@ from dpft.training.resume import ResumePoint
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.micro_batch_tokens", "train.pad_to_multiple_of", "train.compile"),
+    "train.fused_head",
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
     *("privacy.resume_overspend", "privacy.witness", "tracking", "parallel"),
 )
@@ -63,6 +65,8 @@ class Secrets:
 
     unit_key: bytes
     held_out_key: bytes | None
+    audit_key: bytes
+    """Of which canaries and their coins are made."""
 
 
 def resumed_configuration(
@@ -127,7 +131,7 @@ def restored_plan(
     Raises:
         InputError: The configuration says otherwise, as one that was edited does.
     """
-    size = public_size(config.task, config.privacy, count_units)
+    size = public_size(config, count_units)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
@@ -159,7 +163,8 @@ def read_secrets(folder: Path) -> Secrets:
     """
     unit = _read_key(folder / UNIT_KEY)
     held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
-    return Secrets(unit_key=unit or b"", held_out_key=held_out)
+    audit = _read_key(folder / AUDIT_KEY)
+    return Secrets(unit_key=unit or b"", held_out_key=held_out, audit_key=audit or b"")
 
 
 def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:

@@ -44,6 +44,7 @@ from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
 from dpft.runs.training import train
+from dpft.runs.white_box import white_box
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import ResumePoint, find_resume_point
@@ -227,7 +228,7 @@ def finish(
             prepared.tokenizer,
             prepared.training_set,
             resume_point,
-            listeners=trackings,
+            listeners=(*trackings, *white_box(prepared, folder)),
             handover=handover,
             curve=curve,
             ranks=ranks,

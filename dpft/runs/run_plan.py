@@ -46,16 +46,30 @@ class RunPlan:
     """None for a non-private run."""
 
 
-def public_size(task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int]) -> PublicSize:
-    """Returns the number of training examples that stands as public.
+def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
+    """Returns the number of training examples that stands as public, canaries counted with them.
 
     Who says it comes first is in docs/design.md, the public number of examples.
 
     Args:
-        task: May have a published number.
-        privacy: May have the user's number, which leads, or units that no published number counts.
+        config: Its task may have a published number; its privacy the user's number, which leads,
+            or units that no published number counts.
         count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
+    size = _size_without_canaries(config.task, config.privacy, count_rows)
+    canaries = config.audit.count(size.num_examples, units=config.privacy.has_units)
+    if not canaries:
+        return size
+    return replace(
+        size,
+        num_examples=size.num_examples + canaries,
+        source=f"{size.source}, and {canaries} of canaries",
+    )
+
+
+def _size_without_canaries(
+    task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int]
+) -> PublicSize:
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
         given = privacy.num_examples
@@ -85,7 +99,7 @@ def plan_run(
     """
     from dpft.privacy.planning import make_plan
 
-    size = public_size(config.task, config.privacy, count_rows)
+    size = public_size(config, count_rows)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
@@ -147,7 +161,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
     source = config.train.transfer_sample_rate_from
     if source is None and config.train.expected_batch_size is not None:
         return config
-    size = public_size(config.task, config.privacy, count_rows)
+    size = public_size(config, count_rows)
     if source is None:
         batch = config.train.batch_size(size.num_examples)
         if batch < LARGEST_DEFAULT_BATCH:

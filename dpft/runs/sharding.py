@@ -27,6 +27,11 @@ def check_sharding(config: TrainConfig) -> None:
     if not config.parallel.shards_model:
         return
     check_works_on_shards(config.optimizer)
+    if config.audit.white_box:
+        raise InputError(
+            "audit.white_box=true needs the whole model in each process, got parallel=fsdp; set"
+            " audit.white_box=false, or parallel=ddp."
+        )
     if config.train.compile:
         raise InputError(
             "train.compile=true needs the whole model in each process, got parallel=fsdp; set"

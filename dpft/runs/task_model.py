@@ -27,6 +27,7 @@ from dpft.models.loading import language_head, meta_model, new_names, seeded
 from dpft.models.positions import takes_position_ids, takes_token_types
 from dpft.models.source import loading_errors
 from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
+from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.lengths import check_lengths, with_max_length
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
@@ -165,7 +166,8 @@ def prepare_model(
     if planned:
         grow_as_planned(model, architecture, head, tokens)
     with seeded(config.train.seed):
-        return config.method.prepare(model, new), new
+        prepared = config.method.prepare(model, new)
+    return with_fused_head(prepared, config, architecture, head), new
 
 
 def prepare_in_shards(

@@ -187,6 +187,17 @@ class Task(ABC):
                 it: rows are private (docs/design.md, rule 7). The caller adds file and line.
         """
 
+    @abstractmethod
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
+        """Returns a record of the task's form that nobody gave, for audits.
+
+        Args:
+            read: Words that the model reads.
+            learned: Words that it learns to write after them; of a task of labels it reads them,
+                too.
+            number: Chooses the label, where there is one.
+        """
+
     def repair(self, text: str) -> str:
         """Returns text as the data set's official reader reads it; by default, as it is.
 
@@ -230,6 +241,12 @@ class TextTask(Task):
         Raises:
             InputError: As ``examples``.
         """
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``."""
+        prompt = " ".join(read) + "\n" if self.prompt_columns else ""
+        target = " ".join(learned if prompt else (*read, *learned))
+        return Example(prompt=prompt, target=target, group=prompt or target)
 
     @abstractmethod
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:

@@ -83,6 +83,16 @@ class ClassificationTask(LabelTask):
         """The label words, in the order of the labels."""
         return tuple(self.label_words[name] for name in self.labels)
 
+    def canary(
+        self, read: Sequence[str], learned: Sequence[str], *, number: int
+    ) -> LabelledExample:
+        """See ``Task.canary``: ``number`` chooses the class; a score is 0 or 1."""
+        texts = (" ".join(read), " ".join(learned))
+        return LabelledExample(
+            texts=texts if self.texts_per_record == len(texts) else (" ".join(texts),),
+            label=self.label(number % len(self.labels)),
+        )
+
     def pieces(self, example: LabelledExample, *, causal: bool) -> tuple[Piece, ...]:
         """Returns a record's filled template, for causal and seq2seq models or for masked ones."""
         return self._parsed(causal=causal).fill(example.texts)

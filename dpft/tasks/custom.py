@@ -3,15 +3,17 @@
 The configuration is one, ``conf/task/custom.yaml``; which keys are given says which class it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_form import CHAT, LABELS, PLAIN, TEMPLATES, CustomFields, form_of
 from dpft.tasks.custom_labels import CustomLabels
 from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.records import Record
 
 
 @TASKS.register("custom")
@@ -34,3 +36,7 @@ class CustomTask(CustomFields):
             None: CustomTask,
         }
         return classes[form_of(values)]
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
+        """See ``Task.canary``; a form has its own."""
+        raise InputError(f"{self.lacks}")

@@ -83,6 +83,14 @@ class CustomChats(CustomFields, TextTask):
         shown = "\n".join(f"{message.role}: {message.content}" for message in before)
         return ChatExample(prompt=shown, target="", group=shown, cut_start=True, messages=before)
 
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
+        """See ``Task.canary``."""
+        said = [
+            {"role": "user", "content": " ".join(read)},
+            {"role": ASSISTANT, "content": " ".join(learned)},
+        ]
+        return self.examples({self._column: said})[0]
+
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Returns the conversation with the text as the assistant's answer."""
         said = [*self.prompt(row).messages, Message(role=ASSISTANT, content=text)]

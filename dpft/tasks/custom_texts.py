@@ -1,6 +1,6 @@
 """Your own texts: a prompt and a target made by templates, or a plain text as a whole."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -60,6 +60,16 @@ class CustomTexts(CustomFields, TextTask):
             group=text,
             lead=self._prompt.lead,
             separator=self._prompt.separator,
+            cut_target_end=self.text_template is not None,
+            after_start=self.learn_prompt,
+            learns_prompt=self.learn_prompt,
+        )
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``: cut and learned as the user's own records are."""
+        plain = super().canary(read, learned, number=number)
+        return replace(
+            plain,
             cut_target_end=self.text_template is not None,
             after_start=self.learn_prompt,
             learns_prompt=self.learn_prompt,

@@ -8,8 +8,9 @@ linearised in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -97,6 +98,13 @@ class E2ETask(TextTask):
             group=record,
             separator=self.separator,
         )
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """Returns the canary of Li et al. 2022, Appendix M: name, type and area, then a suffix."""
+        fields = zip(cycle(("name", "eatType", "area")), read, strict=False)
+        record = ", ".join(f"{name}[{word}]" for name, word in fields)
+        row = {"meaning_representation": record, "human_reference": " ".join(learned)}
+        return self.examples(row)[0]
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
         """See ``TextTask.record``."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpft.fused_head import loss_head_of
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import JournaledLedger, ReplayError
@@ -94,6 +95,7 @@ class PrivateRun:
             settings=(session.method, session.optimizer, session.scheduler, *rates),
             ranks=session.ranks,
             shards=session.shards,
+            fused_head=loss_head_of(session.model) is not None,
         )
 
     def begin(self) -> None:

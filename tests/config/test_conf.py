@@ -8,6 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from dpft.audit.audit_config import POLYMORPHIC as AUDIT
+from dpft.audit.audit_config import AuditConfig
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import AccountConfig
@@ -30,6 +32,7 @@ ROOTS = {
     "eval": schema.EvaluateConfig,
     "generate": schema.GenerateConfig,
     "export": schema.ExportConfig,
+    "audit": AuditConfig,
     "account": AccountConfig,
     "report": ReportConfig,
     "doctor": DoctorConfig,
@@ -50,6 +53,7 @@ NEEDED = {
     "eval": [],
     "generate": ["run=RUN", "prompts=FILE"],
     "export": ["run=RUN"],
+    "audit": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
     "report": ["ratings=FILE"],
     "doctor": [],
@@ -60,7 +64,7 @@ def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
     plain = dict.fromkeys(("account", "export", "report", "doctor"), {})
     of_task = dict.fromkeys(("eval", "generate"), schema.TASK)
-    polymorphic = {**plain, **of_task}.get(name, schema.POLYMORPHIC)
+    polymorphic = {**plain, **of_task, "audit": AUDIT}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
     if name in ("train", "plan", "tune"):

@@ -1,5 +1,7 @@
 """A plan of many processes, none of which is started."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,23 @@ def test_a_model_that_does_not_run_without_values_is_guessed(
 def replace_activations(parts: dict[str, int]) -> dict[str, int]:
     """The parts but for what depends on activations."""
     return {name: parts[name] for name in ("process", "weights")}
+
+
+def test_a_fused_head_is_planned_with_less_memory(base: Path) -> None:
+    words = ("task.max_length=48", "train.micro_batch_size=64", "train.expected_batch_size=64")
+    large = ("model.path=" + str(_with_a_large_vocabulary(base)),)
+    whole = planned(base, *words, *large, "train.fused_head=false")
+    for given in ("auto", "true"):
+        fused = planned(base, *words, *large, f"train.fused_head={given}")
+        parts = [each["memory_per_rank_bytes"]["activations"] for each in (fused, whole)]
+        assert parts[0] < 0.7 * parts[1]
+    assert planned(base, *words) == planned(base, *words, "train.fused_head=false"), "few tokens"
+
+
+def _with_a_large_vocabulary(base: Path) -> Path:
+    large = base.with_name("large")
+    if not large.exists():
+        shutil.copytree(base, large)
+        config = json.loads((large / "config.json").read_text())
+        (large / "config.json").write_text(json.dumps(config | {"vocab_size": 20_000}))
+    return large

@@ -14,10 +14,10 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
-from dpft.run_folder import FINGERPRINT, UNIT_KEY, private_path
+from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
 from dpft.runs.held_out import Division, keep_key
-from dpft.runs.records import save_unit_key
+from dpft.runs.records import save_key
 from dpft.runs.resuming import (
     MAY_CHANGE,
     SECTIONS,
@@ -175,11 +175,15 @@ def test_trust_rule_9_a_configuration_that_was_edited_is_refused(
 
 
 def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert read_secrets(tmp_path) == resuming.Secrets(unit_key=b"", held_out_key=None)
-    save_unit_key(tmp_path, b"u" * 32)
+    assert read_secrets(tmp_path) == resuming.Secrets(
+        unit_key=b"", held_out_key=None, audit_key=b""
+    )
+    save_key(tmp_path, UNIT_KEY, b"u" * 32)
+    save_key(tmp_path, AUDIT_KEY, b"a" * 32)
     keep_key(tmp_path, Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f"))
     secrets = read_secrets(tmp_path)
-    assert (secrets.unit_key, secrets.held_out_key) == (b"u" * 32, b"h" * 32)
+    keys = (secrets.unit_key, secrets.held_out_key, secrets.audit_key)
+    assert keys == (b"u" * 32, b"h" * 32, b"a" * 32)
     (tmp_path / UNIT_KEY).write_text("no key")
     with pytest.raises(StateError, match="unit_key is damaged: it must hold a key"):
         read_secrets(tmp_path)

@@ -174,7 +174,7 @@ def standing(calls: Calls, *, has_ended: bool) -> None:
     calls.folder.mkdir()
     point = SimpleNamespace(has_ended=has_ended)
     calls.note("check_witness", "same_records", "delete_generator_states", "finish")
-    secrets = Secrets(unit_key=bytes(32), held_out_key=None)
+    secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")
     calls.note(find_resume_point=point, read_secrets=secrets)
 
 

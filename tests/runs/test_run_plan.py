@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.runs.run_plan import plan_run, public_size, with_batch_size
@@ -12,6 +13,11 @@ TASK = E2ETask(name="e2e", source="url", num_train_examples=42061, embedded_num_
 DP = DifferentialPrivacy(name="dp", eps=3.0)
 
 
+def of(task, privacy, **audit):
+    config = loaded("train", ["privacy.eps=3"])
+    return replace(config, task=task, privacy=privacy, audit=CanaryConfig(**audit))
+
+
 def never() -> int:
     pytest.fail("the rows were counted")
 
@@ -20,18 +26,31 @@ def never() -> int:
     "privacy", [replace(DP, num_examples=7), NoPrivacy(name="none", num_examples=7)]
 )
 def test_the_users_number_of_examples_leads(privacy) -> None:
-    size = public_size(TASK, privacy, never)
+    size = public_size(of(TASK, privacy), never)
     assert (size.num_examples, size.source) == (7, "privacy.num_examples")
 
 
 def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:
-    assert public_size(TASK, DP, never).num_examples == 42061
-    assert public_size(replace(TASK, source="embedded"), DP, never).num_examples == 80
+    assert public_size(of(TASK, DP), never).num_examples == 42061
+    assert public_size(of(replace(TASK, source="embedded"), DP), never).num_examples == 80
 
 
 def test_local_rows_are_counted() -> None:
-    size = public_size(replace(TASK, data_dir="x"), DP, lambda: 12)
+    size = public_size(of(replace(TASK, data_dir="x"), DP), lambda: 12)
     assert (size.num_examples, size.source) == (12, "count of the records read")
+
+
+def test_every_canary_counts_whatever_its_coin_says() -> None:
+    size = public_size(of(TASK, DP, canaries=100, exposure_canaries=2), never)
+    assert size.num_examples == 42061 + 100 + 2 * (1 + 10 + 100)
+    assert size.source == "published size of task e2e, and 322 of canaries"
+
+
+def test_all_copies_of_a_canary_are_one_units() -> None:
+    size = public_size(
+        of(TASK, replace(DP, unit="customer"), canaries=100, exposure_canaries=2), lambda: 120
+    )
+    assert size.num_examples == 120 + 100 + 2 * 3
 
 
 def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplog) -> None:

@@ -7,14 +7,17 @@ put epsilon 0.012 below the truth. So this module asks for epsilon at a delta sm
 """
 
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpft.privacy.accounting.mechanism import (
+    Composition,
     Epsilon,
     Mechanism,
     SampledGaussian,
     delta_within_rounding,
+    rounding_slack,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +55,37 @@ def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
     if coarse >= SMALL_EPSILON or interval <= FINE_INTERVAL:
         return Epsilon(upper=coarse)
     return Epsilon(upper=min(coarse, _upper_bound(mechanism, delta, FINE_INTERVAL)))
+
+
+def deltas(
+    mechanism: Mechanism, epsilons: Sequence[float], interval: float = INTERVAL
+) -> list[float]:
+    """Returns the PLD upper bound of delta at each epsilon, for add-or-remove-one neighbors.
+
+    Args:
+        mechanism: What to account for; its own ``delta`` plays no part.
+        epsilons: At least 0 each.
+        interval: As in ``epsilon``.
+
+    Guarantees:
+        What float64 rounding can take from a bound is added to it (``rounding_slack``).
+    """
+    slack = rounding_slack(mechanism.steps, sys.float_info.epsilon)
+    found = _composed(mechanism, interval).get_delta_for_epsilon(list(epsilons))
+    return [min(1.0, max(0.0, float(delta)) + slack) for delta in found]
+
+
+@lru_cache(maxsize=4)
+def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution":
+    """Returns the distribution of all steps, kept: more than one question is asked of it."""
+    import dp_accounting
+
+    parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
+    whole = dp_accounting.pld.privacy_loss_distribution.identity(interval)
+    for part in parts:
+        one = _one_step(part.noise_multiplier, part.accounted_rate, interval)
+        whole = whole.compose(one.self_compose(part.steps))
+    return whole
 
 
 def _upper_bound(mechanism: Mechanism, delta: float, interval: float) -> float:

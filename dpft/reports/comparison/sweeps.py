@@ -20,7 +20,13 @@ SPEED_ONLY = frozenset(
         *("train.device", "train.num_threads", "train.checkpoint_every", "train.compile"),
         *("train.micro_batch_size", "train.micro_batch_tokens", "train.pad_to_multiple_of"),
     }
-    | {"train.keep", "privacy.engine", "privacy.clipper_memory_mb", "eval.batch_size"}
+    | {
+        "train.fused_head",
+        "train.keep",
+        "privacy.engine",
+        "privacy.clipper_memory_mb",
+        "eval.batch_size",
+    }
     | {"model.gradient_checkpointing", "privacy.self_check", "privacy.show_diagnostics"}
     | {"reference", "reference_maps"}
 )

@@ -12,6 +12,7 @@ from dpft.files import write_json, write_text
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
+from dpft.reports.run.audited import alarms, audited_rows, figures_of_audits
 from dpft.reports.run.card import write_card
 from dpft.reports.run.figures import figures, meaning
 from dpft.reports.run.metric_words import metric_words
@@ -102,6 +103,7 @@ def render_page(record: RunRecord) -> str:
         about=metric_words(record.config, sorted(names)),
         private=record.privacy.get("private", False),
         plot=epsilon_plot(record.privacy),
+        audit_figures=figures_of_audits(record.folder),
         command=command(record),
         configuration=configuration(record),
         version=__version__,
@@ -117,6 +119,7 @@ def _parts(
     epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
     return {
         "title": title(config, privacy),
+        "alarms": alarms(privacy),
         "headline": headline(privacy),
         "meaning": meaning(privacy),
         "warnings": warnings(config, privacy),
@@ -127,6 +130,7 @@ def _parts(
         "training": training_rows(config, privacy),
         "mechanism": mechanism_rows(config, privacy),
         "accountants": accountant_rows(privacy),
+        "audited": audited_rows(privacy),
         "ledger_note": LEDGER_NOTE,
         "coverage": coverage(config, privacy, evaluations),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
+from dpft.reports.run.audited import canary_sentences
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.scores import PRIVATE_SPLIT
@@ -182,6 +183,7 @@ def coverage(
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
         *network_sentences(privacy),
+        *canary_sentences(config),
         f"Not private at all: the configuration, the number of {counted} above among it.",
     ]
 

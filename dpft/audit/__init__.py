@@ -1,0 +1,1 @@
+"""Audits of finished runs: what attacks get out of a model, beside what its report promises."""

@@ -1,0 +1,82 @@
+"""What every audit is: it looks at a run that has ended and says what it found.
+
+An audit is a module of ``dpft.audit.kinds`` whose class registers itself, a YAML in conf/audit, and
+a test. Importing this room imports no torch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError
+from dpft.registration import Registry
+from dpft.training.training_config import DeviceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedRun:
+    """What an audit is given."""
+
+    folder: Path
+    config: TrainConfig
+    """Of the run, whose training has ended."""
+    privacy: Mapping[str, Any]
+    """Content of privacy.json."""
+    device: DeviceConfig
+    synthetic: Path | None = None
+    """File of records that the model wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What an audit found."""
+
+    record: Mapping[str, Any]
+    """All of it, ready for JSON; private."""
+    rows: Sequence[tuple[str, str]] = ()
+    """What people read of it: a quantity and its value, each in words."""
+    text: str = ""
+    """What people read instead, where quantities and values are not its form."""
+    is_kept: bool = False
+    """Whether the audit has written its own files into the run's folder."""
+    notes: Sequence[str] = ()
+    """Sentences without which the numbers cannot be read."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """SVG by name; as public as the whole finding."""
+    released: Mapping[str, Any] | None = None
+    """What the run's report says of it, figures included, which must follow from canaries and
+    public things alone; None: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(ABC):
+    """Base of every audit; its fields are its configuration, ``conf/audit/<name>.yaml``."""
+
+    name: str
+    """Which audit; chosen by audit=NAME."""
+
+    @abstractmethod
+    def find(self, run: AuditedRun) -> Finding:
+        """Looks at a run.
+
+        Raises:
+            InputError: The run is not one that this audit can look at.
+            StateError: What it must know of the run is damaged.
+        """
+
+
+AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
+"""Every audit by name."""
+
+
+def expect(holds: bool, key: str, says: str, got: object) -> None:
+    """Refuses a value of an audit's key.
+
+    Raises:
+        InputError: It does not hold.
+    """
+    if not holds:
+        raise InputError(f"audit.{key} must {says}, got {got}.")

@@ -1,0 +1,104 @@
+"""``dpft audit``: looks at a run, keeps what was found in its private/, and shows it."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpft.audit.audit_config import AuditConfig
+from dpft.audit.base import AuditedRun, Finding
+from dpft.audit.page import render_finding
+from dpft.errors import InputError
+from dpft.files import SCHEMA_VERSION, read_json, write_json, write_text
+from dpft.models.loading import quiet_transformers
+from dpft.reports.run.report import write_report
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import (
+    AUDIT,
+    PRIVACY,
+    PRIVATE_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+)
+from dpft.runs.crashes import crash_kept
+from dpft.runs.saved_run import saved_run
+
+PRIVATE = "Private: for the owner of the run alone; epsilon does not cover it."
+logger = logging.getLogger(__name__)
+
+
+def audit(config: AuditConfig) -> Finding:
+    """Looks at a run and returns what it found, once it is written down.
+
+    Raises:
+        InputError: There is no such run, or the audit cannot look at it.
+        StateError: What it must know of the run is damaged.
+    """
+    quiet_transformers()
+    saved, folder = saved_run(config.run), Path(config.run)
+    run = AuditedRun(
+        folder=folder,
+        config=saved,
+        privacy=_privacy(folder),
+        device=config.train,
+        synthetic=None if config.synthetic is None else Path(config.synthetic),
+    )
+    with crash_kept(folder):
+        finding = config.audit.find(run)
+    with hold_run(folder):
+        if not finding.is_kept:
+            keep(finding, config.audit.name, folder)
+        if finding.released is not None:
+            release(finding, config.audit.name, folder)
+    return finding
+
+
+def keep(finding: Finding, name: str, folder: Path) -> None:
+    """Writes what was found into the run's private folder, for the owner alone."""
+    content = {"schema_version": SCHEMA_VERSION, "audit": name, "note": PRIVATE, **finding.record}
+    write_json(private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json"), content, mode=0o600)
+    page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
+    write_text(page, render_finding(finding, name, PRIVATE), mode=0o600)
+    logger.info("audit: %s", page)
+
+
+def release(finding: Finding, name: str, folder: Path) -> None:
+    """Adds to the run's report what follows from public things alone; epsilon stays as it is."""
+    privacy = read_json(folder / PRIVACY)
+    privacy["audited"] = {**privacy.get("audited", {}), name: dict(finding.released or {})}
+    for label, figure in finding.figures.items():
+        write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
+    write_json(folder / PRIVACY, privacy)
+    write_report(folder)
+
+
+def show(finding: Finding, config: AuditConfig) -> None:
+    """Prints what was found, as a table or as one JSON object."""
+    if config.output == "json":
+        content = {"schema_version": SCHEMA_VERSION, "audit": config.audit.name, **finding.record}
+        print(json.dumps(content, indent=2, sort_keys=True))
+        return
+    if finding.text:
+        print(finding.text)
+        return
+    width = max(len(name) for name, _ in finding.rows)
+    for name, value in finding.rows:
+        print(f"{name:<{width}}  {value}")
+    for note in finding.notes:
+        print(note)
+
+
+def _privacy(folder: Path) -> Mapping[str, Any]:
+    """Returns what the run promises.
+
+    Raises:
+        InputError: It says nothing of it.
+    """
+    if not (folder / PRIVACY).exists():
+        raise InputError(
+            f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"
+            f" run by dpft train resume={folder}."
+        )
+    return read_privacy(folder / PRIVACY)

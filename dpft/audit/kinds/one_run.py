@@ -1,0 +1,150 @@
+"""``audit=one_run``: a lower bound of epsilon by the canaries of one run.
+
+Each canary was trained on if its secret coin said so. Whoever guesses more coins rightly than
+epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 2023).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
+from dpft.data.canaries import COIN, Canary
+from dpft.errors import InputError
+from dpft.run_folder import CANARIES
+from dpft.runs.canary_file import read_canaries
+
+if TYPE_CHECKING:
+    from dpft.audit.one_run_findings import View
+    from dpft.audit.trade_off import TradeOff
+
+BLACK_BOX = (
+    "black box: the attacker has the released model and the one before fine-tuning, and knows every"
+    " canary, but not which were trained on"
+)
+WHITE_BOX = (
+    "white box: the attacker sees the noisy gradient and the weights of every step, and knows every"
+    " canary, but not which were trained on"
+)
+NON_PRIVATE_DELTA = 1e-5
+"""Of a run that promises none."""
+
+
+@AUDITS.register("one_run")
+@dataclass(frozen=True, kw_only=True)
+class OneRunAudit(Audit):
+    """conf/audit/one_run.yaml."""
+
+    confidence: float = 0.95
+    """With which the lower bound holds."""
+    mechanism_confidence: float = 0.995
+    """With which a mechanism that is called another than the plan's is one."""
+    choices: int = 10
+    """Numbers of guesses that are tried; each at a confidence of 1 - (1 - confidence) / choices."""
+    batch_size: int = 64
+    """How many canaries are read at once; memory and speed only."""
+
+    def __post_init__(self) -> None:
+        expect(0 < self.confidence < 1, "confidence", "be above 0 and below 1", self.confidence)
+        sure = self.mechanism_confidence
+        expect(0 < sure < 1, "mechanism_confidence", "be above 0 and below 1", sure)
+        expect(self.choices >= 1, "choices", "be at least 1", self.choices)
+        expect(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``."""
+        from dpft.audit.one_run_findings import Settings, finding
+
+        canaries = canaries_of(run)
+        epsilon, delta = promise(run.privacy)
+        settings = Settings(
+            epsilon=epsilon,
+            delta=delta,
+            trade_off=None if epsilon is None else planned_trade_off(run.folder),
+            confidence=self.confidence,
+            mechanism_confidence=self.mechanism_confidence,
+            choices=self.choices,
+        )
+        return finding(canaries, self.views(run, canaries), settings)
+
+    def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> "list[View]":
+        """Returns what each kind of attacker sees of the canaries."""
+        from dpft.audit.one_run_findings import View
+
+        found = [
+            View(
+                name="black box",
+                threat_model=BLACK_BOX,
+                scores=self.black_box_scores(run, canaries),
+            )
+        ]
+        if not run.config.audit.white_box:
+            return found
+        from dpft.runs.white_box_scores import differences, read_white_box, sums
+        from dpft.training.resume import find_resume_point
+
+        steps = find_resume_point(run.folder).checkpoint.step
+        scores = read_white_box(run.folder, canaries=len(canaries), steps=steps)
+        found.append(
+            View(name="white box", threat_model=WHITE_BOX, scores=sums(scores), independent=True)
+        )
+        if steps > 1:
+            found.append(
+                View(
+                    name="white box, steps against each other",
+                    threat_model=f"{WHITE_BOX}; it looks for noise that was used twice",
+                    scores=differences(scores),
+                )
+            )
+        return found
+
+    def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
+        """Returns by how much training raised the log-likelihood of each canary."""
+        from dpft.audit.likelihoods import trained, untrained
+
+        records = [canary.record(run.config.task) for canary in canaries]
+        with trained(run, self.batch_size) as scorer:
+            after = scorer.log_likelihoods(records)
+        with untrained(run, self.batch_size) as scorer:
+            before = scorer.log_likelihoods(records)
+        return [a - b for a, b in zip(after, before, strict=True)]
+
+
+def canaries_of(run: AuditedRun) -> list[Canary]:
+    """Returns the canaries of a run that had coins.
+
+    Raises:
+        InputError: It was trained without, or the file with their coins is gone.
+    """
+    if not run.config.audit.canaries:
+        raise InputError(
+            "audit=one_run needs a run with canaries, got one with audit.canaries=0; train it anew"
+            " with audit.canaries=1000, for instance."
+        )
+    canaries = [canary for canary in read_canaries(run.folder) if canary.kind == COIN]
+    if len(canaries) != run.config.audit.canaries:
+        raise InputError(
+            f"{run.folder / CANARIES} must hold the run's {run.config.audit.canaries} canaries and"
+            f" their coins, got {len(canaries)}; without them audit=membership and"
+            " audit=memorization can still be done."
+        )
+    return canaries
+
+
+def planned_trade_off(folder: Path) -> "TradeOff":
+    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps."""
+    from dpft.audit.trade_off import mechanism_trade_off
+    from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+    from dpft.training.resume import find_resume_point
+
+    plan = find_resume_point(folder).plan()
+    steps = (read_run_ledger(folder) or NO_STEPS).steps
+    return mechanism_trade_off(plan.mechanism(steps))
+
+
+def promise(privacy: Mapping[str, Any]) -> tuple[float | None, float]:
+    """Returns the epsilon and delta that a run's report promises; no epsilon of a run without."""
+    if "epsilon" not in privacy:
+        return None, NON_PRIVATE_DELTA
+    return float(privacy["epsilon"]), float(privacy["delta"])

@@ -1,0 +1,33 @@
+"""``audit=synthetic``: what synthetic records are worth, and what they hold of single records.
+
+``dpft.audit.synthetic_audit`` does it.
+"""
+
+from dataclasses import dataclass
+
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.errors import InputError
+
+
+@AUDITS.register("synthetic")
+@dataclass(frozen=True, kw_only=True)
+class SyntheticText(Audit):
+    """conf/audit/synthetic.yaml."""
+
+    name: str = "synthetic"
+    limit: int = 10_000
+    """Most records of each kind that are compared, evenly spread over them."""
+    label: str | None = None
+    """Column of a class, by which a classifier is taught and tested; None: no classifier is."""
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise InputError(f"audit.limit must be at least 1, got {self.limit}.")
+
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``."""
+        from dpft.audit.synthetic_audit import audit_synthetic
+
+        assert run.synthetic is not None
+        result = audit_synthetic(run.folder, run.synthetic, self, device=run.device)
+        return Finding(record=result.record(), text=result.table(), is_kept=True)

@@ -1,0 +1,216 @@
+"""The work of ``audit=membership``: every model's word on members and others, and its curves.
+
+All of it is private: which record scores how is of the records, and no epsilon covers it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpft.audit.attack_curves import (
+    RocCurve,
+    largest_auc,
+    largest_true_positive_rate,
+    operating_point,
+    roc_curve,
+)
+from dpft.audit.base import AuditedRun, Finding
+from dpft.audit.kinds.membership import MembershipAudit
+from dpft.audit.kinds.one_run import planned_trade_off
+from dpft.audit.likelihoods import Scorer, trained, untrained
+from dpft.audit.membership_scores import lira_scores, loss_ratio_scores, loss_scores, rmia_scores
+from dpft.audit.plots import roc_plot
+from dpft.audit.run_records import Unseen, read_run_records
+from dpft.audit.trade_off import TradeOff
+from dpft.errors import InputError
+from dpft.evaluation.samples import spread
+from dpft.privacy.plan import EXAMPLE
+from dpft.runs.saved_run import saved_run
+from dpft.tasks.records import Record
+
+LIMITS = (0.01, 0.001)
+"""False positive rates at which true ones are told."""
+CONFIDENCE = 0.95
+LIRA_RUNS = 2
+"""Reference runs that LiRA needs."""
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What models are asked about."""
+
+    members: Sequence[Record]
+    others: Sequence[Record]
+    split: str
+    """Where the others are from."""
+
+    @property
+    def all(self) -> list[Record]:
+        """Both, members first."""
+        return [*self.members, *self.others]
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Of each, whether it is a member."""
+        return np.arange(len(self.members) + len(self.others)) < len(self.members)
+
+
+def audit_membership(run: AuditedRun, options: MembershipAudit) -> Finding:
+    """Attacks a run by its own records.
+
+    Raises:
+        InputError: There are no others, or which records were trained on is not known, or a
+            reference run is of another task or model.
+    """
+    references = [_reference(run, folder) for folder in options.reference_runs]
+    with trained(run, options.batch_size) as scorer:
+        records = _records(run, scorer, options.limit)
+        after = _said(scorer, records)
+    with untrained(run, options.batch_size) as scorer:
+        before = _said(scorer, records)
+    said = []
+    for each in references:
+        with trained(each, options.batch_size) as scorer:
+            said.append(_said(scorer, records))
+    curves = _curves(records.inside, after, before, np.array(said))
+    bound = _bound(run)
+    return Finding(
+        record={
+            "attacks": {name: _entry(curve, bound) for name, curve in curves.items()},
+            "members": len(records.members),
+            "non_members": len(records.others),
+            "non_members_of": records.split,
+            "reference_runs": len(references),
+            "private": True,
+        },
+        rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
+        notes=_notes(run, records, curves, bound),
+        figures={"roc": roc_plot(curves, trade_off=bound)},
+    )
+
+
+def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
+    read = read_run_records(run.folder, run.config, scorer.encoding)
+    if not isinstance(read.unseen, Unseen) or not read.unseen.records:
+        why = read.unseen if isinstance(read.unseen, str) else "the other split is empty"
+        raise InputError(
+            "audit=membership needs records that were not trained on, and"
+            f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
+        )
+    kept = [
+        [each[at] for at in spread(len(each), limit)]
+        for each in (read.training, read.unseen.records)
+    ]
+    return Records(members=kept[0], others=kept[1], split=read.unseen.split)
+
+
+def _reference(run: AuditedRun, folder: str) -> AuditedRun:
+    """Returns a reference run.
+
+    Raises:
+        InputError: It is the run itself, or of another task or model.
+    """
+    if Path(folder).resolve() == run.folder.resolve():
+        raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
+    config = saved_run(folder)
+    for name in ("task", "model"):
+        own, other = (getattr(each, name).name for each in (run.config, config))
+        if own != other:
+            raise InputError(
+                f"audit.reference_runs must be of the run's own {name}, {own}, got {folder}, which"
+                f" is of {other}."
+            )
+    return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
+
+
+def _said(scorer: Scorer, records: Records) -> Numbers:
+    return np.array(scorer.log_likelihoods(records.all))
+
+
+def _curves(
+    inside: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
+) -> dict[str, RocCurve]:
+    curves = {
+        "loss": roc_curve(loss_scores(after), inside),
+        "loss beside the model before": roc_curve(loss_ratio_scores(after, before), inside),
+    }
+    if len(references) >= LIRA_RUNS:
+        curves["LiRA"] = roc_curve(lira_scores(after, references), inside)
+    others = np.flatnonzero(~inside)
+    if len(references) and len(others) > 1:
+        # Every second non-member is the population, and is not asked about itself.
+        population = others[::2]
+        asked = np.setdiff1d(np.arange(len(inside)), population)
+        scores = rmia_scores(
+            after[asked], references[:, asked], after[population], references[:, population]
+        )
+        curves["RMIA"] = roc_curve(scores, inside[asked])
+    return curves
+
+
+def _bound(run: AuditedRun) -> TradeOff | None:
+    """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
+    if "epsilon" not in run.privacy or run.privacy.get("unit", EXAMPLE) != EXAMPLE:
+        return None
+    return planned_trade_off(run.folder)
+
+
+def _entry(curve: RocCurve, bound: TradeOff | None) -> dict[str, Any]:
+    points = {f"{limit:g}": asdict(operating_point(curve, limit)) for limit in LIMITS}
+    allowed = None
+    if bound is not None:
+        allowed = {
+            "auc": largest_auc(bound),
+            **{f"{limit:g}": largest_true_positive_rate(bound, limit) for limit in LIMITS},
+        }
+    return {"auc": curve.auc, "tpr_at_fpr": points, "allowed": allowed}
+
+
+def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str, str]]:
+    most = "" if bound is None else f" (at most {largest_auc(bound):.3f})"
+    rows = [(f"{name}: AUC", f"{curve.auc:.3f}{most}")]
+    for limit in LIMITS:
+        rate = operating_point(curve, limit).true_positive_rate
+        most = "" if bound is None else f", at most {largest_true_positive_rate(bound, limit):.2%}"
+        said = f"{rate.rate:.2%} ({rate.lower:.2%} to {rate.upper:.2%}){most}"
+        rows.append((f"{name}: true positives at {100 * limit:g} % false ones", said))
+    return rows
+
+
+def _notes(
+    run: AuditedRun, records: Records, curves: Mapping[str, RocCurve], bound: TradeOff | None
+) -> list[str]:
+    notes = [
+        f"{len(records.members)} records that were trained on, {len(records.others)} that were not"
+        f" ({records.split}). Where these are another split, attacks may tell the splits apart, and"
+        " not what was trained on; records held out of one file (eval.held_out) differ in nothing"
+        " else. Reference runs must not have seen the records; they are as private as what they"
+        " were trained on."
+    ]
+    if "epsilon" not in run.privacy:
+        return [*notes, "The run was trained without privacy: nothing bounds an attack."]
+    if bound is None:
+        return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
+    looks = len(curves) * len(LIMITS)
+    sure = 1 - (1 - CONFIDENCE) / looks
+    above = [
+        f"{name} at {100 * limit:g} %"
+        for name, curve in curves.items()
+        for limit in LIMITS
+        if operating_point(curve, limit, sure).true_positive_rate.lower
+        > largest_true_positive_rate(
+            bound, operating_point(curve, limit, sure).false_positive_rate.upper
+        )
+    ]
+    if above:
+        notes.append(
+            f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
+            f" {CONFIDENCE:.0%} confidence for all {looks} looks:** either the splits differ, or"
+            " the guarantee does not hold; see `audit=one_run`."
+        )
+    return notes

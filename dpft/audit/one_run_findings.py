@@ -1,0 +1,151 @@
+"""What an audit in one run says: its lower bounds of epsilon beside the report's own.
+
+By Steinke, Nasr and Jagielski 2023, which assumes nothing of the mechanism; by Mahloujifar, Melis
+and Chaudhuri 2024 for a Gaussian one; and against the trade-off curve of the run's own plan, which
+finds a mechanism that is not the one that was accounted for even where its epsilon still holds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from dpft.audit.attack_curves import roc_curve
+from dpft.audit.base import Finding
+from dpft.audit.contradiction import Contradiction, best_lower_bound_f_dp, find_contradiction
+from dpft.audit.guessing import LowerBound, best_lower_bound
+from dpft.audit.independent import find_contradiction_independent
+from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
+from dpft.audit.trade_off import TradeOff
+from dpft.data.canaries import Canary
+from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What one kind of attacker sees of the canaries."""
+
+    name: str
+    threat_model: str
+    scores: Sequence[float]
+    """Of each canary, higher where it is more likely to have been trained on."""
+    independent: bool = False
+    """Whether what is seen of one canary says nothing of another's coin (``independent``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How sure the findings are, and what they stand beside."""
+
+    epsilon: float | None
+    """That of the report; None of a run without privacy."""
+    delta: float
+    trade_off: TradeOff | None
+    """Of the run's plan; None of a run without privacy."""
+    confidence: float
+    """Of all lower bounds at once, and of their largest."""
+    mechanism_confidence: float
+    """Of all verdicts at once on whether the mechanism is the plan's."""
+    choices: int
+
+
+def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
+    """Returns what the scores of one or several kinds of attacker show, the strongest first."""
+    coins = [canary.included for canary in canaries]
+    found = [_Found.of(view, coins, settings, len(views)) for view in views]
+    lead = max(found, key=lambda each: each.bound.epsilon_lower)
+    entries = [each.entry(settings) for each in found]
+    released = {
+        **lead.entry(settings),
+        "other_mechanism": any(entry["other_mechanism"] for entry in entries),
+        "views": [
+            {name: entry[name] for name in ("view", "epsilon_lower", "other_mechanism")}
+            for entry in entries
+        ],
+    }
+    return Finding(
+        record={**released, "views": entries},
+        rows=[row for entry in entries for row in one_run_rows(entry)],
+        notes=_notes(released),
+        figures=_figures(found, coins, settings),
+        released=released,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What one kind of attacker found."""
+
+    view: View
+    bound: LowerBound
+    gaussian: LowerBound
+    against_plan: Contradiction | None
+
+    @classmethod
+    def of(cls, view: View, coins: Sequence[bool], settings: Settings, views: int) -> "_Found":
+        """Returns it, at a confidence that pays for looking at several views."""
+        each = 1 - (1 - settings.confidence) / views
+        sure = 1 - (1 - settings.mechanism_confidence) / views
+        delta, choices = settings.delta, settings.choices
+        asked: dict[str, Any] = {"delta": delta, "confidence": each, "choices": choices}
+        against = None
+        if settings.trade_off is not None and view.independent:
+            against = find_contradiction_independent(
+                view.scores, coins, settings.trade_off, confidence=sure
+            )
+        elif settings.trade_off is not None:
+            against = find_contradiction(
+                view.scores, coins, settings.trade_off, confidence=sure, choices=choices
+            )
+        return cls(
+            view=view,
+            bound=best_lower_bound(view.scores, coins, **asked),
+            gaussian=best_lower_bound_f_dp(view.scores, coins, **asked),
+            against_plan=against,
+        )
+
+    def entry(self, settings: Settings) -> dict[str, Any]:
+        """Returns it, ready for JSON."""
+        bound, against = self.bound, self.against_plan
+        return {
+            "view": self.view.name,
+            "threat_model": self.view.threat_model,
+            "epsilon_lower": bound.epsilon_lower,
+            "epsilon": settings.epsilon,
+            "delta": settings.delta,
+            "canaries": bound.canaries,
+            "guesses": bound.guesses,
+            "correct": bound.correct,
+            "confidence": settings.confidence,
+            "choices": bound.choices,
+            "largest_epsilon_lower": bound.largest_epsilon_lower,
+            "epsilon_lower_if_gaussian": self.gaussian.epsilon_lower,
+            "other_mechanism": against is not None and against.contradicted,
+            "p_value_of_plan": None if against is None else against.p_value,
+            "mechanism_confidence": settings.mechanism_confidence,
+        }
+
+
+def _figures(
+    found: Sequence[_Found], coins: Sequence[bool], settings: Settings
+) -> Mapping[str, Markup]:
+    curves = {each.view.name: roc_curve(each.view.scores, coins) for each in found}
+    strongest = max(found, key=lambda each: each.bound.epsilon_lower).view.name
+    return {
+        "lower_bound": lower_bound_plot(
+            {each.view.name: each.bound for each in found}, epsilon=settings.epsilon
+        ),
+        "roc": roc_plot(curves, trade_off=settings.trade_off),
+        "trade_off": trade_off_plot(curves[strongest], planned=settings.trade_off),
+    }
+
+
+def _notes(released: Mapping[str, Any]) -> list[str]:
+    if released["epsilon"] is None:
+        return ["The run was trained without privacy: there is no ε to hold this against."]
+    said = [said for said in (is_contradicted(released), is_another_mechanism(released)) if said]
+    return said or [
+        "A lower bound below ε contradicts nothing, and proves nothing: a stronger attack, or more"
+        " canaries, could show more."
+    ]

@@ -1,0 +1,191 @@
+"""The plots of audits: exposure, ROC, lower bounds by numbers of guesses, trade-off curves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup
+
+from dpft.audit.attack_curves import RocCurve, clopper_pearson
+from dpft.audit.guessing import LowerBound
+from dpft.audit.trade_off import GaussianTradeOff, TradeOff
+from dpft.reports.svg import COLORS, draw_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 400
+BAND = 200
+"""At how many points of a measured curve its interval is drawn."""
+
+
+def exposure_histogram(
+    exposures: Mapping[str, Sequence[float]], *, bits: float, name: str = "exposure"
+) -> Markup:
+    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted.
+
+    Args:
+        exposures: What a group of canaries is called, and their exposures in bits.
+        bits: log2 of the number of suffixes, which no exact rank exceeds.
+        name: Of the figure.
+    """
+    largest = max([bits, *(value for group in exposures.values() for value in group)])
+    edges = np.arange(0, math.ceil(largest) + 2)
+
+    def draw(axes: "Axes") -> None:
+        width = 0.8 / len(exposures)
+        for number, (label, group) in enumerate(exposures.items()):
+            shares = np.histogram(group, edges)[0] / len(group)
+            left = edges[:-1] + 0.1 + width * number
+            axes.bar(
+                left, shares, width, align="edge", color=COLORS[(number + 1) % len(COLORS)],
+                label=f"{label} ({len(group)})",
+            )  # fmt: skip
+        # from bit to bit: 2^-x - 2^-(x + 1), which is half of 2^-x
+        expected = 2.0 ** -(edges[:-1] + 1)
+        axes.stairs(
+            expected, edges, baseline=None, color=COLORS[0], label="never inserted: P(≥ x) = 2⁻ˣ"
+        )
+        axes.axvline(bits, color="black", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            "all suffixes", (bits, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2),
+            textcoords="offset points", rotation=90, ha="right", va="top",
+        )  # fmt: skip
+        axes.set(xlabel="exposure in bits", ylabel="share of canaries", xlim=(0, edges[-1]))
+        axes.set_xticks(edges[:: max(1, len(edges) // 12)])
+        _legend_above(axes)
+
+    return draw_svg(draw, name=name, label="how many canaries reach which exposure", height=3.8)
+
+
+def roc_plot(
+    curves: Mapping[str, RocCurve],
+    *,
+    trade_off: TradeOff | None = None,
+    bound: str = "the most that the mechanism allows",
+    name: str = "roc",
+) -> Markup:
+    """Returns true against false positive rates on logarithmic axes, beside what is allowed.
+
+    Args:
+        curves: What an attack is called, and its curve.
+        trade_off: Of the mechanism; None draws no bound.
+        bound: What the bound is called.
+        name: Of the figure.
+    """
+    least = min(1 / curve.non_members for curve in curves.values())
+    lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
+    rates = np.geomspace(least / 2, 1, POINTS)
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, curve) in enumerate(curves.items()):
+            axes.step(
+                curve.false_positive_rates, curve.true_positive_rates, where="post",
+                color=COLORS[(number + 1) % len(COLORS)], label=f"{label} (AUC {curve.auc:.3f})",
+            )  # fmt: skip
+        if trade_off is not None:
+            axes.plot(rates, 1 - trade_off(rates), color=COLORS[0], linestyle="--", label=bound)
+        axes.plot(rates, rates, color="#888888", linestyle=":", label="guessing blindly")
+        axes.set(
+            xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(lowest / 2, 1.1),
+            xlabel="false positive rate", ylabel="true positive rate",
+        )  # fmt: skip
+        for axis in (axes.xaxis, axes.yaxis):
+            # matplotlib's own labels are powers of ten, which are formulas
+            axis.set_major_formatter(lambda tick, _: f"{100 * tick:g} %")
+        axes.minorticks_off()
+        _legend_above(axes, columns=1)
+
+    lines = 0.2 * len(curves)
+    label = "true against false positive rates"
+    return draw_svg(draw, name=name, label=label, height=4.6 + lines)
+
+
+def lower_bound_plot(
+    bounds: Mapping[str, LowerBound], *, epsilon: float | None = None, name: str = "lower_bound"
+) -> Markup:
+    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound.
+
+    Args:
+        bounds: What a test is called, and its bounds.
+        epsilon: The run's upper bound; None for a run without privacy.
+        name: Of the figure.
+    """
+
+    def draw(axes: "Axes") -> None:
+        from matplotlib.ticker import NullFormatter
+
+        counts = sorted({guesses for bound in bounds.values() for guesses, _ in bound.curve})
+        for number, (label, bound) in enumerate(bounds.items()):
+            guesses, epsilons = zip(*bound.curve, strict=True)
+            axes.plot(
+                guesses, epsilons, marker="os^Dv"[number % 5],
+                color=COLORS[(number + 1) % len(COLORS)],
+                label=f"{label}, {100 * bound.confidence:.3g} %",
+            )  # fmt: skip
+        if epsilon is not None:
+            axes.axhline(epsilon, color=COLORS[0], label="ε of the report (upper bound)")
+        axes.set(xscale="log", xlabel="guesses", ylabel="lower bound of ε")
+        axes.set_xticks(counts, [f"{count:,}" for count in counts])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.0))
+        _legend_above(axes)
+
+    return draw_svg(draw, name=name, label="lower bounds of epsilon by guesses", height=3.8)
+
+
+def trade_off_plot(
+    measured: RocCurve,
+    *,
+    planned: TradeOff | None = None,
+    mu: float | None = None,
+    name: str = "trade_off",
+) -> Markup:
+    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian.
+
+    Args:
+        measured: Of the audit's scores.
+        planned: The curve of the planned mechanism; no measured one may lie below it but by chance.
+        mu: Of a Gaussian curve to show beside it, for instance a lower bound of mu; None: none.
+        name: Of the figure.
+    """
+    alarms = np.linspace(0, 1, POINTS)
+    places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
+    intervals = [
+        clopper_pearson(measured.members - measured.true_positives[place], measured.members)
+        for place in places
+    ]
+
+    def draw(axes: "Axes") -> None:
+        rates = measured.false_positive_rates
+        axes.plot(rates, 1 - measured.true_positive_rates, color=COLORS[1], label="measured")
+        axes.fill_between(
+            rates[places], [rate.lower for rate in intervals], [rate.upper for rate in intervals],
+            color=COLORS[1], alpha=0.2, linewidth=0, label="its 95 % interval, point by point",
+        )  # fmt: skip
+        if planned is not None:
+            axes.plot(alarms, planned(alarms), color=COLORS[0], label="planned mechanism")
+        if mu is not None:
+            axes.plot(
+                alarms, GaussianTradeOff(mu)(alarms), color=COLORS[2], linestyle="--",
+                label=f"Gaussian, μ = {mu:.2f}",
+            )  # fmt: skip
+        axes.plot(alarms, 1 - alarms, color="#888888", linestyle=":", label="guessing blindly")
+        axes.set(
+            xlabel="false alarms (share of those left out)",
+            ylabel="misses (share of those included)",
+            xlim=(0, 1), ylim=(0, 1),
+        )  # fmt: skip
+        axes.legend(frameon=False, loc="upper right")
+
+    label = "misses against false alarms, as measured and as planned"
+    return draw_svg(draw, name=name, label=label, width=5.4, height=4.8)
+
+
+def _legend_above(axes: "Axes", columns: int = 2) -> None:
+    """Puts the legend over the axes, where no curve can be."""
+    axes.legend(
+        frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2
+    )

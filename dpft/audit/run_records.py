@@ -1,0 +1,220 @@
+"""The records of a finished run: those it was trained on, and others of the same kind.
+
+An audit compares the two, so each must be what it is called. Which records were held out is known
+by the run's own key alone, and whether the training records are still the same by its fingerprint,
+both in private/.
+"""
+
+import hmac
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpft.config.schema import TrainConfig
+from dpft.data.canaries import copies_of
+from dpft.data.encoding import Encoding
+from dpft.data.fingerprint import fingerprint
+from dpft.data.held_out import split_held_out
+from dpft.data.sources import has_training_split_alone, load_examples
+from dpft.data.token_rows import TokenRows
+from dpft.data.units import bounded_units
+from dpft.errors import InputError, StateError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.run_folder import FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
+from dpft.runs.canary_file import read_canaries
+from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
+from dpft.runs.records import TrainingData, load_training_data
+from dpft.runs.resuming import read_secrets
+from dpft.tasks.base import TextTask
+from dpft.tasks.records import Record
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseen:
+    """Records of the run's task that it was not trained on; of a task of texts, ``Example``."""
+
+    records: Sequence[Any]
+    split: str
+    """Where they are from, such as test, or held_out."""
+    public: bool
+    """Whether they may be shown."""
+    places: Sequence[int] | None = None
+    """Where they are among all records of the training split; None: they are another split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecords:
+    """The records of a run that an audit compares; the training records are private."""
+
+    training: Sequence[Any]
+    places: Sequence[int]
+    """Where the training records are among all that were read of their split."""
+    unseen: Unseen | str
+    """Others, or why there are none, in words."""
+
+
+def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
+    """Returns the records that a run was trained on, and others.
+
+    Args:
+        run: The run's folder.
+        config: The run's configuration.
+        encoding: How its records became rows.
+
+    Raises:
+        InputError: The training records cannot be read, or are not those of the run, or which they
+            are is not known for want of a key in private/.
+        StateError: A file in private/ is damaged.
+    """
+    read = load_training_data(config)
+    data = TrainingData(examples=list(read.examples), units=read.units)
+    kept: Sequence[int] = range(len(data.examples))
+    unseen: Unseen | str
+    if config.eval.held_out is None:
+        unseen = unseen_records(config)
+    else:
+        kept, held = _sides(run, config, data)
+        records = data.only(held).examples
+        unseen = Unseen(records=records, split=HELD_OUT, public=False, places=held)
+    trained = _trained_on(run, config, data.only(kept), encoding)
+    places = [kept[at] for at in trained]
+    return RunRecords(training=[data.examples[at] for at in places], places=places, unseen=unseen)
+
+
+def records_and_unseen(
+    run: Path, config: TrainConfig, encoding: Encoding
+) -> tuple[RunRecords | str, Unseen | str]:
+    """Returns the training records and others, or of either why they are not there, in words.
+
+    Args:
+        run: As ``read_run_records``.
+        config: As ``read_run_records``.
+        encoding: As ``read_run_records``.
+
+    Raises:
+        StateError: A file in private/ is damaged.
+    """
+    try:
+        records = read_run_records(run, config, encoding)
+    except InputError as error:
+        why = str(error)
+        return why, unseen_records(config) if config.eval.held_out is None else why
+    return records, records.unseen
+
+
+def check_writes_texts(config: TrainConfig) -> TextTask:
+    """Returns a run's task, whose answers are texts.
+
+    Raises:
+        InputError: They are labels.
+    """
+    if not isinstance(config.task, TextTask):
+        raise InputError(
+            f"run must be of a model that writes texts, got task={config.task.name}, whose answers"
+            " are labels; audit=membership is for those, too."
+        )
+    return config.task
+
+
+def unseen_records(config: TrainConfig) -> Unseen | str:
+    """Returns the split that a run's task is scored on, or why there is none, in words."""
+    if has_training_split_alone(config.task):
+        return "the data are a training split alone, of which nothing was held out"
+    if reads_training_split(config.task, config.eval):
+        return f"eval.split={config.eval.split} is the training split, or has a part of it"
+    records: list[Record] = []
+    try:
+        for part in config.task.parts(config.eval.split):
+            records += load_examples(config.task, part)
+    except InputError as error:
+        return str(error)
+    public = eval_split_is_public(config.task, config.eval)
+    return Unseen(records=records, split=config.eval.split, public=public)
+
+
+def _sides(
+    run: Path, config: TrainConfig, data: TrainingData
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the places of the records that were kept, and of those held out.
+
+    Raises:
+        InputError: The run's key is gone, or the records are others.
+    """
+    if not (run / HELD_OUT_KEY).exists():
+        raise _gone(run, HELD_OUT_KEY, "by which those held out are told from those trained on")
+    key, before = held_out_key(run)
+    if not hmac.compare_digest(known_by(data, key), before):
+        raise _others()
+    units = data.units or [str(at) for at in range(len(data.examples))]
+    return split_held_out(units, float(config.eval.held_out or 0), key)
+
+
+def _trained_on(
+    run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
+) -> list[int]:
+    """Returns the places of the records that the loop was given.
+
+    As in training, a record without anything to learn is left out, a unit has no more records
+    than ``privacy.records_per_unit``, and canaries come after all others.
+    """
+    added = copies_of(read_canaries(run), config.task)
+    rows = encoding.rows_together([*data.examples, *(record for record, _ in added)])
+    usable, count = rows.has_label, len(data.examples)
+    guarantee = config.privacy.guarantee
+    if data.units is None or guarantee is None:
+        kept = [at for at, has_label in enumerate(usable) if has_label]
+        _check_same(run, TokenRows(rows[at] for at in kept), None)
+        return [at for at in kept if at < count]
+    key = read_secrets(run).unit_key
+    if not key:
+        raise _gone(run, UNIT_KEY, "by which the records of large units were chosen")
+    units = bounded_units(
+        [*data.units, *(unit for _, unit in added)],
+        usable=usable,
+        records_per_unit=guarantee.records_per_unit,
+        key=key,
+    )
+    _check_same(run, rows, units)
+    return [at for unit in units for at in unit if at < count]
+
+
+def _check_same(run: Path, rows: TokenRows, units: list[list[int]] | None) -> None:
+    """Refuses other records than the run was trained on, as far as that can be known.
+
+    Raises:
+        InputError: They are others.
+        StateError: The run's fingerprint is damaged.
+    """
+    path = run / FINGERPRINT
+    if not path.exists():
+        logger.warning(
+            "whether the training records are those of the run is not checked by %s, which is gone",
+            path,
+        )
+        return
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        key, before = bytes.fromhex(known["key"]), str(known["hmac"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StateError(f"{path} is damaged; put it back as it was.") from error
+    if not hmac.compare_digest(fingerprint(rows, units, key), before):
+        raise _others()
+
+
+def _gone(run: Path, key: str, what: str) -> InputError:
+    return InputError(
+        f"run must have {key}, {what}, got {str(run)!r} without; put its {PRIVATE}/ back as it was."
+        " What can be done without: audit=synthetic, of the synthetic text alone."
+    )
+
+
+def _others() -> InputError:
+    return InputError(
+        "run must be audited on the training records that it was given, in the same order, got"
+        " others; put them back as they were."
+    )

@@ -1,0 +1,186 @@
+"""Canaries: records that nobody gave, put among the training records to be looked for afterwards.
+
+Those of an audit in one run (Steinke, Nasr and Jagielski 2023) are each included by a coin of their
+own. Those of the secret sharer (Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a
+number of times, or left out for comparison. Words and coins come of one secret key by SHAKE-256, so
+whoever sees every canary and any number of coins can tell nothing of another coin.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpft.data.canary_config import CanaryConfig
+from dpft.errors import InputError
+from dpft.tasks.base import Task
+from dpft.tasks.records import Record
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+COIN, EXPOSURE = "coin", "exposure"
+READ_WORDS = 3
+"""Of a canary of the secret sharer: E2E's name, type and area."""
+SHORTEST_WORD = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """One canary; private, as whether it was trained on is."""
+
+    kind: str
+    """``COIN`` or ``EXPOSURE``."""
+    read: tuple[str, ...]
+    """Words that the model reads."""
+    learned: tuple[str, ...]
+    """Words that it learns, or might have."""
+    number: int
+    """Chooses its label, where there is one."""
+    copies: int
+    """Times that it is among the training records."""
+    unit: str
+    """The privacy unit of all its copies, which no record of a user has."""
+
+    @property
+    def included(self) -> bool:
+        """Whether it was trained on."""
+        return self.copies > 0
+
+    def record(self, task: Task) -> Record:
+        """Returns it in the task's form."""
+        return task.canary(self.read, self.learned, number=self.number)
+
+
+def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> list[str]:
+    """Returns the words of a vocabulary that are one token each after a blank, sorted.
+
+    Args:
+        tokenizer: Whose vocabulary it is.
+        first: Whether they must be one token at the beginning of a text, too.
+    """
+    ids = range(len(tokenizer))
+    texts = sorted({_text(tokenizer, [one]) for one in ids})
+    words = [text for text in texts if text.isascii() and text.isalpha() and text.islower()]
+    words = [word for word in words if len(word) >= SHORTEST_WORD]
+    if not words:
+        return []
+    alone = tokenizer(words, add_special_tokens=False)["input_ids"]
+    later = tokenizer([f"{words[0]} {word}" for word in words], add_special_tokens=False)
+    start = len(alone[0])
+    return [
+        word
+        for word, own, after in zip(words, alone, later["input_ids"], strict=True)
+        if len(after) == start + 1
+        and _text(tokenizer, after[start:]) == word
+        and (len(own) == 1 or not first)
+    ]
+
+
+def make_canaries(
+    config: CanaryConfig, tokenizer: "PreTrainedTokenizerBase", key: bytes
+) -> list[Canary]:
+    """Returns a run's canaries, those that are left out among them.
+
+    Args:
+        config: How many of which kind.
+        tokenizer: Whose words they are made of.
+        key: Secret; 32 bytes.
+
+    Raises:
+        InputError: Too few words of the tokenizer survive a round trip.
+    """
+    if not config.wanted:
+        return []
+    words = whole_words(tokenizer)
+    if len(words) < config.vocabulary:
+        raise InputError(
+            f"canaries need {config.vocabulary} words that are one token each and survive a round"
+            f" trip, and the tokenizer has {len(words)}; choose another model, or a lower"
+            " audit.vocabulary."
+        )
+    more = whole_words(tokenizer, first=False) if config.canaries else words
+    return [*_with_coins(config, more, key), *_for_exposure(config, words, key)]
+
+
+def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
+    """Returns the public words of the secret sharer's canaries, drawn without replacement."""
+    generator = np.random.default_rng(config.seed)
+    places = generator.choice(len(words), size=config.vocabulary, replace=False)
+    return [words[place] for place in places]
+
+
+def copies_of(canaries: Iterable[Canary], task: Task) -> list[tuple[Record, str]]:
+    """Returns the records that canaries add to the training records, each with its unit."""
+    return [(canary.record(task), canary.unit) for canary in canaries for _ in range(canary.copies)]
+
+
+def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
+    """Returns canaries with words of their own as far as the vocabulary goes.
+
+    What training on one does to the embeddings of words that no other one has cannot be mistaken
+    for what another did.
+    """
+    read = config.canary_words // 2
+    shuffled = sorted(words, key=lambda word: _stream(key, f"{COIN} order {word}", 16))
+    share = min(config.canary_words, max(1, len(words) // max(1, config.canaries)))
+    made = []
+    for number in range(config.canaries):
+        own = [shuffled[at % len(words)] for at in range(number * share, (number + 1) * share)]
+        drawn = _drawn(key, f"{COIN} words {number}", own, config.canary_words)
+        made.append(
+            Canary(
+                kind=COIN,
+                read=tuple(drawn[:read]),
+                learned=tuple(drawn[read:]),
+                number=_number(key, f"{COIN} label {number}"),
+                copies=_number(key, f"{COIN} {number}") % 2,
+                unit=_unit(key, f"{COIN} unit {number}"),
+            )
+        )
+    return made
+
+
+def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
+    few = vocabulary(config, words)
+    made = []
+    for copies in (0, *config.repetitions):
+        for number in range(config.exposure_canaries):
+            label = f"{EXPOSURE} {copies} {number}"
+            drawn = _drawn(key, label, few, READ_WORDS + config.suffix_words)
+            made.append(
+                Canary(
+                    kind=EXPOSURE,
+                    read=tuple(drawn[:READ_WORDS]),
+                    learned=tuple(drawn[READ_WORDS:]),
+                    number=_number(key, f"{label} label"),
+                    copies=copies,
+                    unit=_unit(key, f"{label} unit"),
+                )
+            )
+    return made
+
+
+def _drawn(key: bytes, label: str, words: Sequence[str], count: int) -> list[str]:
+    """Returns words drawn independently; of 2^64 places, so that none is likelier by 1e-14."""
+    stream = _stream(key, label, 8 * count)
+    places = (int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8))
+    return [words[place % len(words)] for place in places]
+
+
+def _number(key: bytes, label: str) -> int:
+    return int.from_bytes(_stream(key, label, 8), "big")
+
+
+def _unit(key: bytes, label: str) -> str:
+    return "canary " + _stream(key, label, 16).hex()
+
+
+def _stream(key: bytes, label: str, size: int) -> bytes:
+    return hashlib.shake_256(b"dpft canary\n" + key + label.encode()).digest(size)
+
+
+def _text(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
+    return str(tokenizer.decode(ids)).strip()

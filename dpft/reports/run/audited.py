@@ -1,0 +1,102 @@
+"""What a run's report says of its audits: lower bounds beside epsilon, which they never change."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from dpft.privacy.accounting.rounding import up
+from dpft.run_folder import AUDIT
+
+Entry = Mapping[str, Any]
+Row = tuple[str, str]
+ONE_RUN, EXPOSURE = "one_run", "exposure"
+
+
+def is_contradicted(entry: Entry) -> str | None:
+    """Returns what to say where a lower bound is above the report's epsilon; None where not."""
+    if entry["epsilon"] is None or entry["epsilon_lower"] <= entry["epsilon"]:
+        return None
+    return (
+        f"**THE GUARANTEE IS CONTRADICTED: an audit found ε to be at least"
+        f" {entry['epsilon_lower']:.2f}, and the report says {up(entry['epsilon'])}.** Of audits of"
+        f" a right guarantee {_chance(entry['confidence'])} say so by chance; audit another run,"
+        " and do not release this model."
+    )
+
+
+def is_another_mechanism(entry: Entry) -> str | None:
+    """Returns what to say where the mechanism is not the plan's; None where nothing shows it."""
+    if not entry["other_mechanism"]:
+        return None
+    return (
+        "**NOT THIS MECHANISM: an audit found more canaries than the planned noise and sampling"
+        " allow, so something else was carried out than what was accounted for.** Of audits of a"
+        f" right run {_chance(entry['mechanism_confidence'])} say so by chance; audit another run,"
+        " and do not release this model."
+    )
+
+
+def canary_sentences(config: Entry) -> list[str]:
+    """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
+    asked = config.get("audit", {})
+    if not asked.get("canaries") and not asked.get("exposure_canaries"):
+        return []
+    return [
+        "Canaries: the number of examples counts canaries of audits, those with a coin whatever it"
+        " said, so the sample rate, and a δ that follows from the number, are of records and"
+        " canaries together; ε holds for each record, and for each canary, as for any other."
+    ]
+
+
+def alarms(privacy: Entry) -> list[str]:
+    """Returns what stands before everything else in a report, as found by audits."""
+    entry = privacy.get("audited", {}).get(ONE_RUN)
+    if entry is None:
+        return []
+    return [said for said in (is_contradicted(entry), is_another_mechanism(entry)) if said]
+
+
+def audited_rows(privacy: Entry) -> list[Row]:
+    """Returns quantity and value of what audits found; none where none was made."""
+    found = privacy.get("audited", {})
+    rows = one_run_rows(found[ONE_RUN]) if ONE_RUN in found else []
+    return rows + [tuple(row) for row in found.get(EXPOSURE, {}).get("rows", [])]
+
+
+def one_run_rows(entry: Entry) -> list[Row]:
+    """Returns what an audit in one run found, quantity and value in words."""
+    epsilon = entry["epsilon"]
+    promised = "none: this run is not private" if epsilon is None else up(epsilon)
+    sure = f"{100 * entry['confidence']:g} %"
+    return [
+        ("threat model", entry["threat_model"]),
+        (f"ε is at least, with {sure} confidence", f"{entry['epsilon_lower']:.2f}"),
+        ("ε is at most, by the accountant", promised),
+        ("δ of both", f"{entry['delta']:.3g}"),
+        ("canaries, each trained on by a secret coin", str(entry["canaries"])),
+        ("coins guessed, and rightly", f"{entry['guesses']}, {entry['correct']}"),
+        ("the most that so many canaries could show", f"{entry['largest_epsilon_lower']:.2f}"),
+        ("ε is at least, if the noise is Gaussian", f"{entry['epsilon_lower_if_gaussian']:.2f}"),
+        *_against_plan(entry),
+    ]
+
+
+def figures_of_audits(folder: Path) -> list[Markup]:
+    """Returns the figures that audits left in the public part of a run's folder."""
+    paths = sorted((folder / AUDIT).glob("*.svg"))
+    return [Markup(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _against_plan(entry: Entry) -> list[Row]:
+    if entry.get("p_value_of_plan") is None:
+        return []
+    verdict = "no" if entry["other_mechanism"] else "yes"
+    return [
+        ("possible under the planned mechanism", f"{verdict} (p = {entry['p_value_of_plan']:.2g})")
+    ]
+
+
+def _chance(confidence: float) -> str:
+    return f"at most {100 * (1 - confidence):.2g} %"

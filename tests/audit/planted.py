@@ -1,0 +1,108 @@
+"""Bugs as they happen in DP-SGD, planted beneath a run; ``dpft`` itself has no hook for them.
+
+Each is a context manager; runs inside it report the epsilon of the mechanism they were meant to be.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpft.privacy import engine, noise, sampling
+from dpft.privacy.binomial import BinomialBlocks
+from dpft.privacy.clipping import norms
+from dpft.privacy.clipping.engines import norm_collector
+from dpft.privacy.clipping.factors import Flat
+from dpft.privacy.clipping.squares import Squares
+from dpft.privacy.clipping.uses import Use
+
+SquaresOf = Callable[[Sequence[Use]], Squares]
+
+
+@contextmanager
+def noise_halved() -> Iterator[None]:
+    """Every step's noise has half the standard deviation of the plan."""
+    add_noise = engine.add_noise
+
+    def halved(sums: Any, noise_std: float, *rest: Any, **more: Any) -> None:
+        add_noise(sums, noise_std / 2, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "add_noise", halved)
+        yield
+
+
+@contextmanager
+def clipping_off() -> Iterator[None]:
+    """Each unit's gradient is added as it is, however long."""
+
+    def ones(_: Flat, of: Tensor) -> Tensor:
+        return torch.ones_like(of)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Flat, "factors", ones)
+        yield
+
+
+def tied_weight_forgotten() -> AbstractContextManager[None]:
+    """A tied weight's norm is that of its look-ups: what it does as the head is not counted."""
+
+    def of_lookups(uses: Sequence[Use], squares_of: SquaresOf) -> Squares:
+        return squares_of(uses[-1:])
+
+    return _tied_weights(of_lookups)
+
+
+def tied_weight_halved() -> AbstractContextManager[None]:
+    """A tied weight's norm counts for half of what it is."""
+
+    def quarter(uses: Sequence[Use], squares_of: SquaresOf) -> Squares:
+        whole = squares_of(uses)
+        return Squares(whole.values / 4, whole.terms / 4)
+
+    return _tied_weights(quarter)
+
+
+@contextmanager
+def rate_doubled() -> Iterator[None]:
+    """Every unit joins a step with twice the probability of the plan."""
+
+    def doubled(rate: float) -> BinomialBlocks:
+        return BinomialBlocks(min(1.0, 2 * rate))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "BinomialBlocks", doubled)
+        yield
+
+
+@contextmanager
+def noise_repeated() -> Iterator[None]:
+    """Steps 2k and 2k + 1, counted from 0, get the same noise."""
+    keys: dict[int, bytes] = {}
+
+    class Repeated(noise.BlockNoise):
+        def __init__(self, stream: noise.NoiseStream, step: int) -> None:
+            super().__init__(stream, step)
+            self._step = step - step % 2
+            self._key = keys.setdefault(self._step, self._key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "BlockNoise", Repeated)
+        yield
+
+
+@contextmanager
+def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterator[None]:
+    """Takes the norms of parameters with several uses by ``bug``."""
+    right = norms.squares_at_a_glance
+
+    def squares_of(uses: Sequence[Use]) -> Squares:
+        return bug(uses, right) if len(uses) > 1 else right(uses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (norms, norm_collector):
+            patch.setattr(module, "squares_at_a_glance", squares_of)
+        yield

@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import log_ndtr
+from scipy.stats import norm, skewnorm
+
+from dpft.audit.exposure import (
+    MEAN_UNSEEN,
+    SkewNormal,
+    all_exact_exposures,
+    chance_bound,
+    exact_exposure,
+    fit_skew_normal,
+    mean_bound,
+)
+from dpft.errors import InputError
+
+SPACE = 10**5
+"""All suffixes of five words out of ten (Li et al. 2022, Appendix M)."""
+
+
+def log_perplexities(count=SPACE, shape=3.0, seed=1):
+    rng = np.random.default_rng(seed)
+    return skewnorm.rvs(shape, loc=60, scale=9, size=count, random_state=rng)
+
+
+def test_the_likeliest_suffix_has_all_the_bits_and_the_least_likely_none():
+    candidates = log_perplexities()
+    assert exact_exposure(candidates.min(), candidates) == pytest.approx(math.log2(SPACE))
+    assert math.log2(SPACE) == pytest.approx(16.6096, abs=1e-4)
+    assert exact_exposure(candidates.max(), candidates) == 0.0
+
+
+def test_equal_log_perplexities_share_the_larger_rank():
+    assert exact_exposure(1.0, [1.0, 1.0, 2.0, 3.0]) == 1.0
+    assert all_exact_exposures([1.0, 1.0, 2.0, 3.0]).tolist() == pytest.approx(
+        [1.0, 1.0, math.log2(4 / 3), 0.0]
+    )
+
+
+def test_a_canary_never_inserted_has_a_mean_of_1_4427_bits():
+    # over all that it could have been; SPEC: 1 / ln 2, whatever the model
+    exposures = all_exact_exposures(log_perplexities())
+    assert pytest.approx(1.4427, abs=1e-4) == MEAN_UNSEEN
+    assert exposures.mean() == pytest.approx(MEAN_UNSEEN, abs=1e-3)
+
+
+@pytest.mark.parametrize("bits", [0.5, 1, 3, 8, 12])
+def test_a_canary_never_inserted_reaches_x_bits_with_a_chance_of_2_to_the_minus_x(bits):
+    exposures = all_exact_exposures(log_perplexities())
+    assert np.mean(exposures >= bits) == pytest.approx(2.0**-bits, abs=1.01 / SPACE)
+    assert np.mean(exposures >= bits) <= chance_bound(bits, epsilon=0.0, delta=0.0)
+
+
+def test_the_bounds_of_one_insertion():
+    assert chance_bound(10, epsilon=3.0, delta=1e-5) == pytest.approx(math.e**3 / 1024 + 1e-5)
+    assert chance_bound(2, epsilon=3.0, delta=0.0) == 1.0
+    assert chance_bound(10, epsilon=10_000.0, delta=0.0) == 1.0
+    assert mean_bound(epsilon=0.0, delta=0.0, candidates=SPACE) == MEAN_UNSEEN
+    # SPEC: 5.77 bits at epsilon 3
+    assert mean_bound(epsilon=3.0, delta=0.0, candidates=SPACE) == pytest.approx(5.77, abs=0.005)
+
+
+@pytest.mark.parametrize("shape", [-4.0, 0.0, 3.0])
+def test_the_fitted_exposure_agrees_with_the_exact_one_within_the_sampled_range(shape):
+    candidates = log_perplexities(shape=shape)
+    fit = fit_skew_normal(candidates[:20_000])
+    assert fit.count == 20_000
+    assert fit.distance < 0.01
+    assert fit.p_value > 0.05
+    for share in (0.5, 0.1, 0.01, 0.001):
+        value = np.sort(candidates)[int(share * SPACE)]
+        assert fit.exposure(value) == pytest.approx(exact_exposure(value, candidates), abs=0.35)
+
+
+def test_beyond_all_candidates_it_exceeds_the_bits_of_the_space():
+    fit = fit_skew_normal(log_perplexities(5000))
+    assert fit.exposure(10.0) > math.log2(SPACE)
+
+
+@pytest.mark.parametrize("shape", [-5.0, -0.5, 0.0, 1.0, 6.0])
+def test_the_tail_is_exact_where_no_float_holds_its_mass(shape):
+    fit = SkewNormal(shape=shape, location=60.0, scale=9.0, distance=0.0, p_value=1.0, count=1)
+
+    def log_density(place):
+        return math.log(2) + norm.logpdf(place) + log_ndtr(shape * place)
+
+    for place in (-0.5, -2.0, -5.0, -30.0):
+        peak = log_density(place)
+        mass, _ = quad(
+            lambda down, at=place, top=peak: math.exp(log_density(at - down) - top), 0, 9
+        )
+        expected = -(peak + math.log(mass)) / math.log(2)
+        assert fit.exposure(60 + 9 * place) == pytest.approx(expected, abs=1e-3)
+
+
+def test_exposure_falls_where_the_tail_begins_to_be_integrated():
+    fit = SkewNormal(shape=2.0, location=60.0, scale=9.0, distance=0.0, p_value=1.0, count=1)
+    exposures = [fit.exposure(value) for value in np.linspace(20, 90, 500)]
+    assert exposures == sorted(exposures, reverse=True)
+
+
+def test_a_bad_fit_is_seen():
+    two_heaps = np.concatenate([np.linspace(10, 11, 500), np.linspace(90, 91, 500)])
+    fit = fit_skew_normal(two_heaps)
+    assert fit.distance > 0.2
+    assert fit.p_value < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("refused", "sentence"),
+    [
+        (lambda: exact_exposure(2.5, [1.0, 2.0]), "the canary's log-perplexity .* is not among"),
+        (lambda: exact_exposure(1.0, [1.0, math.inf]), "log-perplexities must be finite"),
+        (lambda: exact_exposure(1.0, []), "there must be some; 0 came"),
+        (lambda: fit_skew_normal([1.0] * 100), "that differ"),
+        (lambda: fit_skew_normal(range(19)), "at least 20 log-perplexities"),
+    ],
+)
+def test_what_cannot_be_ranked_or_fitted_is_refused(refused, sentence):
+    with pytest.raises(InputError, match=sentence):
+        refused()

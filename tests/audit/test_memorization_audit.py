@@ -1,0 +1,130 @@
+"""``audit=memorization`` over a finished run: what is written, where it goes, what is refused."""
+
+import json
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.audit.memorization_audit import (
+    SETS,
+    Memorization,
+    MemorizationResult,
+    audit_memorization,
+)
+from dpft.errors import InputError
+from dpft.training.training_config import DeviceConfig
+from tests.stories.tiny import Workspace, make_workspace
+
+CPU = DeviceConfig(device="cpu")
+
+
+def audited(run: str, **options: Any) -> MemorizationResult:
+    return audit_memorization(Path(run), Memorization(**options), device=CPU)
+
+
+def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspace) -> None:
+    result = audited("pairs", limit=5)
+    path = texts_runs.root / "pairs/private/audit/memorization.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    record = json.loads(path.read_text())
+    assert record == result.record()
+    assert record["private"] is True
+    assert set(record["exact_match"]) | set(record["not_there"]) == set(SETS)
+    for kind in ("exact_match", "token_accuracy", "median_edit_distance", "records"):
+        assert set(record[kind]) == set(record["exact_match"])
+    assert record["records"]["train_unique"] == 5
+    assert "private: it is about the training records" in result.table()
+
+
+def test_nothing_of_it_is_public(texts_runs: Workspace) -> None:
+    before = {path for path in texts_runs.root.rglob("*") if "private" not in path.parts}
+    audited("held", limit=3)
+    assert {path for path in texts_runs.root.rglob("*") if "private" not in path.parts} == before
+
+
+def test_held_out_records_are_the_control(texts_runs: Workspace) -> None:
+    result = audited("held", limit=4)
+    assert result.scores["valid_unique"].records == 4
+    assert "train_unique" in result.scores
+
+
+def test_sets_that_are_not_there_are_named(texts_runs: Workspace) -> None:
+    (texts_runs.root / "data/test.jsonl").unlink()
+    result = audited("pairs", limit=2)
+    assert "holds no test split" in result.not_there["valid_unique"]
+    assert result.not_there["train_dup"] == "no training record has a near duplicate"
+    assert "valid_in_train  not there:" in result.table()
+
+
+def test_a_run_whose_private_folder_is_gone_says_what_can_still_be_done(
+    texts_runs: Workspace,
+) -> None:
+    (texts_runs.root / "held/private").rename(texts_runs.root / "away")
+    with pytest.raises(InputError, match=r"private/held_out\.key.* What can be done without: aud"):
+        audited("held")
+
+
+@pytest.mark.parametrize("key", ["prefix_tokens", "continuation_tokens", "limit"])
+def test_counts_are_positive(key: str) -> None:
+    with pytest.raises(InputError, match=rf"audit\.{key} must be at least 1, got 0\."):
+        Memorization(**{key: 0})
+
+
+def test_a_model_that_writes_no_texts_is_refused(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    rows = "".join(f"it was {'good' if n % 2 else 'bad'},{n % 2}\n" for n in range(40))
+    (tmp_path / "labels.csv").write_text("text,label\n" + rows)
+    done = workspace.run(
+        "train", "task=custom", "task.data_dir=labels.csv", 'task.text="{text}"',
+        "task.label=label", "task.labels=[no,yes]", "model=tiny", "model.path=model",
+        "privacy=none", "train.expected_batch_size=8", "train.steps=1", "eval.enabled=false",
+        "hydra.run.dir=run", "task.max_length=16",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    with pytest.raises(InputError, match="a model that writes texts, got task=custom, whose answ"):
+        audited(str(tmp_path / "run"))
+
+
+def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="run must be the folder of a dpft run"):
+        audited(str(tmp_path / "none"))
+
+
+def sentences() -> list[str]:
+    """A hundred sentences that nobody can go on with who has not read them."""
+    order = random.Random(1)
+    kinds = "red blue green old new quiet busy cheap fine small large warm".split()  # noqa: SIM905
+    places = "pub cafe hotel bridge garden museum river market".split()  # noqa: SIM905
+    numbers = order.sample(range(100, 1000), 100)
+    return [
+        f"House {number} is a {' '.join(order.choices(kinds, k=3))} {order.choice(places)} by a"
+        f" {order.choice(kinds)} {order.choice(places)}."
+        for number in numbers
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("eps", "expected"), [(None, 100.0), (3, 0.0)])
+def test_a_model_without_privacy_repeats_its_fifty_records_and_one_under_epsilon_none(
+    tmp_path: Path, eps: int | None, expected: float
+) -> None:
+    workspace, texts = Workspace(tmp_path), sentences()
+    (tmp_path / "data").mkdir()
+    for split, chosen in (("train", texts[:50]), ("test", texts[50:])):
+        lines = (json.dumps({"text": text}) + "\n" for text in chosen)
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
+    done = workspace.run(
+        "train", "task=custom", f"task.data_dir={tmp_path / 'data'}", 'task.text="{text}"',
+        "task.max_length=64", "model=tiny", "train.steps=200", "train.expected_batch_size=25",
+        "train.learning_rate=3e-3", "eval.enabled=false", "hydra.run.dir=run",
+        "privacy=none" if eps is None else f"privacy.eps={eps}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    scores = audited(str(tmp_path / "run"), prefix_tokens=6).scores
+    assert scores["train_unique"].records == scores["valid_unique"].records == 50
+    assert scores["train_unique"].exact_match == expected
+    assert scores["valid_unique"].exact_match <= 2
