@@ -14,7 +14,7 @@ LEVELS = (
     {"runs"},
     {"config"},
     {"training", "evaluation", "reports"},
-    {"tasks", "data", "models", "methods", "generation", "privacy"},
+    {"tasks", "data", "models", "methods", "tokenizers", "generation", "privacy"},
     {"parallel"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -19,6 +19,7 @@ from dpft.runs.exit_codes import BAD_INPUT
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
+    "tokenizer": "make a private vocabulary of words, with an epsilon that composes with training",
     "tune": "search for the best settings within one epsilon",
     "eval": "generate from a trained model and score it, or score a file of outputs",
     "generate": "write synthetic records with a trained model, at no further epsilon",

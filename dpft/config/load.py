@@ -17,6 +17,8 @@ from dpft.errors import InputError
 from dpft.files import read_yaml, write_text
 
 Config = TypeVar("Config")
+VOCABULARY = "tokenizer"
+"""A section that only a run of ``dpft tokenizer`` has."""
 
 
 def load(
@@ -84,6 +86,10 @@ def load_saved(
     """
     values = read_yaml(path)
     _drop_retired(values)
+    if isinstance(values, Mapping) and VOCABULARY in set(values) - set(known_keys(root)):
+        raise InputError(
+            f"{path.parent} is of dpft tokenizer, which trains no model; give a run of dpft train."
+        )
     return from_values(values, root, polymorphic=polymorphic)
 
 

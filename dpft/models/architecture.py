@@ -11,6 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from dpft.kinds import Head
 from dpft.models.heads import configure
+from dpft.models.own_tokenizer import fit_to_tokenizer, own_tokenizer_folder
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import MEAN, ModelConfig, check_folder, loading_errors, source
 
@@ -60,4 +61,8 @@ def read_architecture(model: ModelConfig) -> Architecture:
     if model.folder is not None:
         check_folder(model, model.folder)
     with loading_errors(model):
-        return Architecture(model=model, read=AutoConfig.from_pretrained(**source(model)))
+        read = AutoConfig.from_pretrained(**source(model))
+    folder = own_tokenizer_folder(model)
+    if folder is not None:
+        fit_to_tokenizer(read, folder)
+    return Architecture(model=model, read=read)

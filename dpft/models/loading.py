@@ -23,6 +23,7 @@ from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
+from dpft.models.own_tokenizer import load_own_tokenizer, own_tokenizer_folder
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import (
     ModelConfig,
@@ -119,14 +120,21 @@ def load_tokenizer(
         InputError: It cannot be found or reached, lacks an end-of-text token, or is larger than
             the model's vocabulary.
     """
-    model = architecture.model
+    tokenizer = _tokenizer_of(architecture.model)
+    _check_tokenizer(tokenizer, architecture, kind, added)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _tokenizer_of(model: ModelConfig) -> PreTrainedTokenizerBase:
+    own = own_tokenizer_folder(model)
+    if own is not None:
+        return load_own_tokenizer(own)
     if model.folder is not None:
         check_tokenizer_files(model, model.folder)
     with loading_errors(model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(model))
-    _check_tokenizer(tokenizer, architecture, kind, added)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 

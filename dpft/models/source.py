@@ -47,9 +47,20 @@ class ModelConfig:
     lora_targets: tuple[str, ...] | None = None
     """Names of the modules that method=lora adapts by default; null: peft's choice."""
 
+    tokenizer: str | None = None
+    """Folder of a run of dpft tokenizer, whose vocabulary and epsilon it takes, or of any
+    tokenizer; for model.init=random. null: the model's own."""
+    tokenizer_is_public: bool = False
+    """Say that no private text made the tokenizer, where no ledger beside it says what it cost."""
+
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise InputError(f"model.init must be one of {', '.join(INITS)}, got {self.init!r}.")
+        if self.tokenizer is not None and self.init != "random":
+            raise InputError(
+                f"model.tokenizer needs model.init=random, got {self.init}: a checkpoint's weights"
+                " are of its own vocabulary; drop one."
+            )
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise InputError(
                 f"model.pooling must be null or one of {', '.join(POOLINGS)}, got {self.pooling!r}."

@@ -78,12 +78,14 @@ class NoPrivacy(PrivacyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy(PrivacyConfig):
-    """DP-SGD under (eps, delta); exactly one of eps and noise_multiplier is given."""
+    """DP-SGD under (eps, delta); one of eps, noise_multiplier and total_eps is given."""
 
     eps: float | None = None
     """The promised epsilon, which the noise is calibrated to; give it or noise_multiplier."""
     noise_multiplier: float | None = None
     """Standard deviation of the noise over the sensitivity, where it is given in place of eps."""
+    total_eps: float | None = None
+    """In place of eps: the promised epsilon of model.tokenizer and the training together."""
     delta: float | None = None
     """The promised delta; null takes 1 / (2 * num_examples)."""
     num_examples: int | None = None
@@ -120,13 +122,15 @@ class DifferentialPrivacy(PrivacyConfig):
     The command line alone may say it, and no run's configuration holds it."""
 
     def __post_init__(self) -> None:
-        if (self.eps is None) == (self.noise_multiplier is None):
-            got = "neither" if self.eps is None else "both"
+        given = [name for name in NOISE_KEYS if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = "both" if given else "neither"
+            got = got if self.total_eps is None else "privacy.total_eps too"
             raise InputError(
                 f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."
                 " Give privacy.eps=EPSILON, or choose privacy=none for a non-private run."
             )
-        for name in ("eps", "noise_multiplier"):
+        for name in NOISE_KEYS:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(
@@ -158,6 +162,11 @@ class DifferentialPrivacy(PrivacyConfig):
     def guarantee(self) -> "DifferentialPrivacy":
         """The settings themselves."""
         return self
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether an epsilon was promised, alone or with a tokenizer's, and not noise given."""
+        return self.noise_multiplier is None
 
     def unit_definition(self, record: str) -> str:
         """Returns what the unit is, in words that follow "the unit is".
@@ -215,6 +224,8 @@ def check_num_examples(num_examples: int | None) -> None:
         )
 
 
+NOISE_KEYS = ("eps", "noise_multiplier", "total_eps")
+"""Of which one says how much noise there is."""
 PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {
     "dp": DifferentialPrivacy,
     "none": NoPrivacy,

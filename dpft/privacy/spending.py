@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError, StateError
+from dpft.privacy.accounting.gaussian_histogram import MECHANISM as HISTOGRAM
+from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
 
@@ -23,6 +25,8 @@ class Noise:
 
     noise_multiplier: float
     sample_rate: float
+    threshold_delta: float = 0.0
+    """What of delta goes beside the noise, to the threshold of a histogram."""
 
 
 def steps_taken(
@@ -52,23 +56,36 @@ def steps_taken(
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
-    """Returns steps taken as mechanisms to account for at ``delta``.
+    """Returns steps taken as mechanisms to account for at what thresholds leave of ``delta``.
 
     Raises:
-        InputError: ``delta`` is out of range.
+        InputError: ``delta`` is out of range, or thresholds leave nothing of it.
     """
+    thresholds = thresholds_delta(taken)
+    if thresholds >= delta:
+        raise InputError(
+            f"delta must be above {thresholds:.4g}, which the thresholds of tokenizers take of it,"
+            f" got {delta:.4g}; give a larger one."
+        )
     return tuple(
         SampledGaussian(
             noise_multiplier=noise.noise_multiplier,
             sample_rate=noise.sample_rate,
             steps=steps,
-            delta=delta,
+            delta=delta - thresholds,
         )
         for noise, steps in taken.items()
     )
 
 
+def thresholds_delta(taken: Mapping[Noise, int]) -> float:
+    """Returns what the thresholds of histograms among these steps take of delta."""
+    return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())
+
+
 def _noise(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
+    if mechanism.get("name") == HISTOGRAM:
+        return _noise_of_histogram(mechanism, path, line)
     noise, rate = (_number(mechanism.get(name)) for name in ("noise_multiplier", "sample_rate"))
     if mechanism.get("name") == MECHANISM and 0 < noise < math.inf and 0 < rate <= 1:
         return Noise(noise_multiplier=noise, sample_rate=rate)
@@ -76,6 +93,21 @@ def _noise(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
         f"{path}, line {line}: expected a {MECHANISM} with noise_multiplier above 0 and sample_rate"
         " in (0, 1], got another mechanism, which no accountant here can bound. Put the ledger back"
         " as it was."
+    )
+
+
+def _noise_of_histogram(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
+    try:
+        histogram = histogram_of(mechanism)
+    except (ArithmeticError, InputError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{path}, line {line}: expected a {HISTOGRAM} whose numbers go together, got another"
+            " one. Put the ledger back as it was."
+        ) from error
+    return Noise(
+        noise_multiplier=histogram.noise_multiplier,
+        sample_rate=1.0,
+        threshold_delta=histogram.threshold_delta,
     )
 
 

@@ -36,6 +36,8 @@ def _promise(privacy: PrivacyConfig) -> str:
     if guarantee is None:
         return "without privacy"
     unit = f"each value of {guarantee.unit}" if guarantee.has_units else "each example"
+    if guarantee.total_eps is not None:
+        return f"under eps={guarantee.total_eps:g} with its tokenizer for {unit}"
     if guarantee.eps is None:
         return f"with noise_multiplier={guarantee.noise_multiplier:g} for {unit}"
     delta = "" if guarantee.delta is None else f", delta={guarantee.delta:g}"

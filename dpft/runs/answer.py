@@ -1,5 +1,6 @@
 """What ``dpft account`` and ``plan`` answer, for people and for programs: a table, and a record."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,14 @@ class Answer:
     """Lines of text."""
     record: Mapping[str, Any]
     """Ready for JSON."""
+
+
+def show(answer: Answer, output: str) -> None:
+    """Prints an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
+    if output == "json":
+        print(json.dumps(answer.record, indent=2, sort_keys=True))
+    else:
+        print(answer.table)
 
 
 class Figures(Mapping[str, Any]):

@@ -6,12 +6,13 @@ that only a run's own folder is read by rooms that need it.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.config.keys import WITNESS
-from dpft.config.load import load
+from dpft.config.load import load, load_saved
 from dpft.config.schema import (
     POLYMORPHIC,
     TASK,
@@ -20,11 +21,15 @@ from dpft.config.schema import (
     PlanConfig,
     TrainCommand,
 )
+from dpft.config.tokenizer import CHANGEABLE, TokenizerCommand
 from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
+from dpft.files import read_yaml
+from dpft.run_folder import CONFIGURATION
 from dpft.runs.overrides import inherit, with_task_of_run, without_recipes_promise
 from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
+from dpft.tokenizers.tokenizer_config import OF_PIECES
 
 if TYPE_CHECKING:
     from dpft.config.tune import TuneCommand
@@ -69,6 +74,49 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
             f"dpft tune resume=RUN goes on as the search was begun, got {others[0]} too; drop it."
         )
     return resumed_search(str(composed.resume))
+
+
+def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerCommand:
+    """Returns what was composed, or with ``resume=RUN`` what that run was begun with.
+
+    Raises:
+        InputError: It is incomplete or wrong, or ``resume`` comes with more than a vocabulary.
+    """
+    if composed.get("resume") is None:
+        return load(composed, TokenizerCommand, polymorphic=TASK)
+    folder = str(composed.resume)
+    others = sorted(set(words.keys) - set(CHANGEABLE))
+    if others:
+        raise InputError(
+            "dpft tokenizer resume=RUN makes another vocabulary of the same noisy histogram, and"
+            f" takes {', '.join(CHANGEABLE[1:])}, got {others[0]} too; drop it."
+        )
+    saved = load_saved(saved_configuration(folder), TokenizerCommand, polymorphic=TASK)
+    given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    changed = {
+        name: given["tokenizer"][name] for name in OF_PIECES if f"tokenizer.{name}" in words.keys
+    }
+    return replace(
+        saved,
+        tokenizer=replace(saved.tokenizer, **changed),
+        resume=folder,
+        output=given["output"],
+    )
+
+
+def saved_configuration(folder: str) -> Path:
+    """Returns the file of a tokenizer's run that says how it was asked for.
+
+    Raises:
+        InputError: The folder has none.
+    """
+    path = Path(folder) / CONFIGURATION
+    if not path.is_file() or "tokenizer" not in (read_yaml(path) or {}):
+        raise InputError(
+            f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
+            " it named, such as outputs/DATE/TIME."
+        )
+    return path
 
 
 def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:

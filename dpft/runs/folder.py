@@ -12,6 +12,7 @@ from dpft.run_folder import (
     DATA_SUMMARY,
     DIAGNOSTICS,
     HANDED_HEADS,
+    HISTOGRAM,
     JOURNAL,
     LEDGER,
     METRICS,
@@ -21,6 +22,7 @@ from dpft.run_folder import (
     RELEASED,
     REPORT,
     TEXTS_OF_EVALUATIONS,
+    TOKENIZER,
     TRACKING,
     TUNING,
     private_folder,
@@ -81,11 +83,11 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS)
+    public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
     for name in (*public, DIAGNOSTICS, JOURNAL, DATA_SUMMARY):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
             stale.unlink()
-    for name in (MODEL, TRACKING, CHECKPOINTS):
+    for name in (MODEL, TOKENIZER, TRACKING, CHECKPOINTS):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,7 +1,8 @@
 """What a run leaves beside its model: the scores after training, the privacy record, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.evaluate import Evaluation
@@ -9,7 +10,8 @@ from dpft.files import write_json
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.completeness import NO_STEPS, read_journal, read_run_ledger
-from dpft.privacy.ledger import check_ledger
+from dpft.privacy.ledger import LedgerRecord, check_ledger
+from dpft.privacy.spending import steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.reports.run.privacy_record import (
     account_for_run,
@@ -20,10 +22,15 @@ from dpft.reports.run.privacy_record import (
 from dpft.reports.run.processes import process_record
 from dpft.reports.run.report import write_report
 from dpft.reports.run.witness import with_witness
-from dpft.run_folder import JOURNAL, PRIVACY
+from dpft.run_folder import JOURNAL, LEDGER, PRIVACY
 from dpft.runs.begun import origin
 from dpft.runs.evaluation import write_scores
 from dpft.runs.run_plan import RunPlan
+from dpft.runs.spending.with_tokenizer import (
+    PUBLIC_TOKENIZER,
+    together_record,
+    tokenizer_of,
+)
 from dpft.training.resume import find_resume_point
 
 
@@ -67,6 +74,7 @@ def report(
             steps_kept=find_resume_point(folder).checkpoint.step,
             curve=curve,
         )
+        privacy |= _with_tokenizer(config, ledger, folder, privacy)
         privacy = with_witness(privacy, read_handed(folder), ledger.lines)
     sessions = [
         entry["processes"]
@@ -76,3 +84,18 @@ def report(
     record = {**privacy, **process_record(sessions), **origin(config, folder)}
     write_json(folder / PRIVACY, record)
     write_report(folder)
+
+
+def _with_tokenizer(
+    config: TrainConfig, ledger: LedgerRecord, folder: Path, privacy: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what privacy.json says of a tokenizer that is private too, or taken as public."""
+    if config.model.tokenizer is None:
+        return {}
+    tokenizer = tokenizer_of(config)
+    if tokenizer is None:
+        return {"warnings": [*privacy["warnings"], PUBLIC_TOKENIZER]}
+    taken = steps_taken(ledger, folder / LEDGER)
+    return together_record(
+        taken, epsilon=privacy["epsilon"], delta=privacy["delta"], tokenizer=tokenizer
+    )

@@ -31,6 +31,7 @@ from dpft.runs.run_plan import (
     warn_of_noise,
     with_batch_size,
 )
+from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
 from dpft.runs.task_model import layout_of, prepare_model, training_head
 from dpft.tasks.classification import ClassificationTask
 from dpft.training.compiling import check_compiler
@@ -119,6 +120,7 @@ def describe(
     counts = count_parameters(*planned_model(config, architecture, head))
     if plan.privacy is not None and accounting is not None:
         record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
+        record |= planned_with_tokenizer(config, plan.privacy, record)
     else:
         record = non_private_record(
             num_examples=plan.size.num_examples,

@@ -139,7 +139,7 @@ def restored_plan(
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
     bound = resume_point.plan()
     own = make_plan(
-        replace(guarantee, eps=None, noise_multiplier=bound.noise_multiplier),
+        replace(guarantee, eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
         expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,

@@ -14,9 +14,12 @@ from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
-from dpft.privacy.plan import PrivacyPlan, planned_steps
-from dpft.privacy.privacy_config import PrivacyConfig
+from dpft.privacy.histogram_config import HistogramPrivacy
+from dpft.privacy.plan import PrivacyPlan, default_delta, planned_steps
+from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
+from dpft.runs.spending.spent_run import SpentRun
+from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH
@@ -56,7 +59,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
             or units that no published number counts.
         count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
-    size = _size_without_canaries(config.task, config.privacy, count_rows)
+    size = size_of_data(config.task, config.privacy, count_rows)
     canaries = config.audit.count(size.num_examples, units=config.privacy.has_units)
     if not canaries:
         return size
@@ -67,9 +70,16 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
     )
 
 
-def _size_without_canaries(
-    task: Task, privacy: PrivacyConfig, count_rows: Callable[[], int]
+def size_of_data(
+    task: Task, privacy: PrivacyConfig | HistogramPrivacy, count_rows: Callable[[], int]
 ) -> PublicSize:
+    """Returns the public number of a task's records, or units, as ``public_size`` without canaries.
+
+    Args:
+        task: It may have a published number.
+        privacy: The user's number, which leads, and the unit.
+        count_rows: As for ``public_size``.
+    """
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
         given = privacy.num_examples
@@ -105,6 +115,10 @@ def plan_run(
     guarantee = config.privacy.guarantee
     if guarantee is None:
         return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
+    tokenizer = tokenizer_of(config)
+    if guarantee.total_eps is not None:
+        total = sum(phase.steps for phase in phases)
+        guarantee = _within_total(config, guarantee, tokenizer, size.num_examples, total)
     plan = make_plan(
         guarantee,
         num_examples=size.num_examples,
@@ -114,6 +128,34 @@ def plan_run(
         calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def _within_total(
+    config: TrainConfig,
+    guarantee: DifferentialPrivacy,
+    tokenizer: SpentRun | None,
+    num_examples: int,
+    steps: int,
+) -> DifferentialPrivacy:
+    """Returns the guarantee with the noise that what its tokenizer spent leaves for the training.
+
+    Raises:
+        InputError: That leaves too little, or there is no tokenizer with a ledger.
+    """
+    assert guarantee.total_eps is not None
+    if tokenizer is None:
+        raise InputError(
+            "privacy.total_eps is of a training and its tokenizer, got no model.tokenizer with a"
+            " ledger; give the folder of a dpft tokenizer run, or privacy.eps."
+        )
+    noise = noise_beside(
+        tokenizer,
+        total_eps=guarantee.total_eps,
+        delta=default_delta(num_examples) if guarantee.delta is None else guarantee.delta,
+        sample_rate=config.train.batch_size(num_examples) / num_examples,
+        steps=steps,
+    )
+    return replace(guarantee, total_eps=None, noise_multiplier=noise)
 
 
 def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:

@@ -63,7 +63,7 @@ class TrainedModel:
             tokenizer = load_tokenizer(self.architecture, kind=head.kind)
             add_tokens(tokenizer, self.tokens)
             return tokenizer
-        beside = replace(self.architecture.model, path=str(self.folder))
+        beside = replace(self.architecture.model, path=str(self.folder), tokenizer=None)
         there = replace(self.architecture, model=beside)
         return load_tokenizer(there, kind=head.kind, added=self.tokens)
 
@@ -138,12 +138,12 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
-        whole = replace(config.model, path=str(saved), init="pretrained")
+        whole = replace(config.model, path=str(saved), init="pretrained", tokenizer=None)
         return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
         # saved with the rows that it had been given
-        model, tokens = replace(model, path=str(base), init="pretrained"), ()
+        model, tokens = replace(model, path=str(base), init="pretrained", tokenizer=None), ()
     return TrainedModel(
         architecture=read_architecture(model),
         method=config.method,

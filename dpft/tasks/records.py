@@ -62,6 +62,13 @@ class Piece:
 Record = Example | LabelledExample
 
 
+def text_of(record: Record) -> str:
+    """Returns all of a record's text: prompt and target, or its sentences."""
+    if isinstance(record, LabelledExample):
+        return " ".join(record.texts)
+    return f"{record.prompt} {record.target}"
+
+
 def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
     """Says whether every record is a text to learn, as those of a text task are."""
     return all(isinstance(record, Example) for record in records)

@@ -153,7 +153,7 @@ class PrivateRun:
 
     def _last_step(self, done: int, spent: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
-        if self.privacy.resume_overspend or self.privacy.eps is None:
+        if self.privacy.resume_overspend or not self.privacy.has_budget:
             return self.plan.steps
         return min(self.plan.steps, done + max(0, self.plan.steps - spent))
 

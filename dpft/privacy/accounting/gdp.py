@@ -39,7 +39,7 @@ def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int
         sample_rate: Probability of joining a step, in (0, 1].
         steps: Number of steps.
     """
-    mu = _root(lambda mu: _log_delta(mu, eps) - math.log(delta), high=1.0)
+    mu = gaussian_mu(eps, delta)
     noise_multiplier: float = math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
     return noise_multiplier
 
@@ -56,6 +56,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if _log_delta(mu, 0.0) <= math.log(delta):
         return 0.0
     return _root(lambda eps: math.log(delta) - _log_delta(mu, eps), high=1.0)
+
+
+def gaussian_mu(eps: float, delta: float) -> float:
+    """Returns the mu at which a Gaussian mechanism has this epsilon: ``gaussian_epsilon`` inverted.
+
+    Args:
+        eps: Its epsilon, above 0.
+        delta: At this delta, in (0, 1).
+    """
+    return _root(lambda mu: _log_delta(mu, eps) - math.log(delta), high=1.0)
 
 
 def _log_delta(mu: float, eps: float) -> float:

@@ -16,9 +16,12 @@ SAMPLE_PARTS = ("input", "prediction", "reference")
 
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **{"private": bool, "num_examples": int, "steps": int, "warnings": list},
-    **{"trainable_parameters": int, "new_parameters": int, "total_parameters": int},
 }
 """What every run's privacy.json has, and of what type."""
+TRAINED: dict[str, type | tuple[type, ...]] = {
+    **{"trainable_parameters": int, "new_parameters": int, "total_parameters": int},
+}
+"""What it has besides where a model was trained."""
 PROMISED: dict[str, type | tuple[type, ...]] = {
     **{"epsilon": (int, float), "delta": (int, float), "accountant": str, "steps_taken": int},
     **{"noise_multiplier": (int, float), "sample_rate": (int, float), "ledger": dict},
@@ -74,10 +77,16 @@ def read_record(folder: Path) -> RunRecord:
         StateError: A JSON file is damaged.
     """
     try:
+        privacy = read_privacy(folder / PRIVACY)
+        if "words_kept" in privacy:
+            raise InputError(
+                f"{folder} is of dpft tokenizer, which trains no model; its own report says all of"
+                " it."
+            )
         return RunRecord(
             folder=folder,
             config=dict(read_yaml(folder / CONFIGURATION)),
-            privacy=read_privacy(folder / PRIVACY),
+            privacy=privacy,
             evaluations=read_evaluations(folder / METRICS),
             overrides=read_overrides(folder),
         )
@@ -104,7 +113,8 @@ def read_privacy(path: Path) -> dict[str, Any]:
         StateError: It is damaged.
     """
     content = read_json(path)
-    needed = NEEDED | (PROMISED if "epsilon" in content else {})
+    needed = NEEDED | ({} if "words_kept" in content else TRAINED)
+    needed |= PROMISED if "epsilon" in content else {}
     wrong = sorted(name for name, kind in needed.items() if not isinstance(content.get(name), kind))
     if not wrong and "epsilon" in content:
         ledger = content["ledger"]

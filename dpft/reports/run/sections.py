@@ -61,6 +61,19 @@ def headline(privacy: Config) -> str:
         f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
         f" {privacy['steps']} planned, noise {privacy['noise_source']}."
+        f"{_with_tokenizer(privacy)}"
+    )
+
+
+def _with_tokenizer(privacy: Config) -> str:
+    """Returns what training and tokenizer cost together, where both are private."""
+    if "epsilon_with_tokenizer" not in privacy:
+        return ""
+    epsilon, delta = privacy["epsilon_with_tokenizer"], privacy["delta_with_tokenizer"]
+    return (
+        " That is the training alone; the model comes with a tokenizer that the records made, too,"
+        f" and both together are **(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially"
+        " private**."
     )
 
 
@@ -123,6 +136,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
     return [
         ("ε (upper bound)", up(privacy["epsilon"])),
         ("δ", delta_up(privacy["delta"])),
+        *_tokenizer_rows(privacy),
         ("accountant", privacy["accountant"]),
         ("neighboring relation", privacy["neighboring_relation"]),
         ("unit", f"{privacy['unit']}: {privacy['unit_definition']}"),
@@ -140,6 +154,23 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         *process_rows(privacy),
         ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
         *witness_rows(privacy),
+    ]
+
+
+def _tokenizer_rows(privacy: Config) -> list[Row]:
+    """Returns what the tokenizer cost by itself and with the training; none where it is public."""
+    if "epsilon_with_tokenizer" not in privacy:
+        return []
+    own = privacy["tokenizer"]
+    head, lines = own["ledger"]["head"], own["ledger"]["lines"]
+    both = (
+        f"ε {up(privacy['epsilon_with_tokenizer'])}, δ {delta_up(privacy['delta_with_tokenizer'])},"
+        f" composed by pld; added up ε {up(own['simple_composition'])}"
+    )
+    return [
+        ("tokenizer", f"ε {up(own['epsilon'])}, δ {delta_up(own['delta'])}"),
+        ("tokenizer's ledger", f"{lines} lines, head `{head}`"),
+        ("training and tokenizer", both),
     ]
 
 
@@ -207,6 +238,9 @@ def _search(selection: Mapping[str, Any]) -> list[str]:
 
 
 def _chosen_by(config: Config, privacy: Config) -> str:
+    total = config["privacy"].get("total_eps")
+    if total is not None:
+        return f"the least that pld allows for privacy.total_eps={total:g}, tokenizer included"
     if "calibration" not in privacy:
         return "given"
     accountant, eps = privacy["calibration"]["accountant"], config["privacy"]["eps"]

@@ -1,5 +1,6 @@
 """The accounting of runs from their ledgers: one run, or several on the same data."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.plan import EXAMPLE
-from dpft.privacy.spending import Noise, as_mechanisms
+from dpft.privacy.spending import Noise, as_mechanisms, thresholds_delta
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.run_folder import JOURNAL
 from dpft.runs.spending.spent_run import SpentRun
@@ -49,7 +50,7 @@ def account_for_spent(
     if calibration is not None and accountant not in (None, calibration.accountant):
         calibration = None
     leader = accountant or (calibration.accountant if calibration else run.accountant)
-    bound = _account(run.taken, at, leader, accountants)
+    bound = account_taken(run.taken, at, leader, accountants)
     if calibration is not None:
         bound = _as_calibrated(bound, calibration.accountant, calibration.epsilon)
     return _with_warnings(bound, _notes(run) + delta_warnings(at, run.num_examples))
@@ -66,7 +67,7 @@ def account_together(
 
     Args:
         runs: What their folders say.
-        delta: At which the bound shall hold; None: the smallest of the runs'.
+        delta: At which the bound shall hold; None: ``default_together``.
         accountant: "rdp" leads in place of "pld".
         accountants: Running accountants.
 
@@ -77,8 +78,18 @@ def account_together(
     taken: Counter[Noise] = Counter()
     for run in runs:
         taken.update(run.taken)
-    at = min(run.delta for run in runs) if delta is None else delta
+    at = default_together(runs) if delta is None else delta
     return _compose(dict(sorted(taken.items())), at, accountant or "pld", accountants)
+
+
+def default_together(runs: Sequence[SpentRun]) -> float:
+    """Returns the delta at which runs are composed: the smallest of theirs.
+
+    A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
+    """
+    tokenizers = [run.delta for run in runs if thresholds_delta(run.taken)]
+    others = [run.delta for run in runs if not thresholds_delta(run.taken)]
+    return math.fsum([*tokenizers, *([min(others)] if others else [])])
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
@@ -125,13 +136,24 @@ def _same(name: str, first: SpentRun, other: SpentRun) -> None:
         )
 
 
-def _account(
+def account_taken(
     taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
 ) -> EpsilonBound:
+    """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
+
+    Args:
+        taken: How many there are of each noise.
+        delta: Of all of it.
+        leader: The accountant whose bound should lead.
+        accountants: Running accountants.
+
+    Raises:
+        InputError: ``delta`` is out of range, or no accountant can bound the steps.
+    """
     if len(taken) != 1:
         return _compose(taken, delta, leader, accountants)
     (mechanism,) = as_mechanisms(taken, delta)
-    return account(mechanism, accountant=leader, accountants=accountants)
+    return _at(account(mechanism, accountant=leader, accountants=accountants), delta)
 
 
 def _compose(
@@ -144,7 +166,13 @@ def _compose(
         return EpsilonBound(
             epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
         )
-    return account_composition(Composition(parts=parts), accountant=leader, accountants=accountants)
+    composition = Composition(parts=parts)
+    return _at(account_composition(composition, accountant=leader, accountants=accountants), delta)
+
+
+def _at(bound: EpsilonBound, delta: float) -> EpsilonBound:
+    """Returns the bound with the delta of all, what goes to thresholds included."""
+    return replace(bound, delta=delta)
 
 
 def _as_calibrated(bound: EpsilonBound, accountant: str, epsilon: float) -> EpsilonBound:

@@ -179,6 +179,8 @@ def _spent(
     ledger: LedgerRecord,
     taken: Mapping[Noise, int],
 ) -> SpentRun:
+    if "tokenizer" in config:
+        return _spent_by_tokenizer(folder, config, known, ledger, taken)
     privacy, train = config["privacy"], config["train"]
     batch = train["expected_batch_size"]
     size = int(known.get("num_examples") or _num_examples(config, batch, taken, folder))
@@ -200,6 +202,35 @@ def _spent(
         neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
         accountant=str(privacy["accountant"]),
         calibration=_calibration(known, taken, steps),
+        reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
+        end=_end(Path(folder), ledger),
+    )
+
+
+def _spent_by_tokenizer(
+    folder: str,
+    config: Mapping[str, Any],
+    known: Mapping[str, Any],
+    ledger: LedgerRecord,
+    taken: Mapping[Noise, int],
+) -> SpentRun:
+    """Returns what a private vocabulary spent: one step, of all units."""
+    privacy = config["privacy"]
+    line = ledger.mechanisms[0] if ledger.mechanisms else known
+    size = int(line["num_examples"])
+    return SpentRun(
+        folder=folder,
+        ledger=ledger,
+        taken=taken,
+        delta=float(line["delta"]),
+        num_examples=size,
+        expected_batch_size=float(size),
+        planned_steps=1,
+        unit=str(privacy["unit"]),
+        unit_definition=known.get("unit_definition"),
+        neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
+        accountant="prv",
+        calibration=None,
         reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
         end=_end(Path(folder), ledger),
     )

@@ -1,5 +1,6 @@
 """What ``dpft account run=`` and ``runs=`` print: tables, and records ready for JSON."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
         "reproducible": run.reproducible or None,
         "noise_multiplier": noises[0].noise_multiplier if len(noises) == 1 else None,
         "sample_rate": noises[0].sample_rate if len(noises) == 1 else None,
-        "mechanisms": [{**vars(noise), "steps": steps} for noise, steps in run.taken.items()],
+        "mechanisms": [_mechanism(noise, steps) for noise, steps in run.taken.items()],
         "num_examples": run.num_examples,
         "expected_batch_size": run.expected_batch_size,
         "steps": run.planned_steps,
@@ -94,6 +95,9 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
         lines += ["", *accountant_lines(together.epsilons)]
     steps = f"{sum(run.steps for run, _ in runs)} steps of {len(runs)} runs"
     lines += ["", _headline(together, steps, runs[0][0].unit)]
+    added = _added_up(runs)
+    simple = f"added up, each run's own: epsilon {up(added['epsilon'])}, delta"
+    lines += warning_lines([f"{simple} {delta_up(added['delta'])}"], label="note")
     lines += warning_lines([YOUR_WORD], label="note")
     for run, own in runs:
         lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
@@ -108,10 +112,19 @@ def together_record(
     return {
         **_record(together, private=not any(run.reproducible for run, _ in runs)),
         "runs": [run_record(run, own) for run, own in runs],
+        "simple_composition": _added_up(runs),
         "same_data": YOUR_WORD,
         "steps_taken": sum(run.steps for run, _ in runs),
         "unit": first.unit,
         "neighboring_relation": first.neighboring_relation,
+    }
+
+
+def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> dict[str, float]:
+    """Returns the simple composition: the sums of what each run reports by itself."""
+    return {
+        "epsilon": math.fsum(own.epsilon for _, own in runs),
+        "delta": math.fsum(own.delta for _, own in runs),
     }
 
 
@@ -146,14 +159,24 @@ def _ledger(run: SpentRun) -> str:
     return f"{ledger.lines} lines{torn}, not closed: the run has not ended"
 
 
+def _mechanism(noise: Noise, steps: int) -> dict[str, float]:
+    known = {**vars(noise), "steps": steps}
+    return {name: value for name, value in known.items() if name != "threshold_delta" or value}
+
+
 def _noise_rows(noise: Noise, steps: int) -> list[tuple[str, str]]:
     return [
         (
             "steps",
             f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
-            f" at sample rate {noise.sample_rate:.6g}",
+            f" at sample rate {noise.sample_rate:.6g}{_threshold_words(noise)}",
         )
     ]
+
+
+def _threshold_words(noise: Noise) -> str:
+    taken = noise.threshold_delta
+    return f", and a threshold that takes {taken:.4g} of delta" if taken else ""
 
 
 def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:

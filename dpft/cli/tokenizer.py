@@ -1,0 +1,22 @@
+"""``dpft tokenizer``: a private vocabulary of a task's training records, and what it costs."""
+
+from pathlib import Path
+
+from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.config.schema import TASK
+from dpft.config.tokenizer import TokenizerCommand
+from dpft.runs.configuring import tokenizer_configuration as configuration
+
+CONFIG = TokenizerCommand
+POLYMORPHIC = TASK
+
+__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "run"]
+
+
+def run(command: TokenizerCommand) -> None:
+    """Makes the vocabulary in the folder that Hydra made, or in the one that ``resume`` names."""
+    from dpft.runs.answer import show
+    from dpft.runs.tokenizing.command import make_tokenizer
+
+    folder = run_folder() if command.resume is None else Path(command.resume)
+    show(make_tokenizer(command, folder, write_request=write_hydra_record), command.output)

@@ -1,0 +1,37 @@
+"""The configuration of ``dpft tokenizer``, conf/tokenizer.yaml."""
+
+from dataclasses import dataclass, field
+
+from dpft.config.account import check_output
+from dpft.errors import InputError
+from dpft.privacy.histogram_config import HistogramPrivacy
+from dpft.tasks.base import Task
+from dpft.tokenizers.tokenizer_config import OF_PIECES, TokenizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerCommand:
+    """``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
+
+    task: Task
+    tokenizer: TokenizerConfig
+    privacy: HistogramPrivacy = field(default_factory=HistogramPrivacy)
+    resume: str | None = None
+    """Folder of a tokenizer's run, whose noisy histogram shall give another vocabulary."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+
+    def __post_init__(self) -> None:
+        check_output(self.output)
+        if self.task.lacks is not None:
+            raise InputError(self.task.lacks)
+        given = self.privacy.eps is not None
+        if given == (self.tokenizer.noise_std is not None):
+            raise InputError(
+                "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
+                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON."
+            )
+
+
+CHANGEABLE = ("resume", "output", *(f"tokenizer.{name}" for name in OF_PIECES))
+"""Keys that ``dpft tokenizer resume=RUN`` takes."""

@@ -1,0 +1,60 @@
+"""The section ``privacy`` of ``dpft tokenizer``: what a private histogram of words promises."""
+
+import math
+from dataclasses import dataclass
+
+from dpft.errors import InputError
+from dpft.privacy.plan import EXAMPLE, check_delta, default_delta
+from dpft.privacy.privacy_config import check_num_examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramPrivacy:
+    """(eps, delta) for a histogram of words; noise is given by eps, or by tokenizer.noise_std."""
+
+    name: str = "histogram"
+    eps: float | None = None
+    """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
+    delta: float | None = None
+    """The promised delta, half of it for the noise, half for the threshold; null takes
+    1 / (2 * num_examples)."""
+    num_examples: int | None = None
+    """Public number of records, or of units; null takes the task's, or counts what is read."""
+    unit: str = EXAMPLE
+    """Whose words are hidden: a record's, or those of all rows of one value of a column, such as
+    customer_id."""
+    allow_large_delta: bool = False
+    """Release under a delta so large that it promises little."""
+    noise_seed: int | None = None
+    """For tests: makes the noise reproducible, and so not private."""
+
+    def __post_init__(self) -> None:
+        if self.name != "histogram":
+            raise InputError(f"privacy.name must be histogram, got {self.name!r}.")
+        if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
+            raise InputError(f"privacy.eps must be positive and finite, got {self.eps}.")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise InputError(
+                f"privacy.delta must be in (0, 1), got {self.delta}; null takes 1/(2*num_examples)."
+            )
+        check_num_examples(self.num_examples)
+        if not self.unit.strip():
+            raise InputError(
+                "privacy.unit must be example, or the name of a column such as customer_id, got"
+                f" {self.unit!r}."
+            )
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a unit is all records of one value of a column."""
+        return self.unit != EXAMPLE
+
+    def delta_for(self, num_examples: int) -> float:
+        """Returns delta: the given one, or what the public number of units makes it.
+
+        Raises:
+            InputError: It promises nothing, and ``allow_large_delta`` does not say so.
+        """
+        delta = default_delta(num_examples) if self.delta is None else self.delta
+        check_delta(delta, num_examples=num_examples, allow_large=self.allow_large_delta)
+        return delta

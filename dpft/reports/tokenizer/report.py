@@ -1,0 +1,101 @@
+"""report.md and report.html of a private vocabulary, and the table that its command prints.
+
+All of it is public: it follows from privacy.json and from the words that were released.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from dpft.files import write_text
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.reports.pages import render_html, render_markdown
+from dpft.reports.run.run_record import read_privacy
+from dpft.reports.run.sections import LEDGER_NOTE
+from dpft.reports.tokenizer.plot import counts_plot
+from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
+
+Record = Mapping[str, Any]
+COVERAGE = (
+    "Covered: the released words with their counts (`histogram.tsv`), and everything made of them:"
+    " the tokenizer, and any other vocabulary of the same histogram, at no further cost.",
+    "Not covered: other runs on the same records, training with this tokenizer among them; their"
+    " costs add up. `dpft train model.tokenizer=RUN` composes both in its own report, and"
+    " `dpft account runs=[RUN,OTHER]` any of them.",
+    "Not covered: everything under `private/`, which must not be released, and what texts a model"
+    " reads: the tokenizer only parts them.",
+    "Not private at all: the configuration, the caps and the number of records among it.",
+)
+
+
+def write_tokenizer_report(folder: Path) -> None:
+    """Writes report.md and report.html from the other public files of a run."""
+    record = read_privacy(folder / PRIVACY)
+    lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
+    counts = [int(line.rpartition("\t")[2]) for line in lines]
+    parts = {
+        "title": f"Private vocabulary of {record['data']}",
+        "headline": headline(record),
+        "warnings": [f"Warning: {warning}" for warning in record["warnings"]],
+        "rows": rows(record),
+        "coverage": COVERAGE,
+        "ledger_note": LEDGER_NOTE,
+    }
+    plot = Markup(counts_plot(counts, record["threshold"])) if counts else None
+    write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=plot))
+    write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
+
+
+def headline(record: Record) -> str:
+    """Returns epsilon with all that it depends on, or "NOT PRIVATE"."""
+    if not record["private"]:
+        return (
+            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+        )
+    relation = record["neighboring_relation"].replace("_", " ")
+    return (
+        f"**(ε = {up(record['epsilon'])}, δ = {delta_up(record['delta'])})-differentially"
+        f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
+        f" {record['unit']}, noise {record['noise_source']}."
+    )
+
+
+def rows(record: Record) -> list[tuple[str, str]]:
+    """Returns the mechanism and what was made by it, quantity and value."""
+    made = [("tokenizer", "none yet: see the message of the command")]
+    if "vocab_size" in record:
+        made = [
+            ("pieces", f"{record['vocab_size']}, by {record['algorithm']}"),
+            ("tokens, special ones and sentinels included", f"{record['tokens']}"),
+            ("tokenizer's SHA-256", f"`{record['tokenizer_sha256']}`"),
+        ]
+    source = record["num_examples_source"]
+    return [
+        ("ε (exact)", up(record["epsilon"])),
+        ("ε by the classical formula, no bound above 1", up(record["epsilon_classical"])),
+        ("δ", f"{delta_up(record['delta'])}, half for the noise, half for the threshold"),
+        ("neighboring relation", record["neighboring_relation"]),
+        ("unit", f"{record['unit']}: {record['unit_definition']}"),
+        ("number of units", f"{record['num_examples']}, taken as public ({source})"),
+        ("words of a unit that are counted (N)", f"{record['words_per_record']}"),
+        ("most of one word (m)", f"{record['linf_cap']:g}"),
+        ("L2 norm of a unit's counts (k)", f"{record['l2_cap']:g}"),
+        ("noise on each count (standard deviation)", f"{record['noise_std']:.6g}"),
+        ("threshold", f"{record['threshold']:.6g}"),
+        ("noise source", record["noise_source"]),
+        ("words that reached the threshold", f"{record['words_kept']}"),
+        *made,
+        ("data", record["data"]),
+        *([("begun on (UTC)", record["date"])] if "date" in record else []),
+        ("ledger", f"{record['ledger']['lines']} lines, head `{record['ledger']['head']}`"),
+    ]
+
+
+def table(record: Record, folder: Path) -> str:
+    """Returns what the command prints."""
+    shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
+    width = max(len(name) for name, _ in shown)
+    lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in record["warnings"])])

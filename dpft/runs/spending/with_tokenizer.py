@@ -1,0 +1,185 @@
+"""A run whose tokenizer is private too: what both cost together, on the same data.
+
+Ponomareva et al. 2022, Appendix C, adds the two up. The composition here is tighter: the Gaussian
+of the tokenizer's histogram and the sampled Gaussians of training by PLD, at the sum of both
+deltas, of which the threshold's half of the tokenizer's is taken first. Importing it imports no
+torch.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError, StateError
+from dpft.files import read_file
+from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
+from dpft.privacy.accounting.search import smallest_noise
+from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan
+from dpft.privacy.spending import Noise, as_mechanisms
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import LEDGER, PRIVACY, TOKENIZER
+from dpft.runs.spending.bounds import account_taken
+from dpft.runs.spending.spent_run import SpentRun, read_spent
+
+logger = logging.getLogger(__name__)
+PUBLIC_TOKENIZER = (
+    "the tokenizer of model.tokenizer has no ledger and is taken as public"
+    " (model.tokenizer_is_public=true): epsilon does not cover what made it"
+)
+
+
+def tokenizer_of(config: TrainConfig) -> SpentRun | None:
+    """Returns what a private run's tokenizer cost; None where it has no ledger, or there is none.
+
+    Raises:
+        InputError: It protects another unit than the run, or has no ledger where one is needed.
+        StateError: Its ledger is damaged, or the tokenizer is not the one that the ledger's run
+            reported.
+    """
+    guarantee, given = config.privacy.guarantee, config.model.tokenizer
+    if guarantee is None or given is None:
+        return None
+    folder = Path(given).expanduser()
+    if not (folder / LEDGER).exists():
+        _check_public(config)
+        return None
+    spent = read_spent(str(folder))
+    _check_files(folder)
+    ours = {
+        "unit": guarantee.unit,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "unit_definition": guarantee.unit_definition(config.task.unit_definition),
+    }
+    for name, value in ours.items():
+        theirs = getattr(spent, name)
+        if name == "unit_definition" and (guarantee.unit != EXAMPLE or theirs is None):
+            continue  # a named unit is the same one whatever is counted of it
+        if theirs != value:
+            raise InputError(
+                f"model.tokenizer must protect the {name} of the run, {value!r}, got {theirs!r} of"
+                f" {folder}: their epsilons protect different things; make a tokenizer for it."
+            )
+    return spent
+
+
+def _check_public(config: TrainConfig) -> None:
+    """Refuses a tokenizer of which nothing says what it cost, unless it is said to be public."""
+    if config.model.tokenizer_is_public:
+        return
+    if config.privacy.guarantee is not None and config.privacy.guarantee.total_eps is not None:
+        raise InputError(
+            f"privacy.total_eps needs a model.tokenizer with a {LEDGER}, got"
+            f" {config.model.tokenizer!r}, which has none; give the folder of a dpft tokenizer run,"
+            " or privacy.eps."
+        )
+    if getattr(config.task, "corpus_form", None) is not None:
+        raise InputError(
+            f"model.tokenizer={config.model.tokenizer} has no {LEDGER} that says what it cost; give"
+            " the folder of a dpft tokenizer run, or, where no private text made it, set"
+            " model.tokenizer_is_public=true."
+        )
+    logger.warning("%s", PUBLIC_TOKENIZER.replace(" (model.tokenizer_is_public=true)", ""))
+
+
+def _check_files(folder: Path) -> None:
+    known = read_privacy(folder / PRIVACY).get("tokenizer_sha256")
+    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
+    if known != found:
+        raise StateError(
+            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
+            " as it was."
+        )
+
+
+def delta_with(delta: float, tokenizer: SpentRun) -> float:
+    """Returns the delta of both: a training's and its tokenizer's."""
+    return delta + tokenizer.delta
+
+
+def together_record(
+    taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
+) -> dict[str, Any]:
+    """Returns what privacy.json says of a run and its tokenizer together.
+
+    Args:
+        taken: The run's own noisy steps.
+        epsilon: That the run reports by itself.
+        delta: At which it does.
+        tokenizer: What its tokenizer cost.
+    """
+    at = delta_with(delta, tokenizer)
+    with Accountants() as accountants:
+        both = account_taken({**taken, **tokenizer.taken}, at, "pld", accountants)
+        own = account_taken(tokenizer.taken, tokenizer.delta, "prv", accountants)
+    return {
+        "epsilon_with_tokenizer": min(both.epsilon, epsilon + own.epsilon),
+        "delta_with_tokenizer": at,
+        "tokenizer": {
+            "epsilon": own.epsilon,
+            "delta": tokenizer.delta,
+            "ledger": {"lines": tokenizer.ledger.lines, "head": tokenizer.ledger.head},
+            "simple_composition": epsilon + own.epsilon,
+        },
+    }
+
+
+def planned_with_tokenizer(
+    config: TrainConfig, plan: PrivacyPlan, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one.
+
+    Args:
+        config: Of the run.
+        plan: Of its steps.
+        record: What the plan says of them alone.
+    """
+    tokenizer = tokenizer_of(config)
+    if tokenizer is None:
+        return {}
+    noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    return together_record(
+        {noise: plan.steps}, epsilon=record["epsilon"], delta=plan.delta, tokenizer=tokenizer
+    )
+
+
+def noise_beside(
+    tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
+) -> float:
+    """Returns the least noise with which a training and its tokenizer keep within one epsilon.
+
+    Args:
+        tokenizer: What was spent already.
+        total_eps: Of both, at the sum of their deltas.
+        delta: Of the training.
+        sample_rate: Of the training.
+        steps: Of the training.
+
+    Raises:
+        InputError: The tokenizer leaves too little.
+    """
+    at = delta_with(delta, tokenizer)
+    others = as_mechanisms(tokenizer.taken, at)
+    left = others[0].delta
+
+    with Accountants() as accountants:
+
+        def together(noise_multiplier: float) -> float:
+            own = SampledGaussian(
+                noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=left
+            )
+            found = accountants.evaluate("pld", Composition(parts=(own, *others)))
+            assert found.upper is not None
+            return found.upper
+
+        try:
+            return smallest_noise(together, total_eps, start=1.0)
+        except AccountantError as error:
+            spent = account_taken(tokenizer.taken, tokenizer.delta, "prv", accountants).epsilon
+            raise InputError(
+                f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
+                f" {spent:.4g} ({error}); raise it."
+            ) from error

@@ -1,0 +1,1 @@
+"""``dpft tokenizer``: from records to a private vocabulary."""

@@ -1,0 +1,111 @@
+"""From a noisy histogram to a tokenizer and its report: post-processing, at no cost."""
+
+import hashlib
+import logging
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from dpft.config.load import dump
+from dpft.config.tokenizer import TokenizerCommand
+from dpft.errors import InputError, StateError
+from dpft.files import read_file, sync_tree
+from dpft.privacy.accounting.gaussian_histogram import histogram_of
+from dpft.privacy.accounting.rounding import up
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER
+from dpft.runs.answer import Answer
+from dpft.runs.tokenizing.histogram_file import closed_ledger, read_histogram
+from dpft.runs.tokenizing.outcome import Made, answer, write_outcome
+from dpft.tokenizers.pieces import VocabularyError, train_pieces
+from dpft.tokenizers.saving import save_tokenizer
+
+logger = logging.getLogger(__name__)
+DEFINITION = "tokenizer.json"
+"""The file of a tokenizer that says everything of it."""
+
+
+def make_again(command: TokenizerCommand, folder: Path) -> Answer:
+    """Makes another vocabulary of the histogram that a run released.
+
+    Raises:
+        InputError: The run has none, or its words do not allow the vocabulary.
+        StateError: Its files are damaged.
+    """
+    closed_ledger(folder)
+    known = read_privacy(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
+    digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
+    if known.get("histogram_sha256", digest) != digest:
+        raise StateError(
+            f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
+        )
+    dump(replace(command, resume=None), folder / CONFIGURATION)
+    return finish(command, folder)
+
+
+def finish(command: TokenizerCommand, folder: Path) -> Answer:
+    """Reports what was released, makes the tokenizer, and reports that too.
+
+    Raises:
+        InputError: The words do not allow so many pieces; the sentence says what stands spent.
+        RunError: The process that makes the pieces failed.
+    """
+    words = read_histogram(folder)
+    write_outcome(command, folder, Made(words_kept=len(words)))
+    made = make_vocabulary(command, folder, words)
+    write_outcome(command, folder, made)
+    return answer(folder)
+
+
+def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[str, int]]) -> Made:
+    """Returns what was made: the tokenizer's folder in the run's, whole or not at all."""
+    tokenizer = command.tokenizer
+    if not words:
+        raise _spent(folder, "no word reached the threshold", 0)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        fresh = Path(place)
+        try:
+            pieces = train_pieces(
+                folder / HISTOGRAM,
+                fresh / "pieces.json",
+                vocab_size=tokenizer.vocab_size,
+                algorithm=tokenizer.algorithm,
+            )
+        except VocabularyError as error:
+            raise _spent(folder, str(error), len(words)) from None
+        tokens = save_tokenizer(
+            fresh / TOKENIZER,
+            pieces,
+            algorithm=tokenizer.algorithm,
+            sentinels=tokenizer.sentinels,
+        )
+        sync_tree(fresh / TOKENIZER)
+        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        (fresh / TOKENIZER).rename(folder / TOKENIZER)
+    return Made(
+        words_kept=len(words),
+        vocab_size=len(pieces.pieces),
+        tokens=tokens,
+        tokenizer_sha256=tokenizer_digest(folder / TOKENIZER),
+    )
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Returns the SHA-256 of what defines a tokenizer."""
+    return hashlib.sha256(read_file(folder / DEFINITION)).hexdigest()
+
+
+def _spent(folder: Path, fault: str, words: int) -> InputError:
+    """Returns the refusal of a vocabulary, which says what was spent and how to go on."""
+    ledger = closed_ledger(folder)
+    mechanism = histogram_of(ledger.mechanisms[0])
+    ways_out = (
+        f"go on at no further cost by dpft tokenizer resume={folder} tokenizer.vocab_size=NUMBER"
+        if words
+        else "begin anew with more epsilon, more records, or caps nearer to what a record has"
+    )
+    return InputError(
+        f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
+        f" {up(mechanism.epsilon)} stands spent: {ways_out}."
+    )

@@ -1,0 +1,1 @@
+"""Private vocabularies: from words that are counted to a tokenizer."""

@@ -1,0 +1,104 @@
+"""How often each word stands in the records, with a bound on what one unit can add.
+
+Ponomareva et al. 2022, section 3.1: words are what blanks part, taken as they are. Of a unit, which
+is a record unless said otherwise, the first N words are counted, each at most m times; the counts
+are then scaled down to an L2 norm of at most k. All of that depends on the unit alone.
+
+Counts are whole multiples of ``RESOLUTION``, rounded towards zero, so that their sums are exact and
+a unit moves them by no more than k and m to the last bit.
+"""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESOLUTION = 2.0**-16
+BELOW_ONE = 1 - 2.0**-40
+"""Makes up for the rounding of a product of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """What a unit may add at most."""
+
+    words: int
+    """N, its words that are counted."""
+    l2: float
+    """k, the L2 norm of its counts."""
+    linf: float
+    """m, the largest of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordHistogram:
+    """Exact counts; private."""
+
+    words: tuple[str, ...]
+    """Every word of the records, each once."""
+    multiples: NDArray[np.int64]
+    """The count of each, in multiples of ``RESOLUTION``."""
+    num_units: int
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """The count of each word."""
+        return self.multiples.astype(np.float64) * RESOLUTION
+
+
+def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
+    """Returns what one unit adds to the count of each of its words, in multiples of ``RESOLUTION``.
+
+    Args:
+        words: The unit's, in their order.
+        caps: Hold for what is returned.
+    """
+    first = [word for word, _ in zip(words, range(caps.words), strict=False)]
+    counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
+    norm = math.sqrt(math.fsum(count * count for count in counts.values()))
+    scale = (1.0 if norm <= caps.l2 else caps.l2 / norm * BELOW_ONE) / RESOLUTION
+    return {word: math.floor(count * scale) for word, count in counts.items()}
+
+
+def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) -> WordHistogram:
+    """Returns the histogram of the words of all records.
+
+    Args:
+        texts: Of each record its text, and the unit that it is of; read once.
+        caps: Of each unit.
+        by_unit: Whether the records of one unit count as one; else each is a unit of its own.
+    """
+    sums: Counter[str] = Counter()
+    if not by_unit:
+        units = 0
+        for text, _ in texts:
+            units += 1
+            sums.update(bounded_counts(words_of(text), caps))
+        return _histogram(sums, units)
+    words: dict[str, int] = {}
+    kept: dict[str, array[int]] = {}
+    for text, unit in texts:
+        own = kept.setdefault(unit, array("q"))
+        room = caps.words - len(own)
+        own.extend(words.setdefault(word, len(words)) for word in words_of(text)[:room])
+    names = tuple(words)
+    for own in kept.values():
+        sums.update(bounded_counts((names[at] for at in own), caps))
+    return _histogram(sums, len(kept))
+
+
+def words_of(text: str) -> Sequence[str]:
+    """Returns a text's words, as they are; what no file could hold is none."""
+    return text.replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8").split()
+
+
+def _histogram(sums: Counter[str], units: int) -> WordHistogram:
+    return WordHistogram(
+        words=tuple(sums),
+        multiples=np.fromiter(sums.values(), np.int64, len(sums)),
+        num_units=units,
+    )
