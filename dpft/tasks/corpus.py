@@ -20,6 +20,12 @@ LINE, DOCUMENT = "line", "document"
 class CorpusTask(TextTask):
     """Texts without prompts; one that is blank is no record."""
 
+    data_dir: str | None = None
+    """A file, or a folder of files and folders of any names: .txt, .txt.gz, .jsonl, .jsonl.gz,
+    .parquet and .csv; or one with files or folders called train, validation or test."""
+    max_length: int | None = None
+    """Longest tokenized text; a longer one loses its end; null takes 512, or what the model has
+    positions for where that is less."""
     text_column: str = field(default="text", metadata={"key": "text"})
     """The column that holds the text, in files that have columns and on the hub."""
     record_kind: str = field(default=LINE, metadata={"key": "record"})
