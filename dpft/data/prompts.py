@@ -85,6 +85,9 @@ def split_files(task: Task) -> list[Path]:
     if task.data_dir is None:
         return []
     place = Path(task.data_dir).expanduser()
-    parts = [part for split in SPLITS for part in task.parts(split)]
-    files = [place, *(place / (part + ending) for part in parts for ending in FORMATS)]
+    if task.corpus_form is not None:
+        files = [place, *place.rglob("*")]
+    else:
+        parts = [part for split in SPLITS for part in task.parts(split)]
+        files = [place, *(place / (part + ending) for part in parts for ending in FORMATS)]
     return [path for path in files if path.is_file()]

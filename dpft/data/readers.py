@@ -12,7 +12,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from dpft.errors import InputError
 
@@ -28,27 +28,38 @@ class Row(NamedTuple):
     """File and line, or data set and row, for messages."""
     values: Mapping[str, object]
     """Column name to value; a csv cell that is missing is None."""
+    has_columns: bool = True
+    """Whether the columns are the file's own; a text file has none."""
 
 
-def read_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
+Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
+"""From a file's bytes, and its name for messages, to its rows."""
+
+
+def read_rows(
+    stream: BinaryIO, file: str, formats: Mapping[str, Reader] | None = None
+) -> Iterator[Row]:
     """Yields the rows of a file in the format its name ends with.
 
     Args:
         stream: The file's bytes.
-        file: Its path or address; ends with one of ``FORMATS``.
+        file: Its path or address; ends with one of ``formats``.
+        formats: Readers by the ending of a file's name; None: ``FORMATS``.
 
     Raises:
         InputError: The file cannot be read as that format; names file and line.
     """
-    ending = next(ending for ending in FORMATS if file.endswith(ending))
-    return FORMATS[ending](stream, file)
+    known = FORMATS if formats is None else formats
+    ending = next(ending for ending in known if file.endswith(ending))
+    return known[ending](stream, file)
 
 
-def _csv_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
-    reader = csv.reader(_lines(stream, file), strict=True)
+def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
+    """Yields the rows of a .csv file, whose first line is its header."""
+    reader = csv.reader(decoded_lines(stream, file), strict=True)
     header: list[str] | None = None
     while True:
-        place = _place(file, reader.line_num + 1)
+        place = line_place(file, reader.line_num + 1)
         try:
             cells = next(reader, None)
         except csv.Error:
@@ -87,10 +98,11 @@ def _named(cells: list[str], header: list[str], place: str) -> dict[str, object]
 
 
 def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    for number, line in enumerate(_lines(stream, file), start=1):
+    for number, line in enumerate(decoded_lines(stream, file), start=1):
         if line.isspace():
             continue
-        yield Row(_place(file, number), _json_object(line, _place(file, number)))
+        place = line_place(file, number)
+        yield Row(place, _json_object(line, place))
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -115,17 +127,22 @@ def _json_object(line: str, place: str) -> dict[str, object]:
     return value
 
 
-def _gzip_jsonl_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
-    try:
-        with gzip.open(stream) as unpacked:
-            yield from _jsonl_rows(unpacked, file)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise InputError(f"{file}: not a complete gzip file; pack it anew.") from None
+def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
+    """Returns a reader of files that ``read`` reads once gzip has unpacked them."""
+
+    def read_packed(stream: BinaryIO, file: str) -> Iterator[Row]:
+        try:
+            with gzip.open(stream) as unpacked:
+                yield from read(unpacked, file)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            raise InputError(f"{file}: not a complete gzip file; pack it anew.") from None
+
+    return read_packed
 
 
 def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     """Yields the objects of a file that is one list of them."""
-    text = "".join(_lines(stream, file))
+    text = "".join(decoded_lines(stream, file))
     try:
         values = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError):
@@ -166,26 +183,31 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
         ) from None
 
 
-def _lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
-    """Yields the decoded lines, ends included, without a byte-order mark."""
+def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
+    """Yields the lines as text, ends included, without a byte-order mark.
+
+    Raises:
+        InputError: A line is not UTF-8; names file and line.
+    """
     for number, line in enumerate(stream, start=1):
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
             raise InputError(
-                f"{_place(file, number)}: not UTF-8 text; convert the file to UTF-8."
+                f"{line_place(file, number)}: not UTF-8 text; convert the file to UTF-8."
             ) from None
         yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
-def _place(file: str, line: int) -> str:
+def line_place(file: str, line: int) -> str:
+    """Returns how messages name a line."""
     return f"{file}, line {line}"
 
 
-FORMATS: dict[str, Callable[[BinaryIO, str], Iterator[Row]]] = {
-    ".csv": _csv_rows,
+FORMATS: dict[str, Reader] = {
+    ".csv": csv_rows,
     ".jsonl": _jsonl_rows,
-    ".jsonl.gz": _gzip_jsonl_rows,
+    ".jsonl.gz": packed(_jsonl_rows),
     ".json": _json_rows,
     ".parquet": _parquet_rows,
 }

@@ -111,6 +111,11 @@ def _named_by(key: str, row: Row) -> str:
 
 def unit_of(row: Row, column: str) -> str:
     """Returns the value that says whose record a row is; never shown."""
+    if not row.has_columns:
+        raise InputError(
+            f"{row.place}: a text file has no columns, so none is {column}, which privacy.unit"
+            " names; give .jsonl, .csv or .parquet files that have it, or privacy.unit=example."
+        )
     if column not in row.values:
         raise InputError(f"{row.place}: lacks the column {column}{_named_by('privacy.unit', row)}")
     value = row.values[column]

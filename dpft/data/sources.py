@@ -5,15 +5,17 @@ and line and never quotes the row: rows may be private, messages are not (docs/d
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 
 from huggingface_hub import constants
 
+from dpft.data.corpora import corpus_formats, corpus_split, known_splits
 from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
-from dpft.data.readers import FORMATS, Row, read_rows
+from dpft.data.readers import FORMATS, Reader, Row, read_rows
 from dpft.data.rows import examples_of, set_apart, unit_of
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
@@ -88,6 +90,9 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
     if task.data_dir is None:
         raise InputError(f"task.source=local needs task.data_dir={_places(task)}.")
+    if task.corpus_form is not None:
+        readers, files = corpus_formats(task.corpus_form), corpus_split(task, split)
+        return chain.from_iterable(file_rows(file, readers) for file in files)
     folder = Path(task.data_dir).expanduser()
     if task.takes_file and folder.is_file():
         return file_rows(_only_file(folder, split))
@@ -106,15 +111,14 @@ def _places(task: Task) -> str:
 
 
 def has_training_split_alone(task: Task) -> bool:
-    """Returns whether the task's data are one file, or one table in memory: the training split."""
+    """Returns whether the data (a file, a corpus, a table in memory) are a training split alone."""
     if task.effective_source == MEMORY:
         return held_splits() == (TRAIN,)
-    return (
-        task.takes_file
-        and task.effective_source == "local"
-        and task.data_dir is not None
-        and Path(task.data_dir).expanduser().is_file()
-    )
+    if task.effective_source != "local" or task.data_dir is None:
+        return False
+    if task.corpus_form is not None:
+        return known_splits(task) == {TRAIN}
+    return task.takes_file and Path(task.data_dir).expanduser().is_file()
 
 
 def has_split(task: Task, split: str) -> bool:
@@ -123,6 +127,8 @@ def has_split(task: Task, split: str) -> bool:
         return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
         return False
+    if task.corpus_form is not None:
+        return not known_splits(task).isdisjoint(task.parts(split))
     folder = Path(task.data_dir).expanduser()
     names = [part + ending for part in task.parts(split) for ending in FORMATS]
     return any((folder / name).exists() for name in names)
@@ -173,15 +179,19 @@ def _file_names(split: str) -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def file_rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
     """Yields a file's rows, not yet checked.
+
+    Args:
+        path: The file.
+        formats: As ``read_rows``.
 
     Raises:
         InputError: It cannot be read; names file and line.
     """
     try:
         with path.open("rb") as stream:
-            yield from read_rows(stream, str(path))
+            yield from read_rows(stream, str(path), formats)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -209,16 +219,20 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
 
     try:
         rows = datasets.load_dataset(
-            task.hub_name, task.hub_config, revision=task.hub_revision, split=split
+            task.hub_name,
+            task.hub_config,
+            revision=task.hub_revision,
+            split=split,
+            streaming=task.streams_hub,
         )
+        for number, values in enumerate(rows, start=1):
+            yield Row(f"{task.hub_name}, {split} split, row {number}", values)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"task.hub_name={task.hub_name} with task.hub_revision={task.hub_revision} and split"
-            f" {split} could not be loaded ({type(error).__name__}); correct them, or"
+            f" {split} could not be read ({type(error).__name__}); correct them, or"
             f" {OFFLINE_WAYS_OUT}."
         ) from error
-    for number, values in enumerate(rows, start=1):
-        yield Row(f"{task.hub_name}, {split} split, row {number}", values)
 
 
 def _origin(task: Task, split: str) -> str:

@@ -49,8 +49,8 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
         return
     if not task.takes_file:
         raise InputError(
-            f"eval.held_out is for task=custom, got task={task.name}, which has splits of its own;"
-            " choose one with eval.split."
+            f"eval.held_out is for task=custom and task=corpus, got task={task.name}, which has"
+            " splits of its own; choose one with eval.split."
         )
     if config.split != task.eval_split:
         raise InputError(

@@ -20,6 +20,16 @@ SOURCES = ("hub", "url", "local", "embedded", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
+class CorpusForm:
+    """How the local files of a corpus are read: of any names, and text files among them."""
+
+    column: str
+    """The column under which a text of a text file stands, which has no columns itself."""
+    by_document: bool
+    """Whether a text file is one text; else each of its lines is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
 
@@ -63,6 +73,8 @@ class Task(ABC):
     """The hub data set whose splits are published; another one is the user's own."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
+    streams_hub: ClassVar[bool] = False
+    """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 
@@ -108,6 +120,11 @@ class Task(ABC):
 
     def column_key(self, column: str) -> str | None:
         """Returns the configuration key that names a column; None where the task itself does."""
+        return None
+
+    @property
+    def corpus_form(self) -> CorpusForm | None:
+        """How local files are read where they are a corpus; None where they are tables by split."""
         return None
 
     @property

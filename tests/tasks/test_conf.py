@@ -20,8 +20,12 @@ CONF = Path(__file__).parents[2] / "conf" / "task"
 def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     assert set(values) == {key_name(field) for field in fields(TASKS.named(name))}
+    assert built(values | FORMS.get(name, {})).name == name
+
+
+def built(values: dict[str, object]) -> Task:
     schema = Schema(polymorphic={"task": chosen_task_class}, known_keys=())
-    assert build(values | FORMS.get(name, {}), Task, key="task", schema=schema).name == name
+    return build(values, Task, key="task", schema=schema)
 
 
 def test_e2e_trains_on_the_published_number_of_examples():
@@ -33,5 +37,5 @@ def test_the_yaml_reads_the_published_data_unless_told_otherwise(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     published = [source for source, key in (("hub", "hub_name"), ("url", "urls")) if values[key]]
     for source in published:
-        task = TASKS.named(name)(**{**values, "source": source})
+        task = built(values | {"source": source})
         assert all(task.is_published(split) for split in ("train", "validation", "test"))

@@ -1,0 +1,100 @@
+"""A corpus: texts of any kind, each learned as a whole from nothing, as pre-training reads them.
+
+Unlike ``task=custom`` it takes a folder of many files as it was collected, text files among them;
+unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1910.10683).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import TASKS, CorpusForm, TextTask
+from dpft.tasks.records import Example
+
+LINE, DOCUMENT = "line", "document"
+
+
+@TASKS.register("corpus")
+@dataclass(frozen=True, kw_only=True)
+class CorpusTask(TextTask):
+    """Texts without prompts; one that is blank is no record."""
+
+    data_dir: str | None = None
+    """A file, or a folder of files and folders of any names: .txt, .txt.gz, .jsonl, .jsonl.gz,
+    .parquet and .csv; or one with files or folders called train, validation or test."""
+    max_length: int | None = None
+    """Longest tokenized text; a longer one loses its end; null takes 512, or what the model has
+    positions for where that is less."""
+    text_column: str = field(default="text", metadata={"key": "text"})
+    """The column that holds the text, in files that have columns and on the hub."""
+    record_kind: str = field(default=LINE, metadata={"key": "record"})
+    """What of a .txt file is one record: line, each of its lines; or document, the file."""
+
+    takes_file: ClassVar[bool] = True
+    streams_hub: ClassVar[bool] = True
+    published_hub_name: ClassVar[str | None] = "allenai/c4"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.record_kind not in (LINE, DOCUMENT):
+            raise InputError(f"task.record must be line or document, got {self.record_kind!r}.")
+        if not self.text_column.strip():
+            raise InputError(
+                f"task.text must be the name of a column, as in task.text=text, got"
+                f" {self.text_column!r}."
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of the text."""
+        return (self.text_column,)
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return "task.text"
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """No columns: a text has no prompt."""
+        return ()
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """The column of the text."""
+        return self.columns
+
+    @property
+    def corpus_form(self) -> CorpusForm:
+        """See ``Task.corpus_form``."""
+        return CorpusForm(column=self.text_column, by_document=self.record_kind == DOCUMENT)
+
+    @property
+    def unit_definition(self) -> str:
+        """See ``Task.unit_definition``."""
+        text = "line of a text file" if self.record_kind == LINE else "text file as a whole"
+        return (
+            f"{text}, or row of a file that has columns; equal texts are records of their own, and"
+            " blank ones none"
+        )
+
+    def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
+        """Returns the text as one example, cut at its end where it is too long; none of a blank."""
+        text: str = row[self.text_column]
+        return (_whole(text),) if text.strip() else ()
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``: nothing, from which a model writes a whole text."""
+        return _whole("")
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``: cut as other texts are."""
+        return _whole(" ".join((*read, *learned)))
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+        """See ``TextTask.record``; a blank text is none."""
+        return {self.text_column: text} if text.strip() else None
+
+
+def _whole(text: str) -> Example:
+    return Example(prompt="", target=text, group=text, cut_target_end=True)

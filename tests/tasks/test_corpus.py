@@ -1,0 +1,70 @@
+import pytest
+
+from dpft.errors import InputError
+from dpft.tasks.base import CorpusForm
+from dpft.tasks.corpus import CorpusTask
+from dpft.tasks.records import Example
+
+
+def corpus(**settings: object) -> CorpusTask:
+    return CorpusTask(name="corpus", **settings)
+
+
+def test_a_text_is_one_record_learned_as_a_whole_and_cut_at_its_end():
+    text = "  Two\nlines. "
+    whole = Example(prompt="", target=text, group=text, cut_target_end=True)
+    assert corpus().examples({"text": text}) == (whole,)
+    assert corpus().columns == ("text",)
+    assert corpus().prompt_columns == ()
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n", "\u2028\u3000"])
+def test_a_blank_text_is_no_record(text):
+    assert corpus().examples({"text": text}) == ()
+    assert corpus().record({}, text) is None
+
+
+def test_a_text_is_written_from_nothing_into_the_column_it_is_read_from():
+    task = corpus(text_column="body")
+    assert task.from_nothing is task
+    assert (task.prompt({}).prompt, task.prompt({}).target) == ("", "")
+    written = task.record({}, "A text.")
+    assert written == {"body": "A text."}
+    assert [example.target for example in task.examples(written)] == ["A text."]
+    assert task.written_columns == ("body",)
+
+
+def test_a_canary_is_a_text_as_others_are():
+    (whole,) = corpus().examples({"text": "one two three four"})
+    assert corpus().canary(["one", "two"], ["three", "four"], number=0) == whole
+
+
+def test_the_record_says_what_is_hidden_and_how_text_files_are_read():
+    line, document = corpus(), corpus(record_kind="document")
+    assert line.unit_definition.startswith("line of a text file, or row of ")
+    assert document.unit_definition.startswith("text file as a whole, or row of ")
+    assert line.corpus_form == CorpusForm(column="text", by_document=False)
+    assert document.corpus_form == CorpusForm(column="text", by_document=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"record_kind": "page"}, "task.record must be line or document, got 'page'"),
+        ({"text_column": " "}, "task.text must be the name of a column"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_its_key(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        corpus(**settings)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_trust_rule_8_c4_from_the_hub_is_published_and_nothing_else(split):
+    from_hub = {"source": "hub", "num_train_examples": 364868892}
+    assert corpus(**from_hub, hub_name="allenai/c4").is_published(split)
+    assert corpus(**from_hub).public_num_train_examples == 364868892
+    assert not corpus(**from_hub, hub_name="someone/c4").is_published(split)
+    own = corpus(**from_hub, hub_name="allenai/c4", data_dir="texts")
+    assert not own.is_published(split)
+    assert own.public_num_train_examples is None
