@@ -18,6 +18,7 @@ from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
+from dpft.config.tokenizer import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 from dpft.runs.overrides import without_recipes_promise
@@ -28,6 +29,7 @@ FILES = sorted(CONF.rglob("*.yaml"))
 ROOTS = {
     "train": schema.TrainCommand,
     "tune": TuneCommand,
+    "tokenizer": TokenizerCommand,
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
     "generate": schema.GenerateConfig,
@@ -49,6 +51,7 @@ COMMAND = re.compile(rf" {{4}}(\.venv/bin/)?dpft ({'|'.join(SUBCOMMANDS)})(?: |$
 NEEDED = {
     "train": ["privacy.noise_multiplier=1"],
     "tune": ["privacy.eps=3"],
+    "tokenizer": ["privacy.eps=1", "tokenizer.vocab_size=9"],
     "plan": ["privacy.noise_multiplier=1"],
     "eval": [],
     "generate": ["run=RUN", "prompts=FILE"],
@@ -63,7 +66,7 @@ NEEDED = {
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
     plain = dict.fromkeys(("account", "export", "report", "doctor"), {})
-    of_task = dict.fromkeys(("eval", "generate"), schema.TASK)
+    of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
     polymorphic = {**plain, **of_task, "audit": AUDIT}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)

@@ -24,6 +24,7 @@ HUGE = 10**30
 OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "privacy.eps": POSITIVE,
     "privacy.noise_multiplier": POSITIVE,
+    "privacy.total_eps": POSITIVE,
     "privacy.delta": FRACTION,
     "privacy.num_examples": POSITIVE,
     "privacy.records_per_unit": POSITIVE,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError, StateError
+from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.spending import Noise, as_mechanisms, steps_taken
@@ -72,3 +73,31 @@ def test_each_noise_becomes_a_mechanism_at_one_delta():
         SampledGaussian(noise_multiplier=1.0, sample_rate=0.1, steps=2, delta=1e-5),
         SampledGaussian(noise_multiplier=2.0, sample_rate=0.3, steps=5, delta=1e-5),
     )
+
+
+HISTOGRAM = GaussianHistogram(
+    noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
+)
+
+
+def test_a_histogram_is_a_gaussian_of_all_units_beside_its_threshold():
+    taken = steps_taken(record(HISTOGRAM.entry(), mechanism()), PATH)
+    own = Noise(noise_multiplier=10.0, sample_rate=1.0, threshold_delta=5e-7)
+    assert taken == {noise(): 1, own: 1}
+    parts = as_mechanisms(taken, 3e-6)
+    assert {part.delta for part in parts} == {3e-6 - 5e-7}
+    assert {part.noise_multiplier for part in parts} == {1.0, 10.0}
+
+
+def test_a_delta_that_thresholds_take_whole_is_refused():
+    taken = steps_taken(record(HISTOGRAM.entry()), PATH)
+    with pytest.raises(InputError, match="delta must be above 5e-07, which the thresholds"):
+        as_mechanisms(taken, 5e-7)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threshold": 1.0}, {"noise_std": 80.0}, {"delta": "x"}, {"words_per_record": None}]
+)
+def test_a_histogram_whose_numbers_do_not_go_together_is_refused(changes):
+    with pytest.raises(StateError, match="line 1: expected a gaussian_histogram"):
+        steps_taken(record({**HISTOGRAM.entry(), **changes}), PATH)

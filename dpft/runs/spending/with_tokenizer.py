@@ -76,7 +76,7 @@ def _check_public(config: TrainConfig) -> None:
             f" {config.model.tokenizer!r}, which has none; give the folder of a dpft tokenizer run,"
             " or privacy.eps."
         )
-    if getattr(config.task, "corpus_form", None) is not None:
+    if config.task.corpus_form is not None:
         raise InputError(
             f"model.tokenizer={config.model.tokenizer} has no {LEDGER} that says what it cost; give"
             " the folder of a dpft tokenizer run, or, where no private text made it, set"

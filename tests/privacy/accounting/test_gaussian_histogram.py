@@ -1,0 +1,104 @@
+"""What a private histogram costs: published figures, the exact mechanism, a stray word's chance."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from scipy.stats import norm
+
+from dpft.errors import InputError
+from dpft.privacy.accounting import Composition, SampledGaussian, account_composition
+from dpft.privacy.accounting.gaussian_histogram import (
+    GaussianHistogram,
+    histogram_of,
+    noise_std_for,
+)
+
+PUBLISHED = GaussianHistogram(
+    noise_std=10000, l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9
+)
+"""Ponomareva et al. 2022, Appendix B: N = k = m = 256; noise and delta follow from Table 1."""
+
+
+def with_noise(noise_std: float) -> GaussianHistogram:
+    return replace(PUBLISHED, noise_std=noise_std)
+
+
+@pytest.mark.parametrize(("noise_std", "epsilon"), [(10000, 0.17), (500, 3.37), (50, 33.68)])
+def test_the_classical_formula_gives_the_published_epsilons(
+    noise_std: float, epsilon: float
+) -> None:
+    """Ponomareva et al. 2022, Tables 1 and 3."""
+    assert with_noise(noise_std).epsilon_classical == pytest.approx(epsilon, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise_std", "epsilon"), [(10000, 0.1330), (500, 3.0442), (50, 43.7306), (5, 1622.5772)]
+)
+def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(
+    noise_std: float, epsilon: float
+) -> None:
+    """By delta(eps) of Balle and Wang 2018, Theorem 8, at half of delta."""
+    histogram = with_noise(noise_std)
+    assert histogram.epsilon == pytest.approx(epsilon, abs=5e-5)
+    mu, eps = 256 / noise_std, histogram.epsilon
+    log_first, log_second = norm.logcdf(mu / 2 - eps / mu), eps + norm.logcdf(-mu / 2 - eps / mu)
+    delta = math.exp(log_first) * -math.expm1(log_second - log_first)
+    assert delta == pytest.approx(5e-10, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("noise_std", "threshold"), [(10000, 69661.3), (500, 3726.3), (50, 603.0), (5, 290.7)]
+)
+def test_the_threshold_takes_the_normal_quantile(noise_std: float, threshold: float) -> None:
+    histogram = with_noise(noise_std)
+    assert histogram.threshold == pytest.approx(threshold, abs=0.05)
+    stray = norm.sf((histogram.threshold - 256) / noise_std)
+    assert stray * 256 == pytest.approx(histogram.threshold_delta, rel=1e-6)
+
+
+def test_the_published_sums_are_those_of_the_simple_composition() -> None:
+    """Ponomareva et al. 2022, Table 2: training by RDP and the tokenizer added up."""
+    training = (6.0573157, 8.6898032, 13.4586238, 319.1941523)
+    sums = [round(epsilon + PUBLISHED.epsilon_classical, 2) for epsilon in training]
+    assert sums == [6.23, 8.86, 13.63, 319.36]
+
+
+def test_the_composition_with_training_costs_less_than_the_published_sum() -> None:
+    """Table 5, noise 0.40, with the tokenizer of epsilon 0.17: 6.23 published."""
+    examples = 5_240_387_307
+    delta = 1 / examples + PUBLISHED.delta - PUBLISHED.threshold_delta
+    training = SampledGaussian(
+        noise_multiplier=0.4, sample_rate=8192 / examples, steps=100_000, delta=delta
+    )
+    histogram = SampledGaussian(
+        noise_multiplier=PUBLISHED.noise_multiplier, sample_rate=1.0, steps=1, delta=delta
+    )
+    bound = account_composition(Composition(parts=(training, histogram)))
+    assert (bound.accountant, round(bound.epsilon, 3)) == ("pld", 3.707)
+
+
+@pytest.mark.parametrize("eps", [0.17, 1.0, 3.0, 40.0])
+def test_noise_for_an_epsilon_keeps_within_it_and_near(eps: float) -> None:
+    found = with_noise(noise_std_for(eps=eps, l2_cap=256, delta=1e-9)).epsilon
+    assert eps * (1 - 2e-5) <= found <= eps
+
+
+def test_a_ledgers_line_gives_the_histogram_back() -> None:
+    assert histogram_of(PUBLISHED.entry()) == PUBLISHED
+
+
+@pytest.mark.parametrize("name", ["threshold", "noise_multiplier"])
+def test_a_line_with_another_threshold_or_multiplier_is_refused(name: str) -> None:
+    line = PUBLISHED.entry()
+    with pytest.raises(InputError, match=name):
+        histogram_of({**line, name: 0.999 * float(line[name])})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_std", 0.0), ("l2_cap", -1.0), ("linf_cap", math.inf), ("words_per_record", 0)],
+)
+def test_what_is_out_of_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"tokenizer.{name} must be"):
+        replace(PUBLISHED, **{name: value})

@@ -1,0 +1,53 @@
+"""The release of a histogram: its noise, its threshold, and nothing of the order of the words."""
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
+from dpft.privacy.histograms import noisy_counts, released
+from dpft.privacy.keys import secret_key
+
+KEY = secret_key("histogram", 7)
+
+
+def test_a_stray_word_passes_as_often_as_delta_allows() -> None:
+    """Closed form: words of one unit alone, each with the most that it may add."""
+    histogram = GaussianHistogram(
+        noise_std=3.0, l2_cap=2.0, linf_cap=2.0, words_per_record=4, delta=0.08
+    )
+    draws = 1_000_000
+    passed = noisy_counts(np.full(draws, 2.0), 3.0, KEY) >= histogram.threshold
+    allowed = histogram.delta / (2 * 4)
+    assert abs(passed.mean() - allowed) < 4 * np.sqrt(allowed / draws)
+
+
+def test_the_noise_is_gaussian_of_the_given_deviation() -> None:
+    noise = noisy_counts(np.zeros(20_000), 5.0, KEY) / 5.0
+    assert kstest(noise, "norm").pvalue > 0.01
+
+
+def test_other_keys_give_other_noise_and_equal_ones_the_same() -> None:
+    counts = np.arange(8.0)
+    first, again = (noisy_counts(counts, 1.0, KEY) for _ in range(2))
+    other = noisy_counts(counts, 1.0, secret_key("histogram"))
+    assert (first == again).all()
+    assert (first != other).all()
+
+
+@pytest.fixture
+def quiet() -> GaussianHistogram:
+    return GaussianHistogram(
+        noise_std=0.01, l2_cap=1.0, linf_cap=1.0, words_per_record=2, delta=1e-6
+    )
+
+
+def test_words_come_by_count_and_name_whatever_their_order(quiet: GaussianHistogram) -> None:
+    words, counts = ["b", "rare", "a", "c"], np.array([5.0, 0.5, 5.0, 9.0])
+    expected = [("c", 9), ("a", 5), ("b", 5)]
+    assert released(words, counts, quiet, KEY) == expected
+    assert released(words[::-1], counts[::-1].copy(), quiet, KEY) == expected
+
+
+def test_no_words_are_released_as_none(quiet: GaussianHistogram) -> None:
+    assert released([], np.zeros(0), quiet, KEY) == []

@@ -1,0 +1,248 @@
+"""A private vocabulary, from a corpus to a trained model and one epsilon for both."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
+from tests.stories.tiny import MARKER, Workspace, make_workspace
+
+LINES = 400
+WORDS = (
+    *("low", "wide", "slow", "town", "house", "green", "bridge", "water", "boat", "morning"),
+    *(
+        "light",
+        "north",
+        "garden",
+        "winter",
+        "market",
+        "people",
+        "summer",
+        "stone",
+        "under",
+        "quiet",
+    ),
+)
+DATA = ("task=corpus", "task.data_dir=notes.txt", "privacy.delta=1e-4")
+TOKENIZER = ("tokenizer", *DATA, "tokenizer.words_per_record=8")
+EPS = ("privacy.eps=4",)
+PIECES = ("tokenizer.vocab_size=30",)
+TRAIN = (
+    "train", *DATA, "model=tiny", "model.path=model", "model.init=random", "task.max_length=16",
+    "train.expected_batch_size=8", "train.steps=2", "privacy.accountant=rdp", "eval.enabled=false",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with a corpus ``notes.txt`` and a finished tokenizer in ``vocabulary``."""
+    made = make_workspace(tmp_path_factory.mktemp("tokenizer"))
+    lines = [f"{' '.join(WORDS[n % 4 :: 4])} by the river\n" for n in range(LINES - 1)]
+    (made.root / "notes.txt").write_text("".join([*lines, f"{MARKER} lives here\n"]))
+    rows = [json.dumps({"text": line, "who": n % 50}) + "\n" for n, line in enumerate(lines)]
+    (made.root / "rows.jsonl").write_text("".join(rows))
+    done = made.run(*TOKENIZER, *PIECES, *EPS, "output=json", "hydra.run.dir=vocabulary")
+    assert done.code == 0, done.err
+    (made.root / "printed.json").write_text(done.out)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(workspace: Workspace) -> dict[str, Any]:
+    """privacy.json of a run with that tokenizer."""
+    done = workspace.run(
+        *TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary", "hydra.run.dir=trained"
+    )
+    assert done.code == 0, done.err
+    return read(workspace.root / "trained" / "privacy.json")
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_what_is_printed_says_what_it_cost_and_what_came_of_it(workspace: Workspace) -> None:
+    printed = read(workspace.root / "printed.json")
+    histogram = GaussianHistogram(
+        noise_std=printed["noise_std"], l2_cap=1.0, linf_cap=1.0, words_per_record=8, delta=1e-4
+    )
+    assert printed["epsilon"] == histogram.epsilon <= 4
+    assert printed["epsilon_classical"] == histogram.epsilon_classical
+    assert printed["threshold"] == histogram.threshold
+    assert (printed["delta"], printed["vocab_size"], printed["tokens"]) == (1e-4, 30, 133)
+    assert (printed["private"], printed["num_examples"]) == (True, LINES)
+    words = (workspace.root / "vocabulary" / "histogram.tsv").read_text().splitlines()
+    assert printed["words_kept"] == len(words) >= 19
+
+
+def test_no_public_file_holds_a_word_of_one_record_alone(workspace: Workspace) -> None:
+    folder = workspace.root / "vocabulary"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    public = [path for path in files if "private" not in path.parts]
+    assert {"tokenizer.json", "histogram.tsv", "report.md", "report.html"} <= {
+        p.name for p in public
+    }
+    assert not [path for path in public if MARKER.encode() in path.read_bytes()]
+    private = [path for path in folder.rglob("*") if "private" in path.parts]
+    assert [oct(path.stat().st_mode)[-2:] for path in private] == ["00"] * len(private)
+
+
+def test_the_ledger_has_one_line_and_accounts_for_itself(workspace: Workspace) -> None:
+    lines = (workspace.root / "vocabulary" / "ledger.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("step") for line in lines] == [1, None]
+    done = workspace.run("account", "run=vocabulary", "output=json")
+    printed, found = read(workspace.root / "printed.json"), json.loads(done.out)
+    assert found["epsilon"] == pytest.approx(printed["epsilon"], rel=1e-6)
+    assert found["delta"] == printed["delta"]
+
+
+def test_training_composes_both_below_their_sum(
+    workspace: Workspace, trained: dict[str, Any]
+) -> None:
+    tokenizer = read(workspace.root / "vocabulary" / "privacy.json")
+    assert trained["delta_with_tokenizer"] == trained["delta"] + tokenizer["delta"]
+    both = trained["epsilon_with_tokenizer"]
+    assert tokenizer["epsilon"] < both < trained["epsilon"] + tokenizer["epsilon"]
+    done = workspace.run("account", "runs=[vocabulary,trained]", "output=json")
+    together = json.loads(done.out)
+    assert together["epsilon"] == pytest.approx(both, rel=1e-9)
+    assert together["delta"] == trained["delta_with_tokenizer"]
+    simple = together["simple_composition"]
+    assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
+    report = (workspace.root / "trained" / "report.md").read_text()
+    assert "both together are" in report.partition("\n")[0]
+
+
+def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
+    words = (*TRAIN, "privacy.total_eps=6", "model.tokenizer=vocabulary")
+    done = workspace.run("plan", *words[1:], "output=json")
+    assert done.code == 0, done.err
+    planned = json.loads(done.out)
+    assert 5.9 < planned["epsilon_with_tokenizer"] <= 6
+    assert planned["delta_with_tokenizer"] == planned["delta"] + 1e-4
+
+
+def test_the_model_speaks_the_vocabulary(workspace: Workspace, trained: dict[str, Any]) -> None:
+    saved = workspace.root / "trained" / "model"
+    assert read(saved / "config.json")["vocab_size"] == 133
+    own, theirs = (
+        read(folder / "tokenizer.json")["model"]["vocab"]
+        for folder in (saved, workspace.root / "vocabulary" / "tokenizer")
+    )
+    assert own == theirs
+    done = workspace.run("eval", "run=trained", "eval.split=train", "eval.limit=2", "output=json")
+    assert done.code == 0, done.err
+
+
+def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Workspace) -> None:
+    shutil.copytree(workspace.root / "vocabulary", workspace.root / "again")
+    before = (workspace.root / "again" / "ledger.jsonl").read_bytes()
+    words = ("tokenizer.vocab_size=25", "tokenizer.algorithm=bpe")
+    done = workspace.run("tokenizer", "resume=again", *words, "output=json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["vocab_size"] == 25
+    assert (workspace.root / "again" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_vocabulary_that_the_words_do_not_allow_says_what_is_spent(workspace: Workspace) -> None:
+    done = workspace.run(*TOKENIZER, "tokenizer.vocab_size=5000", *EPS, "hydra.run.dir=large")
+    assert done.code == 2
+    sentence = done.err.splitlines()[-1]
+    assert "tokenizer.vocab_size must be at most" in sentence
+    assert "words reached the threshold" in sentence
+    assert "stands spent" in sentence and "resume=large" in sentence.replace(
+        str(workspace.root) + "/", ""
+    )
+    assert len((workspace.root / "large" / "ledger.jsonl").read_text().splitlines()) == 2
+    again = workspace.run("tokenizer", "resume=large", *PIECES)
+    assert again.code == 0, again.err
+
+
+def test_a_corpus_of_one_record_keeps_no_word(workspace: Workspace) -> None:
+    (workspace.root / "one.txt").write_text(f"{MARKER} alone\n")
+    done = workspace.run(
+        *TOKENIZER, *PIECES, *EPS, "task.data_dir=one.txt", "privacy.num_examples=400",
+        "hydra.run.dir=one",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "no word reached the threshold; 0 words" in done.err
+    assert "stands spent" in done.err
+
+
+def test_rows_of_one_unit_are_bounded_together(workspace: Workspace) -> None:
+    words = (*TOKENIZER, *PIECES, "tokenizer.noise_std=0.5", "task.data_dir=rows.jsonl")
+    done = workspace.run(*words, "privacy.unit=who", "output=json", "hydra.run.dir=units")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["num_examples"], found["unit"]) == (50, "who")
+    most = (workspace.root / "units" / "histogram.tsv").read_text().split("\n")[0].split("\t")[1]
+    assert int(most) <= 50, "each unit moves a count by at most 1"
+
+
+def test_what_is_missing_or_does_not_fit_is_refused_before_anything_is_spent(
+    workspace: Workspace, trained: dict[str, Any]
+) -> None:
+    (workspace.root / "empty.txt").write_text("\n \n")
+    (workspace.root / "bytes.txt").write_bytes(b"fine\n\xff\xfe\n")
+    refused = workspace.refusal
+    assert "exactly one of privacy.eps" in refused(*TOKENIZER, *PIECES)
+    assert "holds no rows" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=empty.txt")
+    assert "bytes.txt, line 2" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=bytes.txt")
+    assert "takes output, tokenizer.vocab_size" in refused(
+        "tokenizer", "resume=vocabulary", "privacy.eps=9"
+    )
+    assert "must be the folder of a dpft tokenizer run" in refused("tokenizer", "resume=trained")
+    assert "trains no model" in refused("eval", "run=vocabulary")
+    assert "model.init=random" in refused(
+        *TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary", "model.init=pretrained"
+    )
+    assert "out of reach" in refused(*TRAIN, "privacy.total_eps=1", "model.tokenizer=vocabulary")
+    assert "got no model.tokenizer" in refused(*TRAIN, "privacy.total_eps=6")
+
+
+def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: Workspace) -> None:
+    private = (*TRAIN, "privacy.eps=4")
+    rows = (*private, "task.data_dir=rows.jsonl", "privacy.unit=who", "privacy.records_per_unit=1")
+    assert "must protect the unit of the run, 'who'" in workspace.refusal(
+        *rows, "model.tokenizer=vocabulary"
+    )
+    shutil.copytree(workspace.root / "vocabulary" / "tokenizer", workspace.root / "plain")
+    assert "set model.tokenizer_is_public=true" in workspace.refusal(
+        *private, "model.tokenizer=plain"
+    )
+    done = workspace.run(
+        *private, "model.tokenizer=plain", "model.tokenizer_is_public=true", "hydra.run.dir=public"
+    )
+    assert done.code == 0, done.err
+    privacy = read(workspace.root / "public" / "privacy.json")
+    assert "epsilon_with_tokenizer" not in privacy
+    assert any("taken as public" in warning for warning in privacy["warnings"])
+
+
+def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None:
+    changed = workspace.root / "changed"
+    shutil.copytree(workspace.root / "vocabulary", changed)
+    with (changed / "histogram.tsv").open("a") as file:
+        file.write(f"{MARKER}\t100\n")
+    done = workspace.run("tokenizer", "resume=changed", *PIECES)
+    assert (done.code, "not what the run released" in done.err) == (3, True)
+    definition = changed / "tokenizer" / "tokenizer.json"
+    definition.write_text(definition.read_text() + "\n")
+    done = workspace.run(*TRAIN, "privacy.eps=4", "model.tokenizer=changed")
+    assert (done.code, "is not the tokenizer that" in done.err) == (3, True)
+
+
+def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
+    broken = workspace.root / "broken"
+    shutil.copytree(workspace.root / "vocabulary", broken)
+    lines = (broken / "ledger.jsonl").read_text().splitlines(True)
+    (broken / "ledger.jsonl").write_text(lines[0])
+    (broken / "privacy.json").unlink()
+    done = workspace.run("tokenizer", "resume=broken", *PIECES)
+    assert (done.code, "its epsilon stands spent" in done.err) == (2, True)
+    account = workspace.run("account", "run=broken", "output=json")
+    assert json.loads(account.out)["epsilon"] == pytest.approx(4, abs=1e-3)
