@@ -49,8 +49,8 @@ def recipe(name: str) -> DictConfig:
     return config
 
 
-# Every fourth: what is wrong in a file is mostly wrong in its family.
-@pytest.mark.parametrize("name", slow_but(RECIPES[::4], RECIPES))
+# Every eighth: what is wrong in a file is mostly wrong in its family.
+@pytest.mark.parametrize("name", slow_but(RECIPES[::8], RECIPES))
 def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
     assert isinstance(load(composed(name), CONFIG, polymorphic=POLYMORPHIC), CONFIG)
 

@@ -27,7 +27,7 @@ FAST = [
     (Case(engine="book_keeping"), 4),
     (Case(method="two_phase"), 2),
     (Case(method="rgp"), 2),
-    (Case(engine="book_keeping", units=True), 4),
+    (Case(engine="book_keeping", units=True), 2),
 ]
 
 

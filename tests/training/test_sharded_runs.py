@@ -41,7 +41,7 @@ def made(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("method", "size", "accumulates_shards"),
     slow_but(
-        [("full", 4, False), ("two_phase", 2, True)],
+        [("full", 2, False), ("two_phase", 2, True)],
         [
             (method, size, accumulates)
             for method in ("full", "two_phase", "rgp", "lora")

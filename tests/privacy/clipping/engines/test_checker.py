@@ -47,7 +47,7 @@ def test_the_masks_are_those_that_the_model_would_have_drawn():
     ("reduced", "words"),
     [
         (lambda each: each.mean(), "do not reduce over the batch"),
-        (lambda each: float(each.mean()), r"tensor of shape \(b,\)"),
+        (lambda each: float(each.mean().detach()), r"tensor of shape \(b,\)"),
         (lambda each: each[:, None], r"got \(6, 1\)"),
     ],
 )

@@ -21,7 +21,7 @@ from benchmarks.counts import Counts, counts_of
 from benchmarks.workload import LORA_RANK, LoRA
 from dpft.methods.adapter_layers import Bottleneck
 from dpft.privacy.clipping import PerExampleClipper
-from tests.slowness import slow_but
+from tests.slowness import slow_but, slow_but_each
 
 WIDTHS = (96, 80, 112)
 EXAMPLES, RANK, FLOAT = 4, 3, 4
@@ -156,7 +156,7 @@ def test_what_biases_cost_does_not_depend_on_the_length(engine):
     assert first.peak <= 2 * EXAMPLES
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", slow_but([16, 128], LENGTHS))
 def test_of_biases_bp_numbers_are_kept(length):
     """Table 2: p in ordinary training and +Bp; here B times p takes the place of p."""
     counted = overhead("biases", "instantiate", length)
@@ -194,8 +194,7 @@ SHAPES = [(96, 80), (24, 200), (64, 8)]
 """Of one layer, (d, p); a ghost norm takes less than 2BTpd below 43, 21 and 7 positions."""
 
 
-@pytest.mark.parametrize("widths", SHAPES, ids=str)
-@pytest.mark.parametrize("length", [4, 32, 128])
+@pytest.mark.parametrize(("length", "widths"), slow_but_each((4, 32, 128), SHAPES), ids=str)
 def test_book_keeping_never_takes_more_than_ghost_norm_or_instantiation(widths, length):
     """Table 2, MixGhostClip: between 2BT^2(p + d) and 2BTpd, and 2BTpd; here without the latter.
 
@@ -219,7 +218,7 @@ def test_two_passes_take_a_norm_between_ghost_norm_and_instantiation(widths, len
         assert norms == min(ghost(length, widths), forward(length, widths))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", slow_but([16, 128], LENGTHS))
 def test_two_passes_hold_at_most_the_ghost_matrices_or_the_gradients(length):
     """Table 2, MixGhostClip: +min{2BT^2, 2Bpd} numbers, here of all layers together."""
     least = summed(lambda p, d: min(2 * EXAMPLES * length**2, 2 * EXAMPLES * p * d))
@@ -245,9 +244,10 @@ TABLE_8 = {
 """Numbers of a method's matrices, pr + dr and 2pr of a layer."""
 
 
-@pytest.mark.parametrize("engine", ["instantiate", "book_keeping"])
-@pytest.mark.parametrize("length", [16, 128])
-@pytest.mark.parametrize("method", TABLE_8)
+@pytest.mark.parametrize(
+    ("method", "length", "engine"),
+    slow_but_each(TABLE_8, (16, 128), ("instantiate", "book_keeping")),
+)
 def test_lora_and_adapters_cost_less_than_the_paper_by_a_factor_of_the_length(
     method, length, engine
 ):
