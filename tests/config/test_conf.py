@@ -138,11 +138,9 @@ def with_new_words(commands: list[str]) -> list[str]:
 
 
 COMMANDS = sorted({*commands(), *readme_commands()})
-# Every third: what is wrong in a file is mostly wrong in its group.
-FAST = with_new_words(COMMANDS)[::3]
 
 
-@pytest.mark.parametrize("command", slow_but(FAST, COMMANDS))
+@pytest.mark.parametrize("command", slow_but(with_new_words(COMMANDS), COMMANDS))
 def test_the_command_composes_and_loads(command: str) -> None:
     name, *words = shlex.split(command)
     if name == "train" and words[0].startswith("resume="):
