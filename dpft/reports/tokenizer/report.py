@@ -13,11 +13,16 @@ from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.run_record import read_privacy
-from dpft.reports.run.sections import LEDGER_NOTE
+from dpft.reports.run.sections import HEAD_COMMAND
 from dpft.reports.tokenizer.plot import counts_plot
 from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
 
 Record = Mapping[str, Any]
+LEDGER_NOTE = (
+    "The ledger has one line, written before the noise was drawn, and a closing line. The head is"
+    f" the SHA-256 of the last line: `{HEAD_COMMAND}` computes it. Whoever owns the files could"
+    " rewrite them all, so lodge the head above with someone else."
+)
 COVERAGE = (
     "Covered: the released words with their counts (`histogram.tsv`), and everything made of them:"
     " the tokenizer, and any other vocabulary of the same histogram, at no further cost.",
