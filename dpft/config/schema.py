@@ -19,10 +19,12 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
+from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.reports.run.reference_map import ReferenceMap
 from dpft.tasks.base import LabelTask, Task, chosen_task_class
+from dpft.tasks.corpus import CorpusTask
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
@@ -98,6 +100,29 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
         )
 
 
+def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> None:
+    """Refuses a unit of chunks where there are none, and a record that is no micro-batch.
+
+    Raises:
+        InputError: The unit is a chunk of a task without, or a record has more chunks than fit.
+    """
+    guarantee = privacy.guarantee
+    if guarantee is None:
+        return
+    chunks = task.chunks_per_record if isinstance(task, CorpusTask) else None
+    if guarantee.unit == CHUNK and chunks is None:
+        raise InputError(
+            f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
+            " called so."
+        )
+    size = train.micro_batch_size
+    if guarantee.unit == EXAMPLE and chunks and isinstance(size, int) and chunks > size:
+        raise InputError(
+            f"task.chunks_per_record must be at most train.micro_batch_size ({size}), got {chunks};"
+            " a record is clipped as one piece: lower the one or raise the other."
+        )
+
+
 def check_start(method: Method, model: ModelConfig) -> None:
     """Refuses a model that does not start as the method needs it to.
 
@@ -163,6 +188,7 @@ class TrainConfig(CrossChecked):
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
         (("privacy", "train"), check_loop),
+        (("task", "privacy", "train"), check_chunks),
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
         (("method", "audit"), check_white_box),

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.collation import Layout
 from dpft.data.text_rows import tokenize_together
 from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokenize_prompts
+from dpft.data.views import View
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example
 
@@ -44,6 +47,18 @@ class Encoding(ABC):
     def rows_together(self, examples: Sequence[Any]) -> TokenRows:
         """Returns the rows of ``rows`` in flat arrays."""
         return TokenRows(self.rows(examples))
+
+    @property
+    def view(self) -> View | None:
+        """Makes what a model reads of a row of ``rows_together``, drawn anew each time.
+
+        None: it reads the row itself.
+        """
+        return None
+
+    def rows_in_chunks(self, examples: Sequence[Any]) -> tuple[TokenRows, NDArray[np.int64]]:
+        """Returns the rows of all records, and how many each has: one, unless it has chunks."""
+        return self.rows_together(examples), np.ones(len(examples), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

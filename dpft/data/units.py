@@ -58,6 +58,23 @@ def bounded_units(
     return kept
 
 
+def units_of_chunks(counts: NDArray[np.int64], usable: NDArray[np.bool_]) -> list[list[int]]:
+    """Returns the positions of each record's chunks that can be trained on, maybe none.
+
+    >>> units_of_chunks(np.array([2, 1, 2]), np.array([True, True, False, True, True]))
+    [[0, 1], [], [3, 4]]
+
+    Args:
+        counts: How many chunks each record has, in the order of the records.
+        usable: Whether a chunk can be trained on.
+    """
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    return [
+        [at for at in range(first, last) if usable[at]]
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+
+
 def _hash(key: bytes, unit: str, number: int) -> bytes:
     # The number has a fixed length, so that no two pairs are written alike.
     message = number.to_bytes(8, "big") + unit.encode()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpft.fused_head import loss_head_of
-from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, MASKED, SCORE, SEQ2SEQ, TEXT
+from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
 
 
 class Batch(Protocol):
@@ -128,10 +128,11 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:
     """Returns each example's sum or mean over its target tokens, and how many they are."""
-    if batch.kind in (MASKED, CLASSIFIER):
+    if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
-    # A decoder's input is its labels one step late, so its labels lie where they are predicted.
-    labels = batch.labels if batch.kind == SEQ2SEQ else _next_tokens(batch.labels)
+    # A decoder's input is its labels one step late, and a masked token's label is where it stood,
+    # so their labels lie where they are predicted.
+    labels = _next_tokens(batch.labels) if batch.kind == CAUSAL else batch.labels
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
     head = loss_head_of(model)
     if head is None:

@@ -32,7 +32,7 @@ class Purpose(IntEnum):
     GENERATOR = 5
     """The state of torch's generators, which fused kernels draw dropout from."""
     VIEWS = 6
-    """Random views of a record, such as masked spans; nothing draws them yet."""
+    """Random views of a record, such as masked spans."""
     SEARCH = 7
     """The secret draw of a private search of hyper-parameters."""
 

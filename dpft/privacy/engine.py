@@ -89,7 +89,7 @@ class PrivacyEngine:
         self.steps_taken = steps_taken
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
-        self._ranks, self._shards = ranks, shards
+        self._ranks, self._shards, self.views = ranks, shards, randomness.views
         self._sampler = PoissonSampler(plan, randomness.sampling)
         options = ClippingOptions(
             max_grad_norm=plan.phases[0].max_grad_norm,

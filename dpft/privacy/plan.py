@@ -19,6 +19,8 @@ NEIGHBORING_RELATION = "add_or_remove_one"
 SAMPLER = "poisson"
 EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
+CHUNK = "chunk"
+"""The unit of privacy where a record is cut into chunks, and each is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

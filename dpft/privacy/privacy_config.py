@@ -13,7 +13,7 @@ from dpft.privacy.clipping.choices import (
     check_style_name,
 )
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
-from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.plan import CHUNK, EXAMPLE
 
 if TYPE_CHECKING:
     from dpft.privacy.clipping.options import ClippingOptions
@@ -47,7 +47,7 @@ class PrivacyConfig:
     @property
     def has_units(self) -> bool:
         """Whether a unit may have several records."""
-        return self.unit != EXAMPLE
+        return self.unit not in (EXAMPLE, CHUNK)
 
     @property
     def noise_seed(self) -> int | None:
@@ -174,6 +174,11 @@ class DifferentialPrivacy(PrivacyConfig):
         Args:
             record: What a record of the task is, in words that follow "one".
         """
+        if self.unit == CHUNK:
+            return (
+                f"one chunk, a stretch of tokens of one {record}; a record of several chunks is"
+                " hidden less: epsilon is of each chunk alone"
+            )
         if not self.has_units:
             return f"one {record}"
         return (

@@ -14,6 +14,7 @@ from dpft.privacy.dropout import DropoutStream
 from dpft.privacy.keys import AgingKey, secret_key
 from dpft.privacy.noise import NoiseStream
 from dpft.privacy.sampling import SamplingStream
+from dpft.privacy.views import ViewStream
 
 PURPOSES = ("sampling", "noise", "dropout", "views")
 
@@ -25,6 +26,7 @@ class Randomness:
         noise: What is added to sums of gradients.
         sampling: What decides who joins a step.
         dropout: What dropout masks come from.
+        views: What random views of records are drawn from.
         reproducible: True where a test seed made the keys, so that the run protects nothing.
     """
 
@@ -41,6 +43,7 @@ class Randomness:
         self.noise = NoiseStream(device, keys["noise"])
         self.sampling = SamplingStream(keys["sampling"])
         self.dropout = DropoutStream(device, keys["dropout"], rank=rank)
+        self.views = ViewStream(keys["views"])
         self.reproducible = reproducible
 
     def forget(self, step: int) -> None:

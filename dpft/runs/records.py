@@ -16,12 +16,14 @@ from dpft.data.encoding import Encoding
 from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
 from dpft.data.sources import read_examples
 from dpft.data.token_rows import TokenRows
-from dpft.data.units import bounded_units
+from dpft.data.units import bounded_units, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.privacy.keys import secret_key
+from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import private_path
 from dpft.tasks.base import Task
+from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet
 
@@ -83,21 +85,25 @@ def make_training_set(
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
-    keeps_empty = data.units is not None and config.privacy.guarantee is not None
+    guarantee = config.privacy.guarantee
+    in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
+    keeps_empty = guarantee is not None and (data.units is not None or in_chunks)
     check_canaries(canaries, config.task, encoding)
     added = copies_of(canaries, config.task)
     records = chain(drained(data.examples), (record for record, _ in added))
-    rows, usable = _encoded(encoding, records, keeps_empty=keeps_empty)
+    rows, usable, counts = _encoded(encoding, records, keeps_empty=keeps_empty)
     if not any(usable):
         raise InputError(
             f"the training records of task {config.task.name} must have an answer to learn, and"
             " every one of them is empty; check the task's columns and templates."
         )
     units = None
-    guarantee = config.privacy.guarantee
+    if in_chunks and guarantee is not None:
+        units = units_of_chunks(counts, usable)
     if data.units is not None and guarantee is not None:
+        values = np.array([*data.units, *(unit for _, unit in added)], object)
         units = bounded_units(
-            [*data.units, *(unit for _, unit in added)],
+            np.repeat(values, counts).tolist(),
             usable=usable,
             records_per_unit=guarantee.records_per_unit,
             key=unit_key,
@@ -111,6 +117,7 @@ def make_training_set(
         device=device,
         precision=config.train.precision,
         units=units,
+        view=encoding.view,
         excluded=len(usable) - int(usable.sum()),
     )
 
@@ -140,23 +147,31 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
 
 def _encoded(
     encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
-) -> tuple[TokenRows, NDArray[np.bool_]]:
-    """Returns the records in tokens, and of every one of them whether it has anything to learn.
+) -> tuple[TokenRows, NDArray[np.bool_], NDArray[np.int64]]:
+    """Returns the records in tokens, which rows have anything to learn, and each record's number.
+
+    The last is of rows, more than one where records are cut into chunks.
 
     Args:
         encoding: How they become rows.
         records: Each is asked for once.
         keeps_empty: Whether those that have nothing to learn stay among the rows.
     """
-    rows, usable = TokenRows(), [np.empty(0, np.bool_)]
+    rows, usable, counts = TokenRows(), [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
     for some in pieces(records, TOGETHER):
-        made = encoding.rows_together(some)
+        made, each = encoding.rows_in_chunks(some)
+        counts.append(each)
         usable.append(made.has_label)
         if not keeps_empty and not made.has_label.all():
             made = TokenRows(row for row in made if row.has_label)
         for block in made.blocks:
             rows.append(block)
-    return rows, np.concatenate(usable)
+    return rows, np.concatenate(usable), np.concatenate(counts)
+
+
+def chunks_of(config: TrainConfig) -> int:
+    """Returns how many rows a record may become."""
+    return config.task.chunks_per_record if isinstance(config.task, CorpusTask) else 1
 
 
 def _at(records: Sequence[Record], places: Sequence[int]) -> Sequence[Record]:

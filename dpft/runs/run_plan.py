@@ -15,12 +15,13 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
-from dpft.privacy.plan import PrivacyPlan, default_delta, planned_steps
+from dpft.privacy.plan import CHUNK, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
 from dpft.tasks.base import Task
+from dpft.tasks.corpus import CorpusTask
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH
 
@@ -60,6 +61,14 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
         count_rows: Counts the rows read, or their units, the last resort; called only then.
     """
     size = size_of_data(config.task, config.privacy, count_rows)
+    if config.privacy.unit == CHUNK and config.privacy.num_examples is None:
+        chunks = config.task.chunks_per_record if isinstance(config.task, CorpusTask) else 1
+        size = replace(
+            size,
+            num_examples=size.num_examples * chunks,
+            source=f"{size.source}, times task.chunks_per_record",
+            noun="chunks",
+        )
     canaries = config.audit.count(size.num_examples, units=config.privacy.has_units)
     if not canaries:
         return size

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.config.schema import TrainConfig
 from dpft.data.chat import ChatEncoding
 from dpft.data.collation import Layout
+from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
@@ -31,6 +32,7 @@ from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.lengths import check_lengths, with_max_length
 from dpft.tasks.base import LabelTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
+from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import LabelledExample
@@ -54,6 +56,9 @@ def head_of(task: Task, architecture: Architecture) -> Head:
                 " seq2seq; it answers with label words, task.objective=infilling."
             )
         return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
+    if isinstance(task, CorpusTask):
+        task.objective_for(kind)
+        return Head(kind=kind)
     if isinstance(task, CustomChats) and kind != CAUSAL:
         raise InputError(
             f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
@@ -117,6 +122,14 @@ def encoding_of(
     if not isinstance(task, ClassificationTask):
         layout = layout_of(task, architecture, head, words=())
         layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
+        if isinstance(task, CorpusTask) and not _is_plain(task, head):
+            return CorpusEncoding(
+                tokenizer=tokenizer,
+                layout=layout,
+                max_length=task.longest,
+                span_corruption=task.objective_for(head.kind) == SPANS,
+                chunks=task.chunks_per_record,
+            )
         kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
         return kind(
             tokenizer=tokenizer,
@@ -134,6 +147,11 @@ def encoding_of(
         distribution=task.distribution,
     )
     return _fitting(task, made)
+
+
+def _is_plain(task: CorpusTask, head: Head) -> bool:
+    """Returns whether a corpus's texts are rows as any text to learn as a whole is."""
+    return head.kind == CAUSAL and task.chunks_per_record == 1
 
 
 def prepare_model(

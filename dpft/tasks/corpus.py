@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
+from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
 from dpft.tasks.base import TASKS, CorpusForm, TextTask
 from dpft.tasks.records import Example
 
 LINE, DOCUMENT = "line", "document"
+SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
+OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
+"""Name to the kind of model that learns it; of two for a kind the first is its own."""
 
 
 @TASKS.register("corpus")
@@ -31,6 +35,13 @@ class CorpusTask(TextTask):
     record_kind: str = field(default=LINE, metadata={"key": "record"})
     """What of a .txt file is one record: line, each of its lines; or document, the file."""
 
+    objective: str | None = None
+    """What is learned of a text: causal, each next token; span_corruption, T5's hidden spans;
+    prefix_lm, what follows its beginning; mlm, masked tokens. null: what the model is made for."""
+    chunks_per_record: int = 1
+    """Most chunks of a record that are trained on, each as long as max_length allows; they are
+    clipped as one, unless privacy.unit=chunk."""
+
     takes_file: ClassVar[bool] = True
     streams_hub: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "allenai/c4"
@@ -39,11 +50,36 @@ class CorpusTask(TextTask):
         super().__post_init__()
         if self.record_kind not in (LINE, DOCUMENT):
             raise InputError(f"task.record must be line or document, got {self.record_kind!r}.")
+        if self.objective not in (None, *OBJECTIVES):
+            raise InputError(
+                f"task.objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r};"
+                " null takes what the model is made for."
+            )
+        if self.chunks_per_record < 1:
+            raise InputError(
+                f"task.chunks_per_record must be at least 1, got {self.chunks_per_record}."
+            )
         if not self.text_column.strip():
             raise InputError(
                 f"task.text must be the name of a column, as in task.text=text, got"
                 f" {self.text_column!r}."
             )
+
+    def objective_for(self, kind: str) -> str:
+        """Returns what a model of a kind learns of a text.
+
+        Raises:
+            InputError: The objective is for another kind.
+        """
+        if self.objective is None:
+            return next(name for name, of in OBJECTIVES.items() if of == kind)
+        if OBJECTIVES[self.objective] != kind:
+            own = " or ".join(name for name, of in OBJECTIVES.items() if of == kind)
+            raise InputError(
+                f"task.objective={self.objective} needs a {OBJECTIVES[self.objective]} model, got"
+                f" one that is {kind}; take task.objective={own}, or another model."
+            )
+        return self.objective
 
     @property
     def columns(self) -> tuple[str, ...]:

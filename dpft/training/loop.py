@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from dpft.data.collation import Batch, Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
+from dpft.data.views import View, ViewBits, ViewedRows
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.parallel.local import local
@@ -28,6 +29,10 @@ from dpft.training.precision import autocast
 
 class StepEngine(Protocol):
     """Hands out a step's batch and makes its losses one gradient; private or ordinary."""
+
+    @property
+    def views(self) -> ViewBits:
+        """What random views of records are drawn from."""
 
     @property
     def steps_taken(self) -> int:
@@ -117,6 +122,8 @@ class TrainingSet:
     them; None: each example is a unit of its own."""
     share: Share = EVERYTHING
     """Which micro-batches of a logical batch this process takes."""
+    view: View | None = None
+    """Makes what is read of a row, anew at each draw; None: the row itself is read."""
     excluded: int = 0
     """Records that were left out because they have nothing to learn; private."""
 
@@ -137,11 +144,19 @@ class TrainingSet:
         limit = self.micro_batch_tokens
         return rows >= self.micro_batch_size or (limit is not None and (rows + 1) * tokens > limit)
 
-    def micro_batches(self, indices: Sequence[int]) -> list[Batch]:
-        """Returns this process's batches of a logical batch, sorted by length and padded."""
+    def micro_batches(
+        self, indices: Sequence[int], *, views: ViewBits | None = None, step: int = 0
+    ) -> list[Batch]:
+        """Returns this process's batches of a logical batch, sorted by length and padded.
+
+        Args:
+            indices: The logical batch.
+            views: What views of its rows are drawn from, where rows are viewed.
+            step: At which it was drawn, counted from 0.
+        """
         return list(
             micro_batches(
-                self.examples,
+                self._rows_at(step, views),
                 indices,
                 micro_batch_size=self.micro_batch_size,
                 micro_batch_tokens=self.micro_batch_tokens,
@@ -150,6 +165,13 @@ class TrainingSet:
                 share=self.share,
             )
         )
+
+    def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[TokenizedExample]:
+        """Returns the rows as they are read at a step."""
+        if self.view is None:
+            return self.examples
+        assert views is not None
+        return ViewedRows(self.examples, self.view, views, step)
 
 
 def train(
@@ -205,7 +227,8 @@ def compute_gradient(
     indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
     with ranks.settled():
-        for batch in training_set.micro_batches(indices):
+        views = None if training_set.view is None else engine.views
+        for batch in training_set.micro_batches(indices, views=views, step=step - 1):
             on_device = batch.to(training_set.device)
             accumulate(model, on_device, engine, statistics, precision=training_set.precision)
     statistics.signal_and_noise = engine.finish_step()

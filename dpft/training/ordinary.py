@@ -16,6 +16,8 @@ from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
+from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.views import ViewStream
 
 
 class OrdinaryEngine:
@@ -56,6 +58,7 @@ class OrdinaryEngine:
         self._waiting: list[int] = []
         self._drawn = 0
         self.steps_taken = steps_taken
+        self.views = ViewStream(AgingKey(secret_key("views", seed)))
         self._dropout: str | None = None
         if state is not None:
             self._generator.set_state(_read_state(state["order"]))

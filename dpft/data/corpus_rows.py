@@ -1,0 +1,172 @@
+"""A corpus's texts as rows: cut into chunks within a record, and read by an objective.
+
+Records are never packed together: a chunk is of one record, and a record has no more chunks than
+are asked for, so that what hides a record hides all of them (Ponomareva et al. 2022 concatenate).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import shake_256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpft.data.encoding import Encoding
+from dpft.data.token_rows import TokenRows
+from dpft.data.tokenization import TokenizedExample, start_id, token_ids
+from dpft.data.views import (
+    Bits,
+    MaskedTokens,
+    SpanCorruption,
+    View,
+    corrupted_lengths,
+    noise_of,
+    raw_length,
+)
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED
+from dpft.tasks.records import Example
+
+NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
+"""T5's (Raffel et al. 2020), and BERT's share of masked tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusEncoding(Encoding):
+    """Texts without prompts, in chunks, by an objective."""
+
+    span_corruption: bool = False
+    """For a seq2seq model: hide spans, in place of reading a beginning and writing what follows."""
+    chunks: int = 1
+    """Most chunks of a record; what is left of a longer one is cut."""
+
+    def __post_init__(self) -> None:
+        """Refuses a tokenizer that cannot name what is hidden.
+
+        Raises:
+            InputError: It has too few sentinels.
+        """
+        if self.span_corruption and len(self._sentinels) < self._most_spans:
+            raise InputError(
+                f"task.objective=span_corruption needs {self._most_spans} sentinels, <extra_id_0>"
+                f" and so on, for task.max_length={self.max_length}, got a tokenizer with"
+                f" {len(self._sentinels)}; make one by dpft tokenizer, or lower task.max_length."
+            )
+
+    @property
+    def raw_length(self) -> int:
+        """Tokens of the longest chunk."""
+        kind = self.layout.kind
+        if self.span_corruption:
+            return raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
+        if kind == CAUSAL:
+            return self.max_length - 1
+        if kind == MASKED:
+            return self.max_length - len(self._around[0]) - len(self._around[1])
+        return self.max_length + self._written
+
+    @property
+    def view(self) -> View | None:
+        """What is read of a row, drawn anew each time; None where it is the row itself."""
+        if self.span_corruption:
+            return SpanCorruption(
+                noise_density=NOISE_DENSITY,
+                mean_span=MEAN_SPAN,
+                sentinels=self._sentinels,
+                end=self._end,
+            )
+        if self.layout.kind != MASKED:
+            return None
+        return MaskedTokens(
+            noise_density=NOISE_DENSITY,
+            mask=int(self.tokenizer.mask_token_id),
+            special=frozenset(self.tokenizer.all_special_ids),
+            vocab_size=len(self.tokenizer),
+        )
+
+    def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
+        """Returns the first chunk of each text as it is read to be scored: one view, always."""
+        rows = [chunks[0] for chunks in self._chunks(examples)]
+        view = self.view
+        if view is None:
+            return rows
+        return [view(row, _public_bits(row)) for row in rows]
+
+    def rows_together(self, examples: Sequence[Example]) -> TokenRows:
+        """Returns the first chunk of each text, of which ``view`` makes what is read."""
+        return TokenRows([chunks[0] for chunks in self._chunks(examples)])
+
+    def rows_in_chunks(self, examples: Sequence[Example]) -> tuple[TokenRows, NDArray[np.int64]]:
+        """See ``Encoding.rows_in_chunks``."""
+        chunked = self._chunks(examples)
+        counts = np.fromiter(map(len, chunked), np.int64, len(chunked))
+        return TokenRows([row for chunks in chunked for row in chunks]), counts
+
+    def _chunks(self, examples: Sequence[Example]) -> list[list[TokenizedExample]]:
+        texts = token_ids([example.target for example in examples], self.tokenizer)
+        return [self._of_text(ids) for ids in texts]
+
+    def _of_text(self, ids: Sequence[int]) -> list[TokenizedExample]:
+        ends = self.layout.kind != MASKED and not self.span_corruption
+        whole, size = [*ids, *([self._end] if ends else [])], self.raw_length
+        pieces = [whole[at : at + size] for at in range(0, max(1, len(whole)), size)]
+        kept = pieces[: self.chunks]
+        is_cut = len(kept) < len(pieces)
+        return [
+            self._row(piece, truncated=is_cut and number == len(kept) - 1)
+            for number, piece in enumerate(kept)
+        ]
+
+    def _row(self, ids: list[int], *, truncated: bool) -> TokenizedExample:
+        kind = self.layout.kind
+        if self.span_corruption:
+            return TokenizedExample(input_ids=ids, labels=ids, truncated=truncated)
+        if kind == MASKED:
+            before, after = self._around
+            read = [*before, *ids, *after]
+            return TokenizedExample(input_ids=read, labels=read, truncated=truncated)
+        if kind == CAUSAL:
+            start = start_id(self.tokenizer)
+            learned = [IGNORED_LABEL] if ids == [self._end] else ids
+            return TokenizedExample(
+                input_ids=[start, *ids], labels=[IGNORED_LABEL, *learned], truncated=truncated
+            )
+        split = max(1, round(len(ids) * self.max_length / self.raw_length))
+        split = min(split, max(1, len(ids) - 1))
+        return TokenizedExample(
+            input_ids=ids[:split], labels=ids[split:] or [IGNORED_LABEL], truncated=truncated
+        )
+
+    @property
+    def _written(self) -> int:
+        """Tokens that follow a beginning of ``max_length``: as many as hidden spans would give."""
+        longest = raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
+        return corrupted_lengths(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
+
+    @property
+    def _most_spans(self) -> int:
+        longest = raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
+        return noise_of(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
+
+    @property
+    def _end(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def _sentinels(self) -> tuple[int, ...]:
+        names = [f"<extra_id_{number}>" for number in range(self._most_spans)]
+        known = self.tokenizer.get_added_vocab()
+        return tuple(known[name] for name in names if name in known)
+
+    @property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What stands before and after a text, such as [CLS] and [SEP]."""
+        whole: list[int] = self.tokenizer("")["input_ids"]
+        half = len(whole) // 2
+        return whole[:half], whole[half:]
+
+
+def _public_bits(row: TokenizedExample) -> Bits:
+    """Returns bits that depend on the row alone, so that a score does not change by chance."""
+    content = np.array(row.input_ids, np.int64).tobytes()
+    return lambda size: shake_256(content).digest(size)
