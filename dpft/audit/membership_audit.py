@@ -194,8 +194,10 @@ def _notes(
     ]
     if "epsilon" not in run.privacy:
         return [*notes, "The run was trained without privacy: nothing bounds an attack."]
-    if bound is None:
+    if run.privacy.get("unit", EXAMPLE) != EXAMPLE:
         return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
+    if bound is None:
+        return [*notes, "The run's plan is gone with its checkpoints: nothing bounds an attack."]
     looks = len(curves) * len(LIMITS)
     sure = 1 - (1 - CONFIDENCE) / looks
     above = [

@@ -40,13 +40,28 @@ def is_another_mechanism(entry: Entry) -> str | None:
 
 def canary_sentences(config: Entry) -> list[str]:
     """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
-    asked = config.get("audit", {})
-    if not asked.get("canaries") and not asked.get("exposure_canaries"):
+    if not _has_canaries(config):
         return []
-    return [
+    counted = (
         "Canaries: the number of examples counts canaries of audits, those with a coin whatever it"
         " said, so the sample rate, and a δ that follows from the number, are of records and"
         " canaries together; ε holds for each record, and for each canary, as for any other."
+    )
+    watched = (
+        "White box: each step's noisy gradient was held against every canary's own"
+        " (`audit.white_box=true`). ε covers what that shows of records; of canaries it tells the"
+        " coins, and stands under `private/`."
+    )
+    return [counted, watched] if config["audit"].get("white_box") else [counted]
+
+
+def unprotected_canaries(config: Entry, privacy: Entry) -> list[str]:
+    """Returns what to say of canaries in a run without privacy; nothing where none are."""
+    if "epsilon" in privacy or not _has_canaries(config):
+        return []
+    return [
+        "Warning: canaries of audits are among the records of this run, which is not private: a"
+        " lower bound of ε has nothing to stand beside."
     ]
 
 
@@ -87,6 +102,11 @@ def figures_of_audits(folder: Path) -> list[Markup]:
     """Returns the figures that audits left in the public part of a run's folder."""
     paths = sorted((folder / AUDIT).glob("*.svg"))
     return [Markup(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _has_canaries(config: Entry) -> bool:
+    asked = config.get("audit", {})
+    return bool(asked.get("canaries") or asked.get("exposure_canaries"))
 
 
 def _against_plan(entry: Entry) -> list[Row]:
