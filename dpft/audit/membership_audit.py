@@ -212,7 +212,8 @@ def _notes(
     if above:
         notes.append(
             f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
-            f" {CONFIDENCE:.0%} confidence for all {looks} looks:** either the splits differ, or"
-            " the guarantee does not hold; see `audit=one_run`."
+            f" {CONFIDENCE:.0%} confidence for all {looks} looks, as if each record had a training"
+            " of its own:** either the splits differ, or one training told of many at once, or the"
+            " guarantee does not hold; `audit=one_run` tells."
         )
     return notes

@@ -21,6 +21,8 @@ from dpft.audit.trade_off import TradeOff
 from dpft.data.canaries import Canary
 from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
 
+RELEASED_OF_VIEWS = ("view", "epsilon_lower", "other_mechanism", "assumes_no_mixing")
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -59,10 +61,7 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
     released = {
         **lead.entry(settings),
         "other_mechanism": any(entry["other_mechanism"] for entry in entries),
-        "views": [
-            {name: entry[name] for name in ("view", "epsilon_lower", "other_mechanism")}
-            for entry in entries
-        ],
+        "views": [{name: entry[name] for name in RELEASED_OF_VIEWS} for entry in entries],
     }
     return Finding(
         record={**released, "views": entries},
@@ -124,6 +123,7 @@ class _Found:
             "other_mechanism": against is not None and against.contradicted,
             "p_value_of_plan": None if against is None else against.p_value,
             "mechanism_confidence": settings.mechanism_confidence,
+            "assumes_no_mixing": against is not None and self.view.independent,
         }
 
 

@@ -12,6 +12,8 @@ from dpft.run_folder import AUDIT
 Entry = Mapping[str, Any]
 Row = tuple[str, str]
 ONE_RUN, EXPOSURE = "one_run", "exposure"
+NO_MIXING = "if what is seen of one canary tells nothing of another's coin"
+"""What a test of the mechanism by white-box scores assumes (``dpft.audit.independent``)."""
 
 
 def is_contradicted(entry: Entry) -> str | None:
@@ -30,11 +32,13 @@ def is_another_mechanism(entry: Entry) -> str | None:
     """Returns what to say where the mechanism is not the plan's; None where nothing shows it."""
     if not entry["other_mechanism"]:
         return None
+    telling = [view for view in entry.get("views", [entry]) if view["other_mechanism"]]
+    assumed = f", {NO_MIXING}," if all(map(_assumes_no_mixing, telling)) else ""
     return (
         "**NOT THIS MECHANISM: an audit found more canaries than the planned noise and sampling"
         " allow, so something else was carried out than what was accounted for.** Of audits of a"
-        f" right run {_chance(entry['mechanism_confidence'])} say so by chance; audit another run,"
-        " and do not release this model."
+        f" right run {_chance(entry['mechanism_confidence'])} say so by chance{assumed}; audit"
+        " another run, and do not release this model."
     )
 
 
@@ -113,9 +117,13 @@ def _against_plan(entry: Entry) -> list[Row]:
     if entry.get("p_value_of_plan") is None:
         return []
     verdict = "no" if entry["other_mechanism"] else "yes"
-    return [
-        ("possible under the planned mechanism", f"{verdict} (p = {entry['p_value_of_plan']:.2g})")
-    ]
+    assumed = f", {NO_MIXING}" if _assumes_no_mixing(entry) else ""
+    value = f"{verdict} (p = {entry['p_value_of_plan']:.2g}{assumed})"
+    return [("possible under the planned mechanism", value)]
+
+
+def _assumes_no_mixing(entry: Entry) -> bool:
+    return bool(entry.get("assumes_no_mixing"))
 
 
 def _chance(confidence: float) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dpft.reports.run.audited import is_another_mechanism, one_run_rows
 from dpft.reports.run.card import render_card
 from dpft.reports.run.report import render
 from dpft.reports.run.run_record import read_record
@@ -70,3 +71,19 @@ def test_an_audit_below_epsilon_alarms_nobody(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", privacy=privacy)
     for text in (render(CONFIG, privacy, BOTH), render_card(read_record(run), run)):
         assert "CONTRADICTED" not in text and "NOT THIS MECHANISM" not in text
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_a_verdict_on_the_mechanism_assumes_is_said_where_it_rests_on_that(
+    others: bool,
+) -> None:
+    """White-box scores are tested as if canaries' signals did not mix; other views need not."""
+    views = [
+        {"other_mechanism": True, "assumes_no_mixing": True},
+        {"other_mechanism": others, "assumes_no_mixing": False},
+    ]
+    said = "by chance, if what is seen of one canary tells nothing of another's coin"
+    alarm = is_another_mechanism({**FOUND, "other_mechanism": True, "views": views})
+    assert alarm is not None and (said in alarm) is not others
+    row = one_run_rows({**FOUND, "assumes_no_mixing": True})[-1]
+    assert row[1] == "yes (p = 0.5, if what is seen of one canary tells nothing of another's coin)"
