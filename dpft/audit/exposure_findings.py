@@ -65,7 +65,7 @@ def finding(
     return Finding(
         record={**released, "goodness_of_fit": _worst(after)},
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
-        notes=_notes(groups, privacy, after),
+        notes=_notes(groups, privacy, canaries, after),
         figures={"exposure": exposure_histogram(shown, bits=largest)},
         released=released,
     )
@@ -112,7 +112,10 @@ def _worst(found: Sequence[Exposed]) -> float:
 
 
 def _notes(
-    groups: Sequence[Mapping[str, Any]], privacy: Mapping[str, Any], after: Sequence[Exposed]
+    groups: Sequence[Mapping[str, Any]],
+    privacy: Mapping[str, Any],
+    canaries: Sequence[Canary],
+    after: Sequence[Exposed],
 ) -> list[str]:
     notes = [
         f"A canary that was never inserted has {NEVER:.2f} bits in the mean, and x bits or more"
@@ -126,10 +129,15 @@ def _notes(
     if once is None or privacy.get("unit", "example") != "example":
         return notes
     most = mean_bound(epsilon=epsilon, delta=delta, candidates=after[0].suffixes)
-    chance = chance_bound(once["exact"]["mean"], epsilon=epsilon, delta=delta)
+    found = max(
+        each.exact for each, canary in zip(after, canaries, strict=True) if canary.copies == 1
+    )
+    # of any of them: each has that chance at most, and the largest of several is not one at random
+    number = once["canaries"]
+    chance = min(1.0, number * chance_bound(found, epsilon=epsilon, delta=delta))
     return [
         *notes,
-        f"Of a canary inserted once, ε = {epsilon:.2f} allows {most:.2f} bits in the mean, and the"
-        f" {once['exact']['mean']:.2f} bits found, or more, with a chance of at most {chance:.2g};"
-        " of one inserted r times it allows r times the ε.",
+        f"Of a canary inserted once, ε = {epsilon:.2f} allows {most:.2f} bits in the mean, and of"
+        f" any of {number} the {found:.2f} bits found of one, or more, with a chance of at most"
+        f" {chance:.2g}; of one inserted r times it allows r times the ε.",
     ]

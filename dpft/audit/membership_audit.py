@@ -194,8 +194,10 @@ def _notes(
     ]
     if "epsilon" not in run.privacy:
         return [*notes, "The run was trained without privacy: nothing bounds an attack."]
-    if bound is None:
+    if run.privacy.get("unit", EXAMPLE) != EXAMPLE:
         return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
+    if bound is None:
+        return [*notes, "The run's plan is gone with its checkpoints: nothing bounds an attack."]
     looks = len(curves) * len(LIMITS)
     sure = 1 - (1 - CONFIDENCE) / looks
     above = [
@@ -210,7 +212,8 @@ def _notes(
     if above:
         notes.append(
             f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
-            f" {CONFIDENCE:.0%} confidence for all {looks} looks:** either the splits differ, or"
-            " the guarantee does not hold; see `audit=one_run`."
+            f" {CONFIDENCE:.0%} confidence for all {looks} looks, as if each record had a training"
+            " of its own:** either the splits differ, or one training told of many at once, or the"
+            " guarantee does not hold; `audit=one_run` tells."
         )
     return notes

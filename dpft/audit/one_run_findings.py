@@ -21,6 +21,8 @@ from dpft.audit.trade_off import TradeOff
 from dpft.data.canaries import Canary
 from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
 
+RELEASED_OF_VIEWS = ("view", "epsilon_lower", "other_mechanism", "assumes_no_mixing")
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -58,11 +60,8 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
     entries = [each.entry(settings) for each in found]
     released = {
         **lead.entry(settings),
-        "other_mechanism": any(entry["other_mechanism"] for entry in entries),
-        "views": [
-            {name: entry[name] for name in ("view", "epsilon_lower", "other_mechanism")}
-            for entry in entries
-        ],
+        **_verdict(entries),
+        "views": [{name: entry[name] for name in RELEASED_OF_VIEWS} for entry in entries],
     }
     return Finding(
         record={**released, "views": entries},
@@ -124,7 +123,24 @@ class _Found:
             "other_mechanism": against is not None and against.contradicted,
             "p_value_of_plan": None if against is None else against.p_value,
             "mechanism_confidence": settings.mechanism_confidence,
+            "assumes_no_mixing": against is not None and self.view.independent,
         }
+
+
+def _verdict(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns whether any view's scores are impossible under the plan, and the p of all views.
+
+    It is that of the most telling one, paid for by the number of views.
+    """
+    tested = [entry for entry in entries if entry["p_value_of_plan"] is not None]
+    if not tested:
+        return {}
+    telling = min(tested, key=lambda entry: float(entry["p_value_of_plan"]))
+    return {
+        "other_mechanism": any(entry["other_mechanism"] for entry in entries),
+        "p_value_of_plan": min(1.0, len(entries) * float(telling["p_value_of_plan"])),
+        "assumes_no_mixing": telling["assumes_no_mixing"],
+    }
 
 
 def _figures(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.config.schema import TrainConfig
-from dpft.data.canaries import copies_of
+from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import split_held_out
@@ -23,7 +23,7 @@ from dpft.data.token_rows import TokenRows
 from dpft.data.units import bounded_units
 from dpft.errors import InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
-from dpft.run_folder import FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
+from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.runs.canary_file import read_canaries
 from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
 from dpft.runs.records import TrainingData, load_training_data
@@ -162,13 +162,15 @@ def _trained_on(
     As in training, a record without anything to learn is left out, a unit has no more records
     than ``privacy.records_per_unit``, and canaries come after all others.
     """
-    added = copies_of(read_canaries(run), config.task)
+    canaries = read_canaries(run)
+    added = copies_of(canaries, config.task)
     rows = encoding.rows_together([*data.examples, *(record for record, _ in added)])
     usable, count = rows.has_label, len(data.examples)
     guarantee = config.privacy.guarantee
     if data.units is None or guarantee is None:
         kept = [at for at, has_label in enumerate(usable) if has_label]
-        _check_same(run, TokenRows(rows[at] for at in kept), None)
+        if _all_known(run, config, canaries):
+            _check_same(run, TokenRows(rows[at] for at in kept), None)
         return [at for at in kept if at < count]
     key = read_secrets(run).unit_key
     if not key:
@@ -179,8 +181,21 @@ def _trained_on(
         records_per_unit=guarantee.records_per_unit,
         key=key,
     )
-    _check_same(run, rows, units)
+    if _all_known(run, config, canaries):
+        _check_same(run, rows, units)
     return [at for unit in units for at in unit if at < count]
+
+
+def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:
+    """Returns whether the run's canaries are there, which its fingerprint is of, too."""
+    if canaries or not config.audit.wanted:
+        return True
+    logger.warning(
+        "whether the training records are those of the run is not checked without %s, which is"
+        " gone",
+        run / CANARIES,
+    )
+    return False
 
 
 def _check_same(run: Path, rows: TokenRows, units: list[list[int]] | None) -> None:

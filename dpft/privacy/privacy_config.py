@@ -166,7 +166,7 @@ class DifferentialPrivacy(PrivacyConfig):
     @property
     def has_budget(self) -> bool:
         """Whether an epsilon was promised, alone or with a tokenizer's, and not noise given."""
-        return self.noise_multiplier is None
+        return self.eps is not None or self.total_eps is not None
 
     def unit_definition(self, record: str) -> str:
         """Returns what the unit is, in words that follow "the unit is".

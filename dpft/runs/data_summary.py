@@ -1,7 +1,7 @@
 """What became of the records that were read: held out, left out and why, cut, trained on.
 
 Its numbers depend on the records, so they stand in the run's private/ and nowhere else. Read,
-less held out, less left out is trained on.
+less held out, with the canaries that were included, less left out is trained on.
 """
 
 from collections.abc import Sequence
@@ -48,10 +48,17 @@ class DataSummary:
     truncated: int
     """Of those trained on, cut to ``max_length``."""
     max_length: int
+    canaries: int = 0
+    """Records that canaries added, as their coins said."""
 
 
 def summarize(
-    config: TrainConfig, data: TrainingData, division: Division, training_set: TrainingSet
+    config: TrainConfig,
+    data: TrainingData,
+    division: Division,
+    training_set: TrainingSet,
+    *,
+    canaries: int = 0,
 ) -> DataSummary:
     """Returns what became of the records of a run.
 
@@ -59,7 +66,8 @@ def summarize(
         config: The run's.
         data: Every record that was read.
         division: Which of them are held out.
-        training_set: What was made of the others.
+        training_set: What was made of the others, and of canaries.
+        canaries: How many records these added.
     """
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
@@ -71,7 +79,7 @@ def summarize(
         ),
         held_out=len(data.examples) - kept,
         empty=training_set.excluded,
-        capped=kept - training_set.excluded - len(trained),
+        capped=kept + canaries - training_set.excluded - len(trained),
         records_per_unit=guarantee.records_per_unit if grouped and guarantee else None,
         trained=Count(
             records=len(trained),
@@ -79,6 +87,7 @@ def summarize(
         ),
         truncated=_truncated(training_set, trained),
         max_length=config.task.longest,
+        canaries=canaries,
     )
 
 
@@ -90,6 +99,8 @@ def write_summary(folder: Path, summary: DataSummary) -> None:
 def render(summary: DataSummary) -> str:
     """Returns the counts as Markdown."""
     rows = [("read", str(summary.read)), ("held out, to be scored", str(summary.held_out))]
+    if summary.canaries:
+        rows.append(("canaries added, for audits", str(summary.canaries)))
     rows.append(("left out: no answer to learn", str(summary.empty)))
     if summary.records_per_unit is not None:
         limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"

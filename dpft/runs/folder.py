@@ -7,6 +7,7 @@ from pathlib import Path
 from dpft.errors import InputError
 from dpft.privacy.completeness import read_journal
 from dpft.run_folder import (
+    AUDIT_KEY,
     CHECKPOINTS,
     CONFIGURATION,
     DATA_SUMMARY,
@@ -19,12 +20,14 @@ from dpft.run_folder import (
     MODEL,
     PAGE,
     PRIVACY,
+    PRIVATE_AUDIT,
     RELEASED,
     REPORT,
     TEXTS_OF_EVALUATIONS,
     TOKENIZER,
     TRACKING,
     TUNING,
+    WHITE_BOX,
     private_folder,
 )
 from dpft.training.checkpoint import checkpoints
@@ -77,17 +80,17 @@ def has_begun(folder: Path) -> bool:
 def start_anew(folder: Path) -> None:
     """Removes what an earlier run of dpft left that took no noisy step here.
 
-    Its checkpoints would count as newer than this run's first one, and its model would lie beside
-    this run's ledger if this run broke off.
+    Its checkpoints would count as newer than this run's first one, its model would lie beside
+    this run's ledger if this run broke off, and its canaries would seem to be this run's.
     """
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
     public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
-    for name in (*public, DIAGNOSTICS, JOURNAL, DATA_SUMMARY):
+    for name in (*public, DIAGNOSTICS, JOURNAL, DATA_SUMMARY, AUDIT_KEY, WHITE_BOX):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
             stale.unlink()
-    for name in (MODEL, TOKENIZER, TRACKING, CHECKPOINTS):
+    for name in (MODEL, TOKENIZER, TRACKING, CHECKPOINTS, PRIVATE_AUDIT):
         shutil.rmtree(folder / name, ignore_errors=True)

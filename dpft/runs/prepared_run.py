@@ -148,7 +148,9 @@ def prepare(
         unit_key=None if data.units is None else key,
         canaries=canaries,
         audit_key=audit_key,
-        summary=summarize(config, data, division, training_set),
+        summary=summarize(
+            config, data, division, training_set, canaries=sum(each.copies for each in canaries)
+        ),
         rows=rows,
     )
 

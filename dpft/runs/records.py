@@ -128,9 +128,9 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
     Raises:
         InputError: One is longer than ``max_length``.
     """
-    longest = {canary.kind: canary for canary in canaries}
-    rows = encoding.rows([canary.record(task) for canary in longest.values()])
-    if any(row.truncated for row in rows):
+    # Each of them, left out or not: words that begin a text may be more tokens than others.
+    records = (canary.record(task) for canary in canaries)
+    if any(row.truncated for some in pieces(records, TOGETHER) for row in encoding.rows(some)):
         raise InputError(
             f"task.max_length must have room for the canaries, got {encoding.max_length}; raise it,"
             " or lower audit.canary_words or audit.suffix_words."

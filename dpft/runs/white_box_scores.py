@@ -41,7 +41,8 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
     if set(by_step) != set(range(1, steps + 1)):
         raise InputError(
             f"{path} must hold scores of all {steps} steps, got {len(by_step)}: train the run anew"
-            " with audit.white_box=true; without them a run can be audited by its model alone."
+            " with audit.white_box=true, or audit it by its model alone with"
+            " audit.white_box=false."
         )
     found = {}
     for name in ("now", "before"):

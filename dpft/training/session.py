@@ -164,7 +164,11 @@ def take_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class AfterStep:
-    """What a run does when its weights have moved, in this order: write down, save, show, end."""
+    """What a run does when its weights have moved, in this order: write down, save, show, end.
+
+    Listeners hear of a step before it is saved, so that a run killed in between goes on from a
+    checkpoint of which they know every step.
+    """
 
     session: Session
     training_state: TrainingState
@@ -189,10 +193,10 @@ class AfterStep:
         """
         ended, step = self.together.end(statistics), statistics.step
         self._write_diagnostics(ended)
+        self._tell_listeners(step)
         if ended.is_saved:
             self.save(step)
         self.progress.advance(step)
-        self._tell_listeners(step)
         if ended.stops:
             self.together.stop()
 

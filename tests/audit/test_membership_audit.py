@@ -1,6 +1,7 @@
 """``audit=membership`` over finished runs: what is told apart, and what is refused."""
 
 import json
+import shutil
 import stat
 
 import numpy as np
@@ -50,6 +51,18 @@ def test_epsilon_of_units_bounds_no_attack_on_a_record(texts_runs: Workspace) ->
     assert done.code == 0, done.err
     assert "at most" not in done.out
     assert "The unit of privacy is not a record" in done.out
+
+
+def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
+    texts_runs: Workspace,
+) -> None:
+    """The plan is in private/checkpoints; the attack itself needs the model and records alone."""
+    shutil.rmtree(texts_runs.root / "pairs/private")
+    done = texts_runs.run("audit", "run=pairs", "audit=membership", "audit.limit=5")
+    assert done.code == 0, done.err
+    assert "private/checkpoints is gone, and the plan with it" in done.err
+    assert "The run's plan is gone with its checkpoints: nothing bounds an attack." in done.out
+    assert "at most" not in done.out
 
 
 def test_reference_runs_make_rmia_and_two_make_lira(texts_runs: Workspace) -> None:

@@ -1,7 +1,10 @@
 """The records that a run was trained on, told apart as the run did, or not at all."""
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from dpft.audit.run_records import (
     unseen_records,
 )
 from dpft.config.schema import TrainConfig
+from dpft.data.canary_config import CanaryConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.runs.records import load_training_data
@@ -21,8 +25,8 @@ from tests.audit.conftest import RECORDS
 from tests.stories.tiny import TEST, TRAIN, Workspace
 
 
-def read(run: str) -> tuple[TrainConfig, RunRecords | str, Unseen | str]:
-    config = saved_run(run)
+def read(run: str, **changes: Any) -> tuple[TrainConfig, RunRecords | str, Unseen | str]:
+    config = replace(saved_run(run), **changes)
     encoding: Encoding = trained_model_of_run(Path(run), config).encoding(
         config.task, max_new_tokens=None
     )
@@ -85,6 +89,21 @@ def test_a_run_without_its_private_folder_is_read_as_far_as_it_goes(
     with caplog.at_level(logging.WARNING):
         assert isinstance(read("pairs")[1], RunRecords)
     assert "whether the training records are those of the run is not checked" in caplog.text
+
+
+def test_without_the_runs_canaries_its_records_are_taken_as_they_are_with_a_warning(
+    texts_runs: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fingerprint is of canaries, too, so that without them it tells nothing."""
+    for run in ("pairs", "owners"):
+        path = texts_runs.root / run / "private/fingerprint"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "hmac": "00"}))
+        assert isinstance(read(run)[1], str)
+        with_canaries = {"audit": CanaryConfig(canaries=3)}
+        with caplog.at_level(logging.WARNING):
+            assert isinstance(read(run, **with_canaries)[1], RunRecords)
+        assert "is not checked without" in caplog.text
+        caplog.clear()
 
 
 def test_a_damaged_fingerprint_is_said(texts_runs: Workspace) -> None:

@@ -56,3 +56,12 @@ def test_of_units_those_beyond_the_bound_and_those_left_without_a_record_count(h
     text = render(summarize(config(2), data, Division(kept=range(5), scored={}), made))
     read = f"{5 + held}, of {4 if held else 3} units"
     assert counts(text) == [read, str(held), "1", "1", "3, of 2 units", "1"]
+
+
+def test_canaries_are_trained_on_beside_what_was_read_and_none_of_it_is_beyond_a_bound() -> None:
+    data = TrainingData(examples=records(3), units=["a", "a", "b"])
+    # of one canary with three copies two are kept, and of another its one
+    made = training_set([False] * 7, units=[[0, 1], [2], [3, 4], [6]])
+    found = summarize(config(2), data, Division(kept=range(3), scored={}), made, canaries=4)
+    assert counts(render(found)) == ["3, of 2 units", "0", "4", "0", "1", "6, of 4 units", "0"]
+    assert "| canaries added, for audits | 4 |" in render(found)

@@ -42,6 +42,8 @@ def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
     files = ["config.yaml", "metrics.json", "report.md", "report.html", "notes.txt", "samples.md"]
     files += ["ledger.jsonl", "witness.json"]
     private = ["diagnostics.jsonl", "steps.jsonl", "predictions.jsonl", "samples_validation.md"]
+    private += ["audit_key", "white_box.jsonl", "audit/canaries.json"]
+    (tmp_path / "private/audit").mkdir()
     for name in (*files, *(f"private/{name}" for name in private)):
         (tmp_path / name).write_text("old")
     start_anew(tmp_path)

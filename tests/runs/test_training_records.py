@@ -9,13 +9,20 @@ import pytest
 import torch
 
 from dpft.config.schema import TrainConfig
+from dpft.data.canaries import COIN, Canary
 from dpft.data.sources import load_examples, load_with_units
 from dpft.data.token_rows import TokenRows
 from dpft.data.units import bounded_units
+from dpft.errors import InputError
 from dpft.runs import records
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.records import TrainingData, load_training_data, make_training_set
+from dpft.runs.records import (
+    TrainingData,
+    check_canaries,
+    load_training_data,
+    make_training_set,
+)
 from dpft.tasks.records import Example, Record
 from dpft.training.loop import TrainingSet
 
@@ -111,3 +118,20 @@ def test_trust_rule_11_reading_and_encoding_write_no_file(
     assert str(config.task.data_dir) in [str(path) for path, _ in opened]
     written = os.O_WRONLY | os.O_RDWR | os.O_CREAT
     assert [path for path, flags in opened if flags & written] == []
+
+
+def test_every_canary_must_fit_whichever_is_the_longest(
+    config: TrainConfig, prepared: Prepared
+) -> None:
+    """Canaries of as many words may differ in tokens; one that is cut could not be found."""
+    long = canary("learn " * prepared.encoding.max_length)
+    for canaries in ([long, canary("learn")], [canary("learn"), long]):
+        with pytest.raises(InputError, match="must have room for the canaries"):
+            check_canaries(canaries, config.task, prepared.encoding)
+    check_canaries([canary("learn")], config.task, prepared.encoding)
+
+
+def canary(learned: str) -> Canary:
+    return Canary(
+        kind=COIN, read=("read",), learned=tuple(learned.split()), number=0, copies=0, unit="one"
+    )

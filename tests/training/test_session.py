@@ -1,5 +1,7 @@
 import json
 import stat
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +70,22 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
     monkeypatch.setattr(session_module, "save_checkpoint", spy)
     run_privately(tmp_path, checkpoint_every=2)
     assert [(step, lines) for step, lines, _ in seen] == [(0, 0), (2, 2), (4, 4), (5, 5)]
+
+
+def test_listeners_have_heard_of_every_step_that_a_checkpoint_has(tmp_path, monkeypatch):
+    """A run killed right after a checkpoint goes on behind it, and tells no step before again."""
+    heard, saved = [], []
+    save = session_module.save_checkpoint
+
+    def spy(folder, step, *args, **kwargs):
+        saved.append((step, len(heard)))
+        return save(folder, step, *args, **kwargs)
+
+    listener = SimpleNamespace(begin=lambda step: None, after_step=heard.append)
+    monkeypatch.setattr(session_module, "save_checkpoint", spy)
+    own = replace(session(tmp_path, checkpoint_every=2), listeners=(listener,))
+    train_privately(own, plan(), privacy(), epsilon_after=spent)
+    assert saved == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
 
 def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):

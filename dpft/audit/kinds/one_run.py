@@ -4,6 +4,7 @@ Each canary was trained on if its secret coin said so. Whoever guesses more coin
 epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 2023).
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
-from dpft.run_folder import CANARIES
+from dpft.run_folder import CANARIES, CHECKPOINTS
 from dpft.runs.canary_file import read_canaries
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ WHITE_BOX = (
 )
 NON_PRIVATE_DELTA = 1e-5
 """Of a run that promises none."""
+logger = logging.getLogger(__name__)
 
 
 @AUDITS.register("one_run")
@@ -42,6 +44,8 @@ class OneRunAudit(Audit):
     """With which a mechanism that is called another than the plan's is one."""
     choices: int = 10
     """Numbers of guesses that are tried; each at a confidence of 1 - (1 - confidence) / choices."""
+    white_box: bool = True
+    """Look at the scores of steps, too, where the run kept them; False: at the model alone."""
     batch_size: int = 64
     """How many canaries are read at once; memory and speed only."""
 
@@ -79,7 +83,7 @@ class OneRunAudit(Audit):
                 scores=self.black_box_scores(run, canaries),
             )
         ]
-        if not run.config.audit.white_box:
+        if not (self.white_box and run.config.audit.white_box):
             return found
         from dpft.runs.white_box_scores import differences, read_white_box, sums
         from dpft.training.resume import find_resume_point
@@ -132,12 +136,22 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
     return canaries
 
 
-def planned_trade_off(folder: Path) -> "TradeOff":
-    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps."""
+def planned_trade_off(folder: Path) -> "TradeOff | None":
+    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps.
+
+    None where the plan is gone with the run's checkpoints, with a warning.
+    """
     from dpft.audit.trade_off import mechanism_trade_off
     from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+    from dpft.training.checkpoint import checkpoints
     from dpft.training.resume import find_resume_point
 
+    if not checkpoints(folder / CHECKPOINTS):
+        logger.warning(
+            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
+            folder / CHECKPOINTS,
+        )
+        return None
     plan = find_resume_point(folder).plan()
     steps = (read_run_ledger(folder) or NO_STEPS).steps
     return mechanism_trade_off(plan.mechanism(steps))

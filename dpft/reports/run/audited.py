@@ -12,6 +12,8 @@ from dpft.run_folder import AUDIT
 Entry = Mapping[str, Any]
 Row = tuple[str, str]
 ONE_RUN, EXPOSURE = "one_run", "exposure"
+NO_MIXING = "if what is seen of one canary tells nothing of another's coin"
+"""What a test of the mechanism by white-box scores assumes (``dpft.audit.independent``)."""
 
 
 def is_contradicted(entry: Entry) -> str | None:
@@ -30,23 +32,40 @@ def is_another_mechanism(entry: Entry) -> str | None:
     """Returns what to say where the mechanism is not the plan's; None where nothing shows it."""
     if not entry["other_mechanism"]:
         return None
+    telling = [view for view in entry.get("views", [entry]) if view["other_mechanism"]]
+    assumed = f", {NO_MIXING}," if all(map(_assumes_no_mixing, telling)) else ""
     return (
         "**NOT THIS MECHANISM: an audit found more canaries than the planned noise and sampling"
         " allow, so something else was carried out than what was accounted for.** Of audits of a"
-        f" right run {_chance(entry['mechanism_confidence'])} say so by chance; audit another run,"
-        " and do not release this model."
+        f" right run {_chance(entry['mechanism_confidence'])} say so by chance{assumed}; audit"
+        " another run, and do not release this model."
     )
 
 
 def canary_sentences(config: Entry) -> list[str]:
     """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
-    asked = config.get("audit", {})
-    if not asked.get("canaries") and not asked.get("exposure_canaries"):
+    if not _has_canaries(config):
         return []
-    return [
+    counted = (
         "Canaries: the number of examples counts canaries of audits, those with a coin whatever it"
         " said, so the sample rate, and a δ that follows from the number, are of records and"
         " canaries together; ε holds for each record, and for each canary, as for any other."
+    )
+    watched = (
+        "White box: each step's noisy gradient was held against every canary's own"
+        " (`audit.white_box=true`). ε covers what that shows of records; of canaries it tells the"
+        " coins, and stands under `private/`."
+    )
+    return [counted, watched] if config["audit"].get("white_box") else [counted]
+
+
+def unprotected_canaries(config: Entry, privacy: Entry) -> list[str]:
+    """Returns what to say of canaries in a run without privacy; nothing where none are."""
+    if "epsilon" in privacy or not _has_canaries(config):
+        return []
+    return [
+        "Warning: canaries of audits are among the records of this run, which is not private: a"
+        " lower bound of ε has nothing to stand beside."
     ]
 
 
@@ -89,13 +108,22 @@ def figures_of_audits(folder: Path) -> list[Markup]:
     return [Markup(path.read_text(encoding="utf-8")) for path in paths]
 
 
+def _has_canaries(config: Entry) -> bool:
+    asked = config.get("audit", {})
+    return bool(asked.get("canaries") or asked.get("exposure_canaries"))
+
+
 def _against_plan(entry: Entry) -> list[Row]:
     if entry.get("p_value_of_plan") is None:
         return []
     verdict = "no" if entry["other_mechanism"] else "yes"
-    return [
-        ("possible under the planned mechanism", f"{verdict} (p = {entry['p_value_of_plan']:.2g})")
-    ]
+    assumed = f", {NO_MIXING}" if _assumes_no_mixing(entry) else ""
+    value = f"{verdict} (p = {entry['p_value_of_plan']:.2g}{assumed})"
+    return [("possible under the planned mechanism", value)]
+
+
+def _assumes_no_mixing(entry: Entry) -> bool:
+    return bool(entry.get("assumes_no_mixing"))
 
 
 def _chance(confidence: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpft.files import write_text
 from dpft.reports.pages import render_markdown
+from dpft.reports.run.audited import alarms
 from dpft.reports.run.origin import model_name
 from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
@@ -42,6 +43,7 @@ def render_card(record: RunRecord, folder: Path) -> str:
         "card.md.j2",
         front_matter=_front_matter(config, public, folder, private=private),
         title=f"{name} on {config['task']['name']}, method {config['method']['name']}",
+        alarms=alarms(privacy),
         headline=headline(privacy),
         warnings=warnings(config, privacy),
         mechanism=mechanism_rows(config, privacy),

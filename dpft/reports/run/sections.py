@@ -9,7 +9,7 @@ from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
-from dpft.reports.run.audited import canary_sentences
+from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.scores import PRIVATE_SPLIT
@@ -85,6 +85,7 @@ def warnings(config: Config, privacy: Config) -> list[str]:
         " them the time of each step; ε does not cover them.**"
     )
     found = [f"Warning: {warning}" for warning in privacy["warnings"]]
+    found += unprotected_canaries(config, privacy)
     return [losses, *found] if shown else found
 
 
