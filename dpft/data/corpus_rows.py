@@ -110,6 +110,8 @@ class CorpusEncoding(Encoding):
         ends = self.layout.kind != MASKED and not self.span_corruption
         whole, size = [*ids, *([self._end] if ends else [])], self.raw_length
         pieces = [whole[at : at + size] for at in range(0, max(1, len(whole)), size)]
+        if len(pieces) > 1 and pieces[-1] == [self._end]:
+            del pieces[-1]  # An end alone teaches nothing.
         kept = pieces[: self.chunks]
         is_cut = len(kept) < len(pieces)
         return [

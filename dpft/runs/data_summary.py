@@ -50,6 +50,8 @@ class DataSummary:
     max_length: int
     canaries: int = 0
     """Records that canaries added, as their coins said."""
+    chunks: int = 0
+    """Rows that long records have beyond their first one."""
 
 
 def summarize(
@@ -73,14 +75,16 @@ def summarize(
     grouped = training_set.units is not None
     trained = _trained_on(training_set)
     kept = len(division.kept)
+    rows = len(training_set.examples) + (0 if grouped else training_set.excluded)
+    chunks = rows - kept - canaries
     return DataSummary(
         read=Count(
             records=len(data.examples), units=None if data.units is None else data.num_units
         ),
         held_out=len(data.examples) - kept,
         empty=training_set.excluded,
-        capped=kept + canaries - training_set.excluded - len(trained),
-        records_per_unit=guarantee.records_per_unit if grouped and guarantee else None,
+        capped=rows - training_set.excluded - len(trained),
+        records_per_unit=guarantee.records_per_unit if data.units and guarantee else None,
         trained=Count(
             records=len(trained),
             units=sum(map(bool, training_set.units or ())) if grouped else None,
@@ -88,6 +92,7 @@ def summarize(
         truncated=_truncated(training_set, trained),
         max_length=config.task.longest,
         canaries=canaries,
+        chunks=chunks,
     )
 
 
@@ -101,6 +106,8 @@ def render(summary: DataSummary) -> str:
     rows = [("read", str(summary.read)), ("held out, to be scored", str(summary.held_out))]
     if summary.canaries:
         rows.append(("canaries added, for audits", str(summary.canaries)))
+    if summary.chunks:
+        rows.append(("more rows, of records in several chunks", str(summary.chunks)))
     rows.append(("left out: no answer to learn", str(summary.empty)))
     if summary.records_per_unit is not None:
         limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"

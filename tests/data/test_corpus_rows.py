@@ -1,0 +1,104 @@
+"""A corpus's texts as rows of each kind of model, whole and in chunks."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dpft.data.collation import Layout
+from dpft.data.corpus_rows import CorpusEncoding
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
+from dpft.tasks.records import Example
+from dpft.tokenizers.pieces import Pieces
+from dpft.tokenizers.saving import save_tokenizer
+
+LETTERS = "abcdefghij"
+END, FIRST = 1, 4
+"""Ids of the end-of-text token and of the first letter; a blank's piece is before it."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """A token for each letter; also the roles of [MASK], [CLS] and [SEP]."""
+    pieces = Pieces(pieces=(("▁", -9.0), *((letter, -1.0) for letter in LETTERS)))
+    folder = tmp_path_factory.mktemp("letters")
+    save_tokenizer(folder, pieces, algorithm="unigram", sentinels=4)
+    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return made
+
+
+def text_of(length: int) -> Example:
+    """A word whose tokens are the blank's piece and ``length - 1`` letters."""
+    word = (LETTERS * length)[: length - 1]
+    return Example(prompt="", target=word, group=word, cut_target_end=True)
+
+
+def ids_of(length: int) -> list[int]:
+    return [3, *(FIRST + at % len(LETTERS) for at in range(length - 1))]
+
+
+def encoding(
+    tokenizer: PreTrainedTokenizerBase, kind: str, *, max_length: int, **changes: object
+) -> CorpusEncoding:
+    layout = Layout(kind=kind, pad_token_id=0)
+    return CorpusEncoding(tokenizer=tokenizer, layout=layout, max_length=max_length, **changes)  # type: ignore[arg-type]
+
+
+def test_a_long_text_has_chunks_of_itself_alone_and_no_more_than_asked(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    made = encoding(tokenizer, CAUSAL, max_length=6, chunks=2)
+    rows, counts = made.rows_in_chunks([text_of(12), text_of(3), text_of(5)])
+    assert counts.tolist() == [2, 1, 1]
+    whole = ids_of(12)
+    assert [row.input_ids[1:] for row in rows] == [
+        whole[:5], whole[5:10], [*ids_of(3), END], ids_of(5),
+    ]  # fmt: skip
+    assert [row.labels for row in rows] == [[IGNORED_LABEL, *row.input_ids[1:]] for row in rows]
+    assert [row.truncated for row in rows] == [False, True, False, False]
+
+
+def test_a_prefix_is_read_and_what_follows_is_written(tokenizer: PreTrainedTokenizerBase) -> None:
+    """In the proportion of 512 to 114, as whole texts of 626 tokens are."""
+    made = encoding(tokenizer, SEQ2SEQ, max_length=512)
+    assert made.raw_length == 626
+    (whole, short) = made.rows([text_of(700), text_of(9)])
+    assert (len(whole.input_ids), len(whole.labels)) == (512, 114)
+    assert [*whole.input_ids, *whole.labels] == ids_of(700)[:626]
+    assert whole.truncated
+    assert [*short.input_ids, *short.labels] == [*ids_of(9), END]
+    assert len(short.labels) == 2
+
+
+def test_spans_are_hidden_of_a_chunk_that_fills_the_model(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    made = encoding(tokenizer, SEQ2SEQ, max_length=24, span_corruption=True)
+    (row,) = made.rows_together([text_of(40)])
+    assert len(row.input_ids) == made.raw_length == 26
+    (read,) = made.rows([text_of(40)])
+    assert len(read.input_ids) <= 24
+    assert len(read.labels) <= 24
+    assert made.rows([text_of(40)]) == [read], "a score does not change by chance"
+
+
+def test_a_tokenizer_of_too_few_sentinels_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(InputError, match="needs 28 sentinels, <extra_id_0>.* with 4; make one"):
+        encoding(tokenizer, SEQ2SEQ, max_length=512, span_corruption=True)
+
+
+def test_a_masked_model_reads_a_text_between_its_marks(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    marked = AutoTokenizer.from_pretrained(tmp_path, mask_token="<extra_id_0>")
+    made = encoding(marked, MASKED, max_length=8)
+    (row,) = made.rows_together([text_of(20)])
+    around = len(marked("").input_ids)
+    assert len(row.input_ids) == 8
+    assert made.raw_length == 8 - around
+    (read,) = made.rows([text_of(20)])
+    learned = [at for at, label in enumerate(read.labels) if label != IGNORED_LABEL]
+    assert learned
+    assert [read.labels[at] for at in learned] == [row.input_ids[at] for at in learned]
