@@ -7,8 +7,10 @@ one that was read, each gets a copy.
 import copy
 from dataclasses import dataclass
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
+from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.models.heads import configure
 from dpft.models.own_tokenizer import fit_to_tokenizer, own_tokenizer_folder
@@ -61,8 +63,26 @@ def read_architecture(model: ModelConfig) -> Architecture:
     if model.folder is not None:
         check_folder(model, model.folder)
     with loading_errors(model):
-        read = AutoConfig.from_pretrained(**source(model))
+        read = _drawn(model) if model.is_drawn else AutoConfig.from_pretrained(**source(model))
     folder = own_tokenizer_folder(model)
     if folder is not None:
         fit_to_tokenizer(read, folder)
     return Architecture(model=model, read=read)
+
+
+def _drawn(model: ModelConfig) -> PretrainedConfig:
+    """Returns the configuration that ``model.architecture`` spells out.
+
+    Raises:
+        InputError: It names no kind of model that there is.
+    """
+    values = dict(model.architecture)
+    kind = values.pop("model_type", None)
+    try:
+        made: PretrainedConfig = AutoConfig.for_model(kind, **values)
+    except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise InputError(
+            "model.architecture must name a model_type of transformers, such as t5, and keys of its"
+            f" configuration, got model_type={kind!r}."
+        ) from error
+    return made

@@ -5,7 +5,7 @@ Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ class ModelConfig:
     """Local folder written by ``save_pretrained``."""
     embedded: bool = False
     """The small model that ships with dpft."""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """A model's config.json, model_type among it, where no folder or repository has one; such a
+    model starts at random, and its tokenizer says how large its vocabulary is."""
     init: str = "pretrained"
     """pretrained, or random to train from a fresh initialisation of the same architecture."""
     gradient_checkpointing: bool = False
@@ -65,8 +68,23 @@ class ModelConfig:
             raise InputError(
                 f"model.pooling must be null or one of {', '.join(POOLINGS)}, got {self.pooling!r}."
             )
-        if self.path is None and not self.embedded and self.hub_name is None:
+        places = (self.path, self.hub_name, self.embedded or None, self.architecture or None)
+        if all(place is None for place in places):
             raise InputError("model needs model.path, model.hub_name or model.embedded=true.")
+        if self.is_drawn and self.init == "random" and self.tokenizer is None:
+            raise InputError(
+                f"model={self.name} has no tokenizer; give model.tokenizer=RUN, the folder of a"
+                " dpft tokenizer run, or of any tokenizer."
+            )
+        if self.is_drawn and self.init != "random":
+            raise InputError(
+                f"model={self.name} has no weights, only an architecture; set model.init=random."
+            )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether nothing but ``architecture`` says what it is."""
+        return self.path is None and self.hub_name is None and not self.embedded
 
     @property
     def folder(self) -> Path | None:
@@ -133,6 +151,8 @@ def origin(config: ModelConfig) -> str:
         return f"model.path={config.path}"
     if config.embedded:
         return f"The embedded model ({EMBEDDED_MODEL})"
+    if config.is_drawn:
+        return f"model={config.name}"
     return f"model.hub_name={config.hub_name}"
 
 

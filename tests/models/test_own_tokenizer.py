@@ -1,5 +1,6 @@
 """A model of random weights takes the size and the special tokens of a tokenizer of one's own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from transformers import BertConfig, GPT2Config, T5Config
 
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL
+from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.models.own_tokenizer import own_tokenizer_folder
@@ -65,3 +66,39 @@ def test_a_damaged_tokenizer_is_refused_in_a_sentence(tmp_path: Path, vocabulary
     (vocabulary / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="could not be read as a tokenizer"):
         read_architecture(configured(tmp_path / "gpt2", "gpt2", vocabulary))
+
+
+def drawn(vocabulary: Path, **architecture: Any) -> ModelConfig:
+    return ModelConfig(
+        name="drawn", init="random", tokenizer=str(vocabulary), architecture=architecture
+    )
+
+
+def test_an_architecture_in_the_configuration_needs_no_folder(vocabulary: Path) -> None:
+    model = drawn(vocabulary, model_type="t5", d_model=16, num_layers=1)
+    config = read_architecture(model).config()
+    assert (config.model_type, config.d_model, config.vocab_size) == ("t5", 16, 10)
+    assert load_tokenizer(read_architecture(model), kind=SEQ2SEQ)("b").input_ids == [3, 5, 1]
+
+
+@pytest.mark.parametrize("wrong", [{"model_type": "t6"}, {}, {"model_type": "t5", "d_model": "x"}])
+def test_an_architecture_that_transformers_does_not_know_is_refused(
+    vocabulary: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match="model.architecture must name|model needs model.path"):
+        read_architecture(drawn(vocabulary, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer": None}, "model=drawn has no tokenizer; give model.tokenizer=RUN"),
+        ({"init": "pretrained", "tokenizer": None}, "has no weights, only an architecture"),
+        ({"init": "pretrained"}, "model.tokenizer needs model.init=random"),
+    ],
+)
+def test_an_architecture_alone_needs_a_tokenizer_and_starts_at_random(
+    vocabulary: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        replace(drawn(vocabulary, model_type="t5"), **changes)
