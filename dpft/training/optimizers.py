@@ -5,6 +5,7 @@ DP-Adam is ``torch.optim.AdamW`` fed the private gradient (Li et al. 2022, secti
 the schedule read no record either, so none of this costs privacy.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
     "inverse_sqrt": "inverse_sqrt",
+    "rsqrt": "constant",
 }
-"""Our names to those of transformers."""
+"""Our names to those of transformers, which rsqrt is not among."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,26 +137,32 @@ class SGD(OptimizerConfig):
 class Adafactor(OptimizerConfig):
     """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
 
-    Steps are relative: a tensor moves by at most the learning rate, or one over the root of the
-    number of steps if that is less, times its own root mean square.
+    That of transformers, which is Algorithms 4 and 5 as T5X has them: the learning rate, by default
+    times the tensor's own root mean square; no momentum. torch's is another: it takes no learning
+    rate above one over the root of the number of steps, and it keeps second moments from falling
+    below 1e-14, while a private gradient's are often smaller (noise 0.4, clipping norm 0.001 and a
+    batch of 8,192, as in Ponomareva et al. 2022, give 2e-15). Unlike T5X, which factors matrices
+    of 128 rows and columns or more, it factors every one.
     """
 
     works_on_shards: ClassVar[bool] = False
     name: str = "adafactor"
     beta2_decay: float = -0.8
     """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
-    eps1: float | None = None
-    """Least root of a second moment; null: the precision of the parameter's type."""
+    eps1: float = 1e-30
+    """Added to squared gradients."""
     eps2: float = 1e-3
     """Least root mean square of a tensor, for one that begins at zero."""
     clip_threshold: float = 1.0
     """Root mean square above which an update is scaled down; not the clipping of examples."""
+    scale_parameter: bool = True
+    """Whether a tensor moves by the learning rate times its own root mean square."""
 
     def __post_init__(self) -> None:
         if not self.beta2_decay <= 0:
             raise InputError(f"optimizer.beta2_decay must not be positive, got {self.beta2_decay}.")
         for name, value in (("eps1", self.eps1), ("eps2", self.eps2)):
-            if value is not None and not value >= 0:
+            if not value >= 0:
                 raise InputError(f"optimizer.{name} must not be negative, got {value}.")
         if not self.clip_threshold >= 1:
             raise InputError(
@@ -164,16 +172,19 @@ class Adafactor(OptimizerConfig):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns ``torch.optim.Adafactor``."""
-        from torch.optim import Adafactor as TorchAdafactor
+        """Returns ``transformers.optimization.Adafactor``; weight decay is apart."""
+        from transformers.optimization import Adafactor as TransformersAdafactor
 
-        return TorchAdafactor(
+        return TransformersAdafactor(
             parameters,
             lr=learning_rate,
-            beta2_decay=self.beta2_decay,
+            decay_rate=self.beta2_decay,
             eps=(self.eps1, self.eps2),
-            d=self.clip_threshold,
+            clip_threshold=self.clip_threshold,
             weight_decay=weight_decay,
+            scale_parameter=self.scale_parameter,
+            relative_step=False,
+            warmup_init=False,
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
@@ -196,9 +207,10 @@ class SchedulerConfig:
     """The ``scheduler`` section of the configuration."""
 
     name: str = "constant"
-    """constant, linear, cosine or inverse_sqrt; chosen by scheduler=NAME."""
+    """constant, linear, cosine, inverse_sqrt or rsqrt; chosen by scheduler=NAME."""
     warmup_steps: int = 0
-    """Steps in which the learning rate rises linearly from 0, the first of which moves nothing."""
+    """Steps in which the learning rate rises linearly from 0, the first of which moves nothing; for
+    rsqrt those in which it stays as it is, before it falls as one over the root of the step."""
     timescale: int | None = None
     """For inverse_sqrt: after warm-up it falls as 1 / sqrt(1 + steps since / timescale).
 
@@ -213,6 +225,11 @@ class SchedulerConfig:
         if self.warmup_steps < 0:
             raise InputError(
                 f"scheduler.warmup_steps must not be negative, got {self.warmup_steps}."
+            )
+        if self.name == "rsqrt" and self.warmup_steps < 1:
+            raise InputError(
+                "scheduler.warmup_steps must be at least 1 for scheduler=rsqrt, which is constant"
+                f" for so many steps, got {self.warmup_steps}; T5 has 10000."
             )
         if self.timescale is not None and self.name != "inverse_sqrt":
             raise InputError(
@@ -276,6 +293,9 @@ def make_scheduler(
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import get_scheduler
 
+    if config.name == "rsqrt":
+        times = factor or (lambda step: 1.0)
+        return LambdaLR(optimizer, lambda step: rsqrt(step + 1, config.warmup_steps) * times(step))
     settings = {"timescale": config.timescale} if config.name == "inverse_sqrt" else None
     schedule: LambdaLR = get_scheduler(
         SCHEDULES[config.name],
@@ -288,6 +308,19 @@ def make_scheduler(
         return schedule
     shape = schedule.lr_lambdas[0]
     return LambdaLR(optimizer, lambda step: shape(step) * factor(step))
+
+
+def rsqrt(step: int, warmup: int) -> float:
+    """Returns T5's schedule, min(1, sqrt(warmup / step)) (Raffel et al. 2020, section 3.1.2).
+
+    >>> rsqrt(1, 100), rsqrt(100, 100), rsqrt(400, 100)
+    (1.0, 1.0, 0.5)
+
+    Args:
+        step: Counted from 1.
+        warmup: Steps before the learning rate falls; there is no ramp.
+    """
+    return min(1.0, math.sqrt(warmup / step))
 
 
 def _in_unit_interval(**values: float) -> None:

@@ -35,7 +35,10 @@ def training_state(
         model=model,
         optimizer=optimizer,
         scheduler=make_scheduler(
-            optimizer, SchedulerConfig(name=schedule), steps=10, factor=factor
+            optimizer,
+            SchedulerConfig(name=schedule, **SETTINGS.get(schedule, {})),
+            steps=10,
+            factor=factor,
         ),
     )
     for step in range(steps):
@@ -59,7 +62,7 @@ def states(state: TrainingState) -> dict[str, list]:
     """The optimizer's state, by parameter and key."""
     names = {parameter: name for name, parameter in state.model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": value.tolist()
+        f"{names[parameter]}/{key}": torch.as_tensor(value).tolist()
         for parameter, entries in state.optimizer.state.items()
         for key, value in entries.items()
     }
@@ -78,6 +81,7 @@ def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp
     assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
 
 
+SETTINGS = {"rsqrt": {"warmup_steps": 2}}
 OPTIMIZERS = [
     AdamW(), Adam(), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adafactor(),
 ]  # fmt: skip

@@ -1,8 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import optimization
 
 from dpft.errors import InputError
 from dpft.training.optimizers import (
@@ -18,6 +20,7 @@ from dpft.training.optimizers import (
     optimizer_class,
 )
 
+KINDS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor"}
 GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 
 
@@ -96,22 +99,46 @@ def test_adafactor_moves_a_vector_by_the_learning_rate_times_its_own_size() -> N
     assert parameter.tolist() == pytest.approx([3 - 0.1 * size, 4 + 0.1 * size])
 
 
-def test_adafactor_knows_the_squares_of_a_matrix_by_rows_and_columns_only() -> None:
-    """Shazeer and Stern 2018, Algorithm 4: R C / mean(R), exact for a gradient of rank one."""
-    parameter = nn.Parameter(torch.ones(2, 3))
-    parameter.grad = torch.outer(torch.tensor([1.0, -2.0]), torch.tensor([1.0, 3.0, 0.5]))
+def published_adafactor(
+    parameter: np.ndarray, gradients: list[np.ndarray], *, rate: float
+) -> np.ndarray:
+    """Shazeer and Stern 2018, Algorithms 4 and 5, in float64; its constants are T5X's."""
+    x, rows, columns, whole = parameter.astype(np.float64), 0.0, 0.0, 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        decay, square = 1 - step**-0.8, gradient.astype(np.float64) ** 2 + 1e-30
+        if x.ndim == 2:
+            rows = decay * rows + (1 - decay) * square.mean(axis=1)
+            columns = decay * columns + (1 - decay) * square.mean(axis=0)
+            second = np.outer(rows, columns) / rows.mean()
+        else:
+            whole = decay * whole + (1 - decay) * square
+            second = whole
+        update = gradient / np.sqrt(second)
+        update /= max(1.0, np.sqrt((update**2).mean()))
+        x = x - rate * max(1e-3, np.sqrt((x**2).mean())) * update
+    return x
+
+
+@pytest.mark.parametrize("size", [1.0, 5e-8], ids=["ordinary", "as small as private ones"])
+@pytest.mark.parametrize("shape", [(130, 140), (3, 5), (7,)])
+def test_steps_of_adafactor_are_the_published_ones(shape: tuple[int, ...], size: float) -> None:
+    generator = np.random.default_rng(3)
+    start = generator.standard_normal(shape).astype(np.float32)
+    gradients = [(size * generator.standard_normal(shape)).astype(np.float32) for _ in range(10)]
+    parameter = nn.Parameter(torch.tensor(start))
     optimizer = optimizer_of(parameter, Adafactor())
-    optimizer.step()
-    state = optimizer.state[parameter]
-    assert (state["row_var"].shape, state["col_var"].shape) == ((2, 1), (1, 3))
-    assert parameter[0].tolist() == pytest.approx([0.9] * 3)
-    assert parameter[1].tolist() == pytest.approx([1.1] * 3)
+    for taken, gradient in enumerate(gradients, start=1):
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+        expected = published_adafactor(start, gradients[:taken], rate=0.1)
+        assert np.abs(parameter.detach().numpy() - expected).max() < 1e-6 * taken
 
 
 def test_adafactor_is_given_its_own_settings() -> None:
     config = Adafactor(beta2_decay=-0.5, eps1=1e-6, eps2=0.01, clip_threshold=2.0)
     group = optimizer_of(nn.Parameter(torch.zeros(1)), config).param_groups[0]
-    assert (group["beta2_decay"], group["eps"], group["d"]) == (-0.5, (1e-6, 0.01), 2.0)
+    assert (group["decay_rate"], group["eps"]) == (-0.5, (1e-6, 0.01))
+    assert (group["clip_threshold"], group["scale_parameter"]) == (2.0, True)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -119,7 +146,7 @@ def test_an_optimizer_is_chosen_by_its_name(name: str) -> None:
     config = optimizer_class(name)()
     assert config.name == name
     made = optimizer_of(nn.Parameter(torch.zeros(1)), config, weight_decay=0.25)
-    assert type(made) is getattr(torch.optim, type(config).__name__)
+    assert type(made) is getattr(optimization if name == "adafactor" else torch.optim, KINDS[name])
     assert (made.param_groups[0]["lr"], made.param_groups[0]["weight_decay"]) == (0.1, 0.25)
 
 
@@ -140,6 +167,18 @@ def warmed_up(step: int, warmup_steps: int, after: float) -> float:
 
 def test_the_constant_schedule_stays() -> None:
     assert rates(SchedulerConfig(), 4) == [0.1] * 4
+
+
+def test_t5s_schedule_is_constant_and_then_falls_without_a_ramp() -> None:
+    found = rates(SchedulerConfig(name="rsqrt", warmup_steps=2), 8)
+    assert found[:2] == [0.1, 0.1]
+    assert found == pytest.approx([0.1 * min(1, math.sqrt(2 / step)) for step in range(1, 9)])
+    assert found[7] == pytest.approx(0.05), "at four times the warm-up"
+
+
+def test_t5s_schedule_needs_to_know_how_long_it_stays() -> None:
+    with pytest.raises(InputError, match="warmup_steps must be at least 1 for scheduler=rsqrt"):
+        SchedulerConfig(name="rsqrt")
 
 
 def test_the_linear_schedule_warms_up_and_falls_towards_zero() -> None:
