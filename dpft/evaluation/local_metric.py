@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, NEXT_TOKENS, TEXTS, MetricSpec
 from dpft.evaluation.metrics_config import MetricsConfig
 
 FEATURES = {
@@ -22,6 +22,9 @@ FEATURES = {
     ),
     LIKELIHOODS: datasets.Features(
         {"nll_sums": datasets.Value("float64"), "token_counts": datasets.Value("int64")}
+    ),
+    NEXT_TOKENS: datasets.Features(
+        {"right_counts": datasets.Value("int64"), "token_counts": datasets.Value("int64")}
     ),
     LABELS: datasets.Features(
         {"predicted": datasets.Value("float64"), "gold": datasets.Value("float64")}

@@ -5,9 +5,10 @@ It stands apart from ``evaluate`` because it alone needs torch.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dpft.data.collation import Batch
@@ -19,7 +20,7 @@ from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SCORE, SEQ2SEQ, TEXT
-from dpft.models.losses import answer_logits, token_nll
+from dpft.models.losses import answer_logits, token_hits, token_nll
 from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
@@ -31,6 +32,15 @@ class Likelihoods(NamedTuple):
 
     nll_sums: list[float]
     """Negative log-likelihood summed over the reference's tokens, in nats."""
+    token_counts: list[int]
+    """Tokens of the reference, end-of-text included."""
+
+
+class NextTokens(NamedTuple):
+    """How many tokens of some references a model would have written there, one entry each."""
+
+    right_counts: list[int]
+    """Tokens that are the likeliest, given those before."""
     token_counts: list[int]
     """Tokens of the reference, end-of-text included."""
 
@@ -115,16 +125,35 @@ class ModelOutputs:
         Returns:
             One entry per example, in no particular order.
         """
-        found = Likelihoods([], [])
+        return Likelihoods(*self._of_targets(token_nll, examples, on_batch))
+
+    def next_tokens(
+        self, examples: Sequence[Example], on_batch: Callable[[int], None]
+    ) -> NextTokens:
+        """Returns how many tokens of each example's target the model holds for the likeliest.
+
+        Args:
+            examples: As ``likelihoods``.
+            on_batch: As ``likelihoods``.
+        """
+        return NextTokens(*self._of_targets(token_hits, examples, on_batch))
+
+    def _of_targets(
+        self,
+        measure: Callable[[PreTrainedModel, Batch], tuple[Tensor, Tensor]],
+        examples: Sequence[Example],
+        on_batch: Callable[[int], None],
+    ) -> tuple[list[Any], list[int]]:
+        """Returns two numbers of each target, in no particular order."""
+        found: tuple[list[Any], list[int]] = ([], [])
         mine = in_turn(len(examples), self.ranks)
         targets = [replace(examples[at], learns_prompt=False) for at in mine]
         with self.ranks.settled():
             for _, batch in self._batches(targets):
-                nll_sums, token_counts = token_nll(self.model, batch)
-                found.nll_sums.extend(nll_sums.tolist())
-                found.token_counts.extend(token_counts.tolist())
+                for numbers, more in zip(found, measure(self.model, batch), strict=True):
+                    numbers.extend(more.tolist())
                 self._of_all(on_batch)(len(batch))
-        return Likelihoods(*(put_together(each, self.ranks) for each in found))
+        return put_together(found[0], self.ranks), put_together(found[1], self.ranks)
 
     def answers(
         self, examples: Sequence[LabelledExample], on_batch: Callable[[int], None]

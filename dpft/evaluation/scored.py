@@ -12,7 +12,7 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.labels import label_columns, label_predictions
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS, metric_specs
+from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, NEXT_TOKENS, TEXTS, metric_specs
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
@@ -107,6 +107,10 @@ def model_texts(
         examples = [example for group in groups for example in group.examples]
         count = counter("likelihoods", len(examples), on_progress)
         columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
+    if NEXT_TOKENS in kinds:
+        examples = [example for group in groups for example in group.examples]
+        count = counter("next tokens", len(examples), on_progress)
+        columns[NEXT_TOKENS] = outputs.next_tokens(examples, count)._asdict()
     return Scored(count=len(groups), predictions=predictions, columns=columns)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from dpft.evaluation.metrics.base import (
     LABELS,
     LIKELIHOODS,
+    NEXT_TOKENS,
     TEXTS,
     MetricSpec,
     NotComputed,
@@ -20,6 +21,7 @@ Columns = Mapping[str, Sequence[Any]]
 _WHY_MISSING = {
     TEXTS: "needs predictions, one text per input",
     LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
+    NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
     LABELS: "needs labels, a predicted and a right one per input",
 }
 

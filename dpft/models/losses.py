@@ -107,6 +107,22 @@ def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns how many target tokens are a model's likeliest ones, and how many there are.
+
+    Args:
+        model: A language model; put it in eval mode first.
+        batch: The examples; their answers are texts.
+
+    Returns:
+        Counts, shape (b,) each, int64.
+    """
+    labels = _predicted(batch)
+    likeliest = _logits(model, batch).argmax(dim=-1)
+    return (likeliest == labels).sum(dim=1), (labels != IGNORED_LABEL).sum(dim=1)
+
+
+@torch.no_grad()
 def token_logits(model: nn.Module, batch: Batch) -> Tensor:
     """Returns what a language model says at each place of a batch, shape (b, t, v), float32.
 
@@ -128,11 +144,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:
     """Returns each example's sum or mean over its target tokens, and how many they are."""
-    if batch.kind == CLASSIFIER:
-        raise ValueError(f"a {batch.kind} model writes no texts.")
-    # A decoder's input is its labels one step late, and a masked token's label is where it stood,
-    # so their labels lie where they are predicted.
-    labels = _next_tokens(batch.labels) if batch.kind == CAUSAL else batch.labels
+    labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
     head = loss_head_of(model)
     if head is None:
@@ -143,6 +155,14 @@ def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]
     counts = tokens.clamp(min=1) if mean else torch.ones_like(tokens)
     shares = counts.to(torch.promote_types(hidden.dtype, torch.float32)).reciprocal()
     return head(hidden, labels, shares), tokens
+
+
+def _predicted(batch: Batch) -> Tensor:
+    """Returns the labels where they are predicted, shape (b, t)."""
+    if batch.kind == CLASSIFIER:
+        raise ValueError(f"a {batch.kind} model writes no texts.")
+    # A decoder's input is its labels one step late, and a masked token's label is where it stood.
+    return _next_tokens(batch.labels) if batch.kind == CAUSAL else batch.labels
 
 
 def _next_tokens(labels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dpft.evaluation.metrics_config import MetricsConfig
 COLUMNS = {
     "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},
     "likelihoods": {"nll_sums": [3.5, 2.25], "token_counts": [2, 1]},
+    "next_tokens": {"right_counts": [1, 0], "token_counts": [2, 1]},
     "labels": {"predicted": [0, 1, 1, 1], "gold": [0.0, 1.0, 0.0, 1.0]},
 }
 

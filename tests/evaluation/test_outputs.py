@@ -217,3 +217,16 @@ def test_texts_are_not_asked_of_labels(bert):
     outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=2)
     with pytest.raises(InputError, match="whose answers are texts"):
         outputs.texts([], DecodeConfig(), lambda _: None)
+
+
+def test_a_models_next_tokens_are_those_that_greedy_teacher_forcing_gives():
+    outputs = writer()
+    found = outputs.next_tokens(EXAMPLES, lambda _: None)
+    tokenizer, right = outputs.encoding.tokenizer, 0
+    for prompt, target in PAIRS:
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits = outputs.model(**_inputs(tokenizer, prompt), labels=labels).logits
+        right += int((logits.argmax(-1) == labels).sum())
+    assert sum(found.right_counts) == right
+    assert sum(found.token_counts) == 4 + 2 + 3

@@ -15,6 +15,9 @@ TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""
 LIKELIHOODS = "likelihoods"
 """A model's likelihood of the references: columns ``nll_sums`` (nats) and ``token_counts``."""
+NEXT_TOKENS = "next_tokens"
+"""Tokens of the references that a model, given those before, holds for the likeliest: columns
+``right_counts`` and ``token_counts``."""
 LABELS = "labels"
 """Classes or, for regression, scores: columns ``predicted`` and ``gold``, numbers."""
 

@@ -12,6 +12,7 @@ CONF = Path(__file__).parents[3] / "conf" / "task"
 COLUMNS = {
     "texts": ["predictions", "references"],
     "likelihoods": ["nll_sums", "token_counts"],
+    "next_tokens": ["right_counts", "token_counts"],
     "labels": ["predicted", "gold"],
 }
 

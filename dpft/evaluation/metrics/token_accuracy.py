@@ -1,0 +1,39 @@
+"""Share of the references' tokens that the model holds for the likeliest, given those before.
+
+What Ponomareva et al. 2022 call accuracy of pre-training: of span corruption, of the hidden tokens
+and the sentinels between them. It depends on the tokenizer and on what is hidden.
+"""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import NEXT_TOKENS, MetricSpec, NotComputed, register
+
+
+def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> float:
+    """Returns the share of right tokens, every token of every reference counting the same.
+
+    >>> token_accuracy([3, 0], [4, 2])
+    0.5
+
+    Args:
+        right_counts: Tokens of each reference that were the likeliest where they stand.
+        token_counts: Tokens of each reference.
+
+    Raises:
+        NotComputed: There is no token.
+    """
+    total = sum(token_counts)
+    if total == 0:
+        raise NotComputed("the references have no tokens")
+    return sum(right_counts) / total
+
+
+register(
+    MetricSpec(
+        name="token_accuracy",
+        inputs=NEXT_TOKENS,
+        score=token_accuracy,
+        description="Share of the references' tokens that are the model's likeliest; 0 to 1.",
+        citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
+    )
+)
