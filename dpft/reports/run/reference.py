@@ -10,7 +10,7 @@ OTHER_ACCOUNTANTS = frozenset({"gdp", "prv"})
 """Accountants whose epsilons papers print beside the one that they calibrate to."""
 FRACTIONS = frozenset(
     {"accuracy", "f1", "meteor", "rouge_1", "rouge_2", "rouge_l", "matthews_correlation"}
-    | {"pearson", "spearman", "distinct_1", "distinct_2"}
+    | {"pearson", "spearman", "distinct_1", "distinct_2", "token_accuracy"}
 )
 """Metrics whose scale ends at 1, where papers often give percentages."""
 
