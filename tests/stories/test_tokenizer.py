@@ -192,6 +192,8 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_anything_is_spent(
     assert "exactly one of privacy.eps" in refused(*TOKENIZER, *PIECES)
     assert "holds no rows" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=empty.txt")
     assert "bytes.txt, line 2" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=bytes.txt")
+    used = refused(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=vocabulary")
+    assert "go on with it by dpft tokenizer resume=" in used
     assert "takes output, tokenizer.vocab_size" in refused(
         "tokenizer", "resume=vocabulary", "privacy.eps=9"
     )
@@ -221,6 +223,40 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     privacy = read(workspace.root / "public" / "privacy.json")
     assert "epsilon_with_tokenizer" not in privacy
     assert any("taken as public" in warning for warning in privacy["warnings"])
+
+
+def test_the_tokenizers_own_folder_in_its_run_is_not_taken_as_public(workspace: Workspace) -> None:
+    words = (*TRAIN[1:], "privacy.eps=4", "model.tokenizer=vocabulary/tokenizer", "output=json")
+    for more in ((), ("model.tokenizer_is_public=true",)):
+        done = workspace.run("plan", *words, *more)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["delta_with_tokenizer"] == 2e-4
+
+
+def test_a_tokenizer_whose_noise_was_predictable_is_no_part_of_a_guarantee(
+    workspace: Workspace,
+) -> None:
+    seeded = ("privacy.noise_seed=3", "hydra.run.dir=seeded")
+    done = workspace.run(*TOKENIZER, *PIECES, *EPS, *seeded)
+    assert done.code == 0, done.err
+    private = (*TRAIN, "privacy.eps=4", "model.tokenizer=seeded")
+    assert "whose noise was predictable" in workspace.refusal(*private)
+    done = workspace.run("plan", *private[1:], "privacy.noise_seed=3")
+    assert done.code == 0, done.err
+
+
+def test_a_tokenizer_whose_ledger_or_folder_is_gone_is_refused(workspace: Workspace) -> None:
+    gone = workspace.root / "gone"
+    shutil.copytree(workspace.root / "vocabulary", gone)
+    (gone / "ledger.jsonl").unlink()
+    words = (*TRAIN, "privacy.eps=4", "model.tokenizer_is_public=true")
+    for name in ("gone", "gone/tokenizer"):
+        done = workspace.run(*words, f"model.tokenizer={name}")
+        assert (done.code, "ledger.jsonl is gone" in done.err) == (3, True)
+    assert "which holds no tokenizer" in workspace.refusal(*words, "model.tokenizer=nowhere")
+    assert "is of dpft train alone" in workspace.refusal(
+        *TOKENIZER, *PIECES, *EPS, "privacy.unit=chunk"
+    )
 
 
 def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None:
