@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError, RunError, StateError
 from dpft.files import read_file, sync_tree
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.rounding import up
@@ -74,6 +74,8 @@ def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[s
             )
         except VocabularyError as error:
             raise _spent(folder, str(error), len(words)) from None
+        except RunError as error:
+            raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
         tokens = save_tokenizer(
             fresh / TOKENIZER,
             pieces,
@@ -97,7 +99,12 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def _spent(folder: Path, fault: str, words: int) -> InputError:
-    """Returns the refusal of a vocabulary, which says what was spent and how to go on."""
+    """Returns the refusal of a vocabulary."""
+    return InputError(_what_stands(folder, fault, words))
+
+
+def _what_stands(folder: Path, fault: str, words: int) -> str:
+    """Returns why there is no vocabulary, what was spent nevertheless, and how to go on."""
     ledger = closed_ledger(folder)
     mechanism = histogram_of(ledger.mechanisms[0])
     ways_out = (
@@ -105,7 +112,7 @@ def _spent(folder: Path, fault: str, words: int) -> InputError:
         if words
         else "begin anew with more epsilon, more records, or caps nearer to what a record has"
     )
-    return InputError(
+    return (
         f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
         f" {up(mechanism.epsilon)} stands spent: {ways_out}."
     )
