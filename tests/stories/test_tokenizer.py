@@ -1,5 +1,6 @@
 """A private vocabulary, from a corpus to a trained model and one epsilon for both."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
+from dpft.privacy.accounting.rounding import up
+from dpft.runs.opened_run import open_run
 from tests.stories.tiny import MARKER, Workspace, make_workspace
 
 LINES = 400
@@ -113,8 +116,21 @@ def test_training_composes_both_below_their_sum(
     assert together["delta"] == trained["delta_with_tokenizer"]
     simple = together["simple_composition"]
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
+    alone = workspace.run("account", "run=trained", "output=json")
+    said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
+    assert "dpft account runs=[vocabulary,trained] composes both" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n")[0]
+    words = f"both together are (ε = {up(both)}"
+    again = workspace.run("train", "resume=trained")
+    assert (again.code, words in again.err) == (0, True), again.err
+    opened = open_run(workspace.root / "trained")
+    assert (opened.epsilon, opened.delta) == (both, trained["delta_with_tokenizer"])
+    wrote = workspace.run("generate", "run=trained", "num=2")
+    assert wrote.code == 0, wrote.err
+    statements = (workspace.root / "trained" / "generated").rglob("*.json")
+    notes = [note for path in statements for note in read(path)["notes"]]
+    assert any(f"(epsilon = {up(both)}" in note for note in notes)
 
 
 def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
@@ -272,13 +288,57 @@ def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None
     assert (done.code, "is not the tokenizer that" in done.err) == (3, True)
 
 
-def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
-    broken = workspace.root / "broken"
+def broken_off(workspace: Workspace, name: str, lines: int) -> Path:
+    """Returns a copy of the vocabulary as a crash leaves it: lines of the ledger, no report."""
+    broken = workspace.root / name
     shutil.copytree(workspace.root / "vocabulary", broken)
-    lines = (broken / "ledger.jsonl").read_text().splitlines(True)
-    (broken / "ledger.jsonl").write_text(lines[0])
+    ledger = broken / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(True)[:lines]))
     (broken / "privacy.json").unlink()
+    shutil.rmtree(broken / "tokenizer")
+    return broken
+
+
+def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
+    broken = broken_off(workspace, "broken", 1)
+    (broken / "histogram.tsv").unlink()
     done = workspace.run("tokenizer", "resume=broken", *PIECES)
     assert (done.code, "its epsilon stands spent" in done.err) == (2, True)
     account = workspace.run("account", "run=broken", "output=json")
     assert json.loads(account.out)["epsilon"] == pytest.approx(4, abs=1e-3)
+
+
+@pytest.mark.parametrize("torn", ["", '{"clo', '{"closed": tr'])
+def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
+    workspace: Workspace, torn: str
+) -> None:
+    broken = broken_off(workspace, f"written{len(torn)}", 1)
+    with (broken / "ledger.jsonl").open("a") as file:
+        file.write(torn)
+    done = workspace.run("tokenizer", f"resume={broken.name}", *PIECES)
+    assert done.code == 0, done.err
+    whole = (workspace.root / "vocabulary" / "ledger.jsonl").read_bytes()
+    assert (broken / "ledger.jsonl").read_bytes() == whole
+
+
+def test_a_run_that_broke_off_before_its_line_was_whole_spent_nothing(workspace: Workspace) -> None:
+    broken = broken_off(workspace, "torn", 0)
+    (broken / "histogram.tsv").unlink()
+    (broken / "ledger.jsonl").write_text('{"mechanism": {"del')
+    done = workspace.run("tokenizer", "resume=torn", *PIECES)
+    assert (done.code, "spent nothing" in done.err) == (2, True)
+    assert workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=torn").code == 2
+
+
+def test_words_that_cannot_be_written_are_said_to_have_cost(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpft.runs.tokenizing.command.write_text", full)
+    done = workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=full")
+    assert done.code == 1
+    sentence = done.err.splitlines()[-1]
+    assert "(No space left on device), and epsilon = 4.0000 stands spent" in sentence
+    assert len((workspace.root / "full" / "ledger.jsonl").read_text().splitlines()) == 1

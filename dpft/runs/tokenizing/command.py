@@ -12,9 +12,11 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.data.sources import read_examples
+from dpft.errors import RunError
 from dpft.files import check_writable, write_text
 from dpft.links import refuse_links
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram, noise_std_for
+from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histograms import released
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger
@@ -48,6 +50,7 @@ def make_tokenizer(
     Raises:
         InputError: Something does not fit; where the noise is drawn, the sentence says that its
             epsilon stands spent.
+        RunError: The words could not be written, or the pieces not be made.
         StateError: What the run left is damaged.
     """
     refuse_links(folder)
@@ -145,8 +148,14 @@ def _release(
     with Ledger(folder / LEDGER) as ledger:
         ledger.append(1, {**mechanism.entry(), **public})
         words = released(counted.words, counted.counts, mechanism, key)
-        sentinels = command.tokenizer.sentinels
-        plain = [(word, count) for word, count in words if not is_special(word, sentinels)]
-        write_text(folder / HISTOGRAM, as_lines(plain))
+        plain = [(word, count) for word, count in words if not is_special(word)]
+        try:
+            write_text(folder / HISTOGRAM, as_lines(plain))
+        except OSError as error:
+            raise RunError(
+                f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
+                f" {up(mechanism.epsilon)} stands spent: mend that, begin anew in another folder,"
+                " and compose both by dpft account runs=[FIRST,SECOND]."
+            ) from error
         ledger.close()
     return plain

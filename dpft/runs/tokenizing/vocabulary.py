@@ -16,7 +16,7 @@ from dpft.privacy.accounting.rounding import up
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER
 from dpft.runs.answer import Answer
-from dpft.runs.tokenizing.histogram_file import closed_ledger, read_histogram
+from dpft.runs.tokenizing.histogram_file import close_ledger_of, closed_ledger, read_histogram
 from dpft.runs.tokenizing.outcome import Made, answer, write_outcome
 from dpft.tokenizers.pieces import VocabularyError, train_pieces
 from dpft.tokenizers.saving import save_tokenizer
@@ -33,6 +33,7 @@ def make_again(command: TokenizerCommand, folder: Path) -> Answer:
         InputError: The run has none, or its words do not allow the vocabulary.
         StateError: Its files are damaged.
     """
+    close_ledger_of(folder)
     closed_ledger(folder)
     known = read_privacy(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
     digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
