@@ -90,7 +90,8 @@ def _promise(privacy: Mapping[str, Any]) -> str:
         steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
         unit=privacy["unit"],
     )
-    return " ".join([*lines.split(), *with_tokenizer(privacy).replace("*", "").split()])
+    both = with_tokenizer(privacy).replace("*", "").strip()
+    return " ".join(lines.split()) + (f". {both}" if both else "")
 
 
 def _summary(folder: Path, short: Path) -> list[str]:

@@ -33,6 +33,7 @@ DATA = ("task=corpus", "task.data_dir=notes.txt", "privacy.delta=1e-4")
 TOKENIZER = ("tokenizer", *DATA, "tokenizer.words_per_record=8")
 EPS = ("privacy.eps=4",)
 PIECES = ("tokenizer.vocab_size=30",)
+COMES_WITH = "the model comes with a tokenizer that the records made, too, and both together are"
 TRAIN = (
     "train", *DATA, "model=tiny", "model.path=model", "model.init=random", "task.max_length=16",
     "train.expected_batch_size=8", "train.steps=2", "privacy.accountant=rdp", "eval.enabled=false",
@@ -121,7 +122,7 @@ def test_training_composes_both_below_their_sum(
     assert "dpft account runs=[vocabulary,trained] composes both" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n")[0]
-    words = f"both together are (ε = {up(both)}"
+    words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {up(both)}"
     again = workspace.run("train", "resume=trained")
     assert (again.code, words in again.err) == (0, True), again.err
     opened = open_run(workspace.root / "trained")
@@ -139,6 +140,8 @@ def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
     assert done.code == 0, done.err
     planned = json.loads(done.out)
     assert 5.9 < planned["epsilon_with_tokenizer"] <= 6
+    table = workspace.run("plan", *words[1:]).out
+    assert "of the training alone, ε 6.000 with its tokenizer" in table.splitlines()[-1]
     assert planned["delta_with_tokenizer"] == planned["delta"] + 1e-4
 
 
@@ -210,6 +213,10 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_anything_is_spent(
     assert "bytes.txt, line 2" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=bytes.txt")
     used = refused(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=vocabulary")
     assert "go on with it by dpft tokenizer resume=" in used
+    for tiny in ("tokenizer.noise_std=1e-300", "tokenizer.noise_std=1e-5"):
+        assert "must be at least 2^-16" in refused(*TOKENIZER, *PIECES, tiny)
+    small = ("tokenizer.l2_cap=1e-9", "tokenizer.linf_cap=1e-9")
+    assert "got 9.97e-10" in refused(*TOKENIZER, *PIECES, *EPS, *small)
     assert "takes output, tokenizer.vocab_size" in refused(
         "tokenizer", "resume=vocabulary", "privacy.eps=9"
     )

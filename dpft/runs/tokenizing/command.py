@@ -12,7 +12,7 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.data.sources import read_examples
-from dpft.errors import RunError
+from dpft.errors import InputError, RunError
 from dpft.files import check_writable, write_text
 from dpft.links import refuse_links
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram, noise_std_for
@@ -31,7 +31,7 @@ from dpft.runs.tokenizing.histogram_file import as_lines
 from dpft.runs.tokenizing.outcome import write_summary
 from dpft.runs.tokenizing.vocabulary import finish, make_again
 from dpft.tasks.records import text_of
-from dpft.tokenizers.histogram import Caps, WordHistogram, count_words
+from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
 from dpft.tokenizers.saving import is_special
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
     """Returns what will be released, from public numbers alone; says what is wasteful.
 
     Raises:
-        InputError: Delta promises nothing.
+        InputError: Delta promises nothing, or the noise is below what counts are rounded to.
     """
     tokenizer, privacy = command.tokenizer, command.privacy
     delta = privacy.delta_for(size.num_examples)
@@ -110,6 +110,12 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
     if noise is None:
         assert privacy.eps is not None
         noise = noise_std_for(eps=privacy.eps, l2_cap=tokenizer.l2_cap, delta=delta)
+    if noise < RESOLUTION:
+        raise InputError(
+            f"the noise on each count must be at least 2^-16 = {RESOLUTION:.3g}, to which counts"
+            f" are rounded, got {noise:.3g}; raise tokenizer.l2_cap or tokenizer.noise_std, or"
+            " lower privacy.eps."
+        )
     for warning in delta_warnings(delta, size.num_examples):
         logger.warning(warning)
     most = (tokenizer.linf_cap * tokenizer.words_per_record) ** 0.5
