@@ -157,6 +157,8 @@ def _bound(run: AuditedRun) -> TradeOff | None:
     """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
     if "epsilon" not in run.privacy or run.privacy.get("unit", EXAMPLE) != EXAMPLE:
         return None
+    if "epsilon_with_tokenizer" in run.privacy:
+        return None  # The plan is the training's, and the records made the tokenizer, too.
     return planned_trade_off(run.folder)
 
 
@@ -196,6 +198,12 @@ def _notes(
         return [*notes, "The run was trained without privacy: nothing bounds an attack."]
     if run.privacy.get("unit", EXAMPLE) != EXAMPLE:
         return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
+    if "epsilon_with_tokenizer" in run.privacy:
+        why = (
+            "The records made the model's tokenizer, too, so the plan of its training alone bounds"
+            " no attack on the model; the report has ε of both."
+        )
+        return [*notes, why]
     if bound is None:
         return [*notes, "The run's plan is gone with its checkpoints: nothing bounds an attack."]
     looks = len(curves) * len(LIMITS)

@@ -27,7 +27,7 @@ from dpft.config.schema import TrainConfig
 from dpft.evaluation.samples import spread
 from dpft.files import write_text
 from dpft.models.loading import quiet_transformers
-from dpft.reports.run.run_record import is_promised, read_privacy
+from dpft.reports.run.run_record import guarantee, is_promised, read_privacy
 from dpft.run_folder import (
     PRIVACY,
     PRIVATE_SYNTHETIC_AUDIT,
@@ -108,7 +108,7 @@ def _compared(
         most_found=[] if leakage is None else most_found(leakage.training, training or []),
         canaries=canaries_found(run, texts),
         not_there=not_there,
-        promise=(privacy["epsilon"], privacy["delta"]) if privacy and promised else None,
+        promise=guarantee(privacy) if privacy and promised else None,
     )
 
 

@@ -26,6 +26,7 @@ from dpft.training.trackers.base import TrackingConfig
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
 CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
+OF_TOKENIZER = ("model.tokenizer", "model.tokenizer_is_public")
 MOST_SETTINGS = 10_000
 
 
@@ -50,6 +51,11 @@ class SearchSpace:
                 raise InputError(
                     f"tuning.space may hold keys of {', '.join(SECTIONS)} and"
                     f" {', '.join(CLIPPING)}, got {key}: it is the same in every trial."
+                )
+            if key in OF_TOKENIZER:
+                raise InputError(
+                    f"tuning.space may not hold {key}: each tokenizer has a cost of its own, and"
+                    " the search's report would have that of one; give one for all trials."
                 )
             if not isinstance(values, list) or not values:
                 raise InputError(

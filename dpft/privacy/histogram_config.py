@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from dpft.errors import InputError
-from dpft.privacy.plan import EXAMPLE, check_delta, default_delta
+from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
 from dpft.privacy.privacy_config import check_num_examples
 
 
@@ -43,6 +43,11 @@ class HistogramPrivacy:
             raise InputError(
                 "privacy.unit must be example, or the name of a column such as customer_id, got"
                 f" {self.unit!r}."
+            )
+        if self.unit == CHUNK:
+            raise InputError(
+                "privacy.unit=chunk is of dpft train alone: words are counted of whole records;"
+                " take privacy.unit=example for both."
             )
 
     @property

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.keys import AgingKey
-from dpft.privacy.noise import NoiseStream, add_noise
+from dpft.privacy.noise import NoiseStream, add_noise, grid
 
 CPU = torch.device("cpu")
 
@@ -36,9 +36,13 @@ def released(
     Returns:
         Words and counts of at least 1, the largest first, equal ones by the word: nothing of it
         depends on the order in which the words were given but the noise, which no one knows.
+
+    Guarantees:
+        A word of one unit alone passes with a probability of at most the threshold's delta over N:
+        a count that the grid rounded up to the threshold does not pass.
     """
     noisy = noisy_counts(counts, mechanism.noise_std, key)
-    kept = np.flatnonzero(noisy >= mechanism.threshold).tolist()
+    kept = np.flatnonzero(noisy >= mechanism.threshold + grid(mechanism.noise_std)).tolist()
     found = [(words[at], max(1, round(float(noisy[at])))) for at in kept]
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 

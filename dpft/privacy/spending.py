@@ -35,8 +35,8 @@ def steps_taken(
     """Returns how many steps were taken under each noise, those of equal noise together.
 
     A step whose line is torn, or that only the journal has, counts. What it was is not known, so it
-    takes the least noise and the largest sample rate of the whole lines, under which no step of the
-    run cost more.
+    takes the least noise and the largest sample rate of the whole lines, and the most that a
+    threshold took of delta, under which no step of the run cost more.
 
     Args:
         record: What the ledger says.
@@ -126,6 +126,7 @@ def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -
         return Noise(
             noise_multiplier=min(noise.noise_multiplier for noise in counts),
             sample_rate=max(noise.sample_rate for noise in counts),
+            threshold_delta=max(noise.threshold_delta for noise in counts),
         )
     if planned is None:
         raise InputError(

@@ -19,7 +19,7 @@ from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
-from dpft.reports.run.sections import headline
+from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
 from dpft.tasks.base import Task, TextTask
 
@@ -90,7 +90,8 @@ def _promise(privacy: Mapping[str, Any]) -> str:
         steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
         unit=privacy["unit"],
     )
-    return " ".join(lines.split())
+    both = with_tokenizer(privacy).replace("*", "").strip()
+    return " ".join(lines.split()) + (f". {both}" if both else "")
 
 
 def _summary(folder: Path, short: Path) -> list[str]:

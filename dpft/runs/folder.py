@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpft.errors import InputError
+from dpft.files import read_yaml
 from dpft.privacy.completeness import read_journal
 from dpft.run_folder import (
     AUDIT_KEY,
@@ -53,7 +54,8 @@ def refuse_used_folder(folder: Path) -> None:
         known = known if known.exists() else folder / JOURNAL
         raise InputError(
             f"{known} exists: a run in this folder has taken noisy steps; go on with it"
-            f" by dpft train resume={folder}, or choose another folder with hydra.run.dir=DIR."
+            f" by dpft {_command_of(folder)} resume={folder}, or choose another folder with"
+            " hydra.run.dir=DIR."
         )
     for path in (folder / name for name in RELEASED):
         if path.exists() and (folder / CONFIGURATION).exists():
@@ -62,6 +64,13 @@ def refuse_used_folder(folder: Path) -> None:
                 " would seem to cover it; move it away, or choose another folder with"
                 " hydra.run.dir=DIR."
             )
+
+
+def _command_of(folder: Path) -> str:
+    """Returns the command whose run is in a folder: train, or tokenizer."""
+    path = folder / CONFIGURATION
+    config = read_yaml(path) if path.is_file() else None
+    return "tokenizer" if isinstance(config, dict) and "tokenizer" in config else "train"
 
 
 def has_begun(folder: Path) -> bool:

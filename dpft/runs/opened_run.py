@@ -12,7 +12,7 @@ from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.run.origin import data_name, model_name
-from dpft.reports.run.run_record import RunRecord, is_promised, read_record
+from dpft.reports.run.run_record import RunRecord, guarantee, is_promised, read_record
 from dpft.run_folder import REPORT
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
@@ -35,14 +35,15 @@ class Run:
     def epsilon(self) -> float | None:
         """The upper bound that the report states; None where there is none to rely on.
 
-        That is a run without privacy, of a test's seed, or whose noise can be computed.
+        That is a run without privacy, of a test's seed, or whose noise can be computed. Where the
+        records made the model's tokenizer, too, it is the bound of both.
         """
-        return float(self.privacy["epsilon"]) if is_promised(self.privacy) else None
+        return guarantee(self.privacy)[0] if is_promised(self.privacy) else None
 
     @property
     def delta(self) -> float | None:
         """The delta that epsilon goes with; None where there is no epsilon."""
-        return None if self.epsilon is None else float(self.record.privacy["delta"])
+        return None if self.epsilon is None else guarantee(self.privacy)[1]
 
     @property
     def privacy(self) -> Mapping[str, Any]:
@@ -115,7 +116,8 @@ class Run:
         if self.epsilon is None or self.delta is None:
             rows.append(("privacy", "none"))
         else:
-            bound = f"{up(self.epsilon)} (upper bound by {self.privacy['accountant']})"
+            by = "" if "tokenizer" in self.privacy else f" by {self.privacy['accountant']}"
+            bound = f"{up(self.epsilon)} (upper bound{by})"
             unit = self.privacy["unit"]
             rows.append(("epsilon", f"{bound} at delta = {delta_up(self.delta)}, of one {unit}"))
         if all(entry["split_is_public"] for entry in self.record.after()):

@@ -86,7 +86,11 @@ def results(
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
     """
-    names = {"privacy/epsilon_reported": "epsilon", "privacy/steps_taken": "steps_taken"}
+    names = {
+        "privacy/epsilon_reported": "epsilon",
+        "privacy/epsilon_with_tokenizer": "epsilon_with_tokenizer",
+        "privacy/steps_taken": "steps_taken",
+    }
     found = {tag: float(privacy[key]) for tag, key in names.items() if key in privacy}
     for entry in evaluations:
         if entry["split_is_public"] is True:

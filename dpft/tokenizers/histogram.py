@@ -11,8 +11,9 @@ a unit moves them by no more than k and m to the last bit.
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,21 @@ def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
     """
     first = [word for word, _ in zip(words, range(caps.words), strict=False)]
     counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
-    norm = math.sqrt(math.fsum(count * count for count in counts.values()))
-    scale = (1.0 if norm <= caps.l2 else caps.l2 / norm * BELOW_ONE) / RESOLUTION
+    scale = _scale(counts.values(), caps.l2) / RESOLUTION
     return {word: math.floor(count * scale) for word, count in counts.items()}
+
+
+def _scale(counts: Collection[float], l2: float) -> float:
+    """Returns what brings counts to an L2 norm of at most ``l2``: 1 where they have it exactly."""
+    norm = math.sqrt(math.fsum(count * count for count in counts))
+    if norm <= l2 * BELOW_ONE:
+        return 1.0
+    if (
+        norm <= l2 / BELOW_ONE
+        and sum(Fraction(count) ** 2 for count in counts) <= Fraction(l2) ** 2
+    ):
+        return 1.0
+    return l2 / norm * BELOW_ONE
 
 
 def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) -> WordHistogram:

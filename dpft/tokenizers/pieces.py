@@ -51,7 +51,8 @@ def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str)
         VocabularyError: The words do not allow so many, or ask for more.
         RunError: The process failed otherwise.
     """
-    words = [str(histogram.resolve()), str(out.resolve()), str(vocab_size), algorithm]
+    # SentencePiece would take a path with a comma as several: it is given the name alone.
+    words = [histogram.name, str(out.resolve()), str(vocab_size), algorithm]
     done = subprocess.run(
         [sys.executable, "-m", "dpft.tokenizers.pieces", *words],
         capture_output=True,

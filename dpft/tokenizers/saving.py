@@ -1,5 +1,6 @@
 """From pieces to a tokenizer that ``AutoTokenizer`` loads, with T5's special tokens."""
 
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -10,6 +11,7 @@ from dpft.tokenizers.pieces import Pieces
 from dpft.tokenizers.tokenizer_config import UNIGRAM
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+SPECIAL = re.compile(f"{PAD}|{END}|{UNKNOWN}|<extra_id_[0-9]+>")
 BLANK = "▁"
 """Stands in a piece for the blank before a word."""
 
@@ -19,9 +21,12 @@ def sentinel_names(count: int) -> list[str]:
     return [f"<extra_id_{number}>" for number in reversed(range(count))]
 
 
-def is_special(word: str, sentinels: int) -> bool:
-    """Returns whether a word holds a special token's name, which no piece may spell."""
-    return any(name in word for name in (PAD, END, UNKNOWN, *sentinel_names(sentinels)))
+def is_special(word: str) -> bool:
+    """Returns whether a word holds a special token's name, which no piece may spell.
+
+    A sentinel's of any number: another vocabulary of the same words may have more of them.
+    """
+    return SPECIAL.search(word) is not None
 
 
 def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:

@@ -31,6 +31,7 @@ def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
         ("privacy.show_diagnostics=true", "tune needs privacy.show_diagnostics=false"),
         ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),
         ("+tuning.space.privacy.delta=[0.1]", "got privacy.delta: it is the same in every trial"),
+        ("+tuning.space.model.tokenizer=[a,b]", "may not hold model.tokenizer: each tokenizer has"),
         ("+tuning.space.task.max_length=[9]", "got task.max_length: it is the same in every trial"),
         ("+tuning.space.train.seed=3", "tuning.space.train.seed must be a list"),
         ("tuning.space.train.learning_rate=[]", "must be a list of at least one value"),

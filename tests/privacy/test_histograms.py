@@ -7,6 +7,7 @@ from scipy.stats import kstest
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.histograms import noisy_counts, released
 from dpft.privacy.keys import secret_key
+from dpft.privacy.noise import grid
 
 KEY = secret_key("histogram", 7)
 
@@ -51,3 +52,14 @@ def test_words_come_by_count_and_name_whatever_their_order(quiet: GaussianHistog
 
 def test_no_words_are_released_as_none(quiet: GaussianHistogram) -> None:
     assert released([], np.zeros(0), quiet, KEY) == []
+
+
+def test_a_count_that_the_grid_rounds_up_to_the_threshold_does_not_pass(
+    quiet: GaussianHistogram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stray word would pass a little more often than delta / (2N) allows."""
+    at = quiet.threshold
+    spacing = grid(quiet.noise_std)
+    counts = np.array([at, at + 0.49 * spacing, at + spacing])
+    monkeypatch.setattr("dpft.privacy.histograms.noisy_counts", lambda *_: counts)
+    assert [word for word, _ in released(["a", "b", "c"], counts, quiet, KEY)] == ["c"]

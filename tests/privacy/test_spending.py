@@ -101,3 +101,9 @@ def test_a_delta_that_thresholds_take_whole_is_refused():
 def test_a_histogram_whose_numbers_do_not_go_together_is_refused(changes):
     with pytest.raises(StateError, match="line 1: expected a gaussian_histogram"):
         steps_taken(record({**HISTOGRAM.entry(), **changes}), PATH)
+
+
+def test_a_torn_step_beside_a_histogram_takes_of_delta_what_its_threshold_took():
+    taken = steps_taken(record(HISTOGRAM.entry(), torn_step=True), PATH)
+    own = Noise(noise_multiplier=10.0, sample_rate=1.0, threshold_delta=5e-7)
+    assert taken == {own: 2}

@@ -1,5 +1,6 @@
 """A private vocabulary, from a corpus to a trained model and one epsilon for both."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
+from dpft.privacy.accounting.rounding import up
+from dpft.runs.opened_run import open_run
 from tests.stories.tiny import MARKER, Workspace, make_workspace
 
 LINES = 400
@@ -30,6 +33,7 @@ DATA = ("task=corpus", "task.data_dir=notes.txt", "privacy.delta=1e-4")
 TOKENIZER = ("tokenizer", *DATA, "tokenizer.words_per_record=8")
 EPS = ("privacy.eps=4",)
 PIECES = ("tokenizer.vocab_size=30",)
+COMES_WITH = "the model comes with a tokenizer that the records made, too, and both together are"
 TRAIN = (
     "train", *DATA, "model=tiny", "model.path=model", "model.init=random", "task.max_length=16",
     "train.expected_batch_size=8", "train.steps=2", "privacy.accountant=rdp", "eval.enabled=false",
@@ -113,8 +117,21 @@ def test_training_composes_both_below_their_sum(
     assert together["delta"] == trained["delta_with_tokenizer"]
     simple = together["simple_composition"]
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
+    alone = workspace.run("account", "run=trained", "output=json")
+    said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
+    assert "dpft account runs=[vocabulary,trained] composes both" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n")[0]
+    words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {up(both)}"
+    again = workspace.run("train", "resume=trained")
+    assert (again.code, words in again.err) == (0, True), again.err
+    opened = open_run(workspace.root / "trained")
+    assert (opened.epsilon, opened.delta) == (both, trained["delta_with_tokenizer"])
+    wrote = workspace.run("generate", "run=trained", "num=2")
+    assert wrote.code == 0, wrote.err
+    statements = (workspace.root / "trained" / "generated").rglob("*.json")
+    notes = [note for path in statements for note in read(path)["notes"]]
+    assert any(f"(epsilon = {up(both)}" in note for note in notes)
 
 
 def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
@@ -123,6 +140,8 @@ def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
     assert done.code == 0, done.err
     planned = json.loads(done.out)
     assert 5.9 < planned["epsilon_with_tokenizer"] <= 6
+    table = workspace.run("plan", *words[1:]).out
+    assert "of the training alone, ε 6.000 with its tokenizer" in table.splitlines()[-1]
     assert planned["delta_with_tokenizer"] == planned["delta"] + 1e-4
 
 
@@ -192,6 +211,12 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_anything_is_spent(
     assert "exactly one of privacy.eps" in refused(*TOKENIZER, *PIECES)
     assert "holds no rows" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=empty.txt")
     assert "bytes.txt, line 2" in refused(*TOKENIZER, *PIECES, *EPS, "task.data_dir=bytes.txt")
+    used = refused(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=vocabulary")
+    assert "go on with it by dpft tokenizer resume=" in used
+    for tiny in ("tokenizer.noise_std=1e-300", "tokenizer.noise_std=1e-5"):
+        assert "must be at least 2^-16" in refused(*TOKENIZER, *PIECES, tiny)
+    small = ("tokenizer.l2_cap=1e-9", "tokenizer.linf_cap=1e-9")
+    assert "got 9.97e-10" in refused(*TOKENIZER, *PIECES, *EPS, *small)
     assert "takes output, tokenizer.vocab_size" in refused(
         "tokenizer", "resume=vocabulary", "privacy.eps=9"
     )
@@ -223,6 +248,40 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
+def test_the_tokenizers_own_folder_in_its_run_is_not_taken_as_public(workspace: Workspace) -> None:
+    words = (*TRAIN[1:], "privacy.eps=4", "model.tokenizer=vocabulary/tokenizer", "output=json")
+    for more in ((), ("model.tokenizer_is_public=true",)):
+        done = workspace.run("plan", *words, *more)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["delta_with_tokenizer"] == 2e-4
+
+
+def test_a_tokenizer_whose_noise_was_predictable_is_no_part_of_a_guarantee(
+    workspace: Workspace,
+) -> None:
+    seeded = ("privacy.noise_seed=3", "hydra.run.dir=seeded")
+    done = workspace.run(*TOKENIZER, *PIECES, *EPS, *seeded)
+    assert done.code == 0, done.err
+    private = (*TRAIN, "privacy.eps=4", "model.tokenizer=seeded")
+    assert "whose noise was predictable" in workspace.refusal(*private)
+    done = workspace.run("plan", *private[1:], "privacy.noise_seed=3")
+    assert done.code == 0, done.err
+
+
+def test_a_tokenizer_whose_ledger_or_folder_is_gone_is_refused(workspace: Workspace) -> None:
+    gone = workspace.root / "gone"
+    shutil.copytree(workspace.root / "vocabulary", gone)
+    (gone / "ledger.jsonl").unlink()
+    words = (*TRAIN, "privacy.eps=4", "model.tokenizer_is_public=true")
+    for name in ("gone", "gone/tokenizer"):
+        done = workspace.run(*words, f"model.tokenizer={name}")
+        assert (done.code, "ledger.jsonl is gone" in done.err) == (3, True)
+    assert "which holds no tokenizer" in workspace.refusal(*words, "model.tokenizer=nowhere")
+    assert "is of dpft train alone" in workspace.refusal(
+        *TOKENIZER, *PIECES, *EPS, "privacy.unit=chunk"
+    )
+
+
 def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None:
     changed = workspace.root / "changed"
     shutil.copytree(workspace.root / "vocabulary", changed)
@@ -236,13 +295,57 @@ def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None
     assert (done.code, "is not the tokenizer that" in done.err) == (3, True)
 
 
-def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
-    broken = workspace.root / "broken"
+def broken_off(workspace: Workspace, name: str, lines: int) -> Path:
+    """Returns a copy of the vocabulary as a crash leaves it: lines of the ledger, no report."""
+    broken = workspace.root / name
     shutil.copytree(workspace.root / "vocabulary", broken)
-    lines = (broken / "ledger.jsonl").read_text().splitlines(True)
-    (broken / "ledger.jsonl").write_text(lines[0])
+    ledger = broken / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(True)[:lines]))
     (broken / "privacy.json").unlink()
+    shutil.rmtree(broken / "tokenizer")
+    return broken
+
+
+def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
+    broken = broken_off(workspace, "broken", 1)
+    (broken / "histogram.tsv").unlink()
     done = workspace.run("tokenizer", "resume=broken", *PIECES)
     assert (done.code, "its epsilon stands spent" in done.err) == (2, True)
     account = workspace.run("account", "run=broken", "output=json")
     assert json.loads(account.out)["epsilon"] == pytest.approx(4, abs=1e-3)
+
+
+@pytest.mark.parametrize("torn", ["", '{"clo', '{"closed": tr'])
+def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
+    workspace: Workspace, torn: str
+) -> None:
+    broken = broken_off(workspace, f"written{len(torn)}", 1)
+    with (broken / "ledger.jsonl").open("a") as file:
+        file.write(torn)
+    done = workspace.run("tokenizer", f"resume={broken.name}", *PIECES)
+    assert done.code == 0, done.err
+    whole = (workspace.root / "vocabulary" / "ledger.jsonl").read_bytes()
+    assert (broken / "ledger.jsonl").read_bytes() == whole
+
+
+def test_a_run_that_broke_off_before_its_line_was_whole_spent_nothing(workspace: Workspace) -> None:
+    broken = broken_off(workspace, "torn", 0)
+    (broken / "histogram.tsv").unlink()
+    (broken / "ledger.jsonl").write_text('{"mechanism": {"del')
+    done = workspace.run("tokenizer", "resume=torn", *PIECES)
+    assert (done.code, "spent nothing" in done.err) == (2, True)
+    assert workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=torn").code == 2
+
+
+def test_words_that_cannot_be_written_are_said_to_have_cost(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpft.runs.tokenizing.command.write_text", full)
+    done = workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=full")
+    assert done.code == 1
+    sentence = done.err.splitlines()[-1]
+    assert "(No space left on device), and epsilon = 4.0000 stands spent" in sentence
+    assert len((workspace.root / "full" / "ledger.jsonl").read_text().splitlines()) == 1

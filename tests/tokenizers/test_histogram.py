@@ -1,6 +1,7 @@
 """Counts of words: what one unit may add, and that sums are exact."""
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpft.tokenizers.histogram import (
     words_of,
 )
 
+STEP = Fraction(RESOLUTION)
 LOOSE = Caps(words=256, l2=1e6, linf=1e6)
 
 
@@ -102,3 +104,12 @@ def test_sums_do_not_depend_on_the_order_of_the_records() -> None:
     orders = [texts, texts[::-1], texts[100:] + texts[:100]]
     found = [count(*order, caps=caps) for order in orders]
     assert all(one == other for one, other in pairwise(found))
+
+
+def test_a_norm_above_the_cap_by_less_than_a_float_tells_is_scaled_down() -> None:
+    """The norm of three ones is above the float that is next to it from below."""
+    cap = math.sqrt(3)
+    assert cap * cap < 3
+    counts = bounded_counts("abc", Caps(words=3, l2=cap, linf=1.0))
+    assert sum(Fraction(count) ** 2 for count in counts.values()) <= (Fraction(cap) / STEP) ** 2
+    assert bounded_counts("abcd", Caps(words=4, l2=2.0, linf=1.0)) == dict.fromkeys("abcd", 2**16)

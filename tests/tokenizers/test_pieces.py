@@ -51,3 +51,11 @@ def test_what_the_words_do_not_allow_is_refused_with_a_number(
     allowed = int(NUMBER.findall(str(refused.value))[0])
     made = train_pieces(histogram, tmp_path / "out", vocab_size=allowed, algorithm="unigram")
     assert len(made.pieces) == allowed
+
+
+def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "eps=1,vocab=16"
+    folder.mkdir()
+    (folder / histogram.name).write_bytes(histogram.read_bytes())
+    made = train_pieces(folder / histogram.name, folder / "out", vocab_size=16, algorithm="unigram")
+    assert len(made.pieces) == 16

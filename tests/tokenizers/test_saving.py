@@ -47,5 +47,6 @@ def test_a_text_is_parted_into_pieces_and_comes_back(tmp_path: Path, algorithm: 
 
 
 def test_words_that_spell_a_special_token_are_known() -> None:
-    assert is_special("x<extra_id_0>", 1) and is_special("</s>", 0)
-    assert not is_special("<extra_id_0>", 0) and not is_special("extra", 5)
+    assert is_special("x<extra_id_0>") and is_special("</s>") and is_special("<pad>.")
+    assert is_special("<extra_id_1234>"), "another vocabulary may have as many sentinels"
+    assert not is_special("extra_id_1") and not is_special("extra")

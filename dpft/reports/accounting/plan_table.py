@@ -45,6 +45,8 @@ def summary_line(record: Mapping[str, Any]) -> str:
     >>> cost = {"seconds_total": 200.0, "peak_memory_bytes": 8 * 2**27}
     >>> summary_line({"estimated": cost, "epsilon": 7.998})
     'about 3 minutes, 1.0 GiB, ε 7.998'
+    >>> summary_line({"epsilon": 7.998, "epsilon_with_tokenizer": 8.5})
+    'ε 7.998 of the training alone, ε 8.500 with its tokenizer'
 
     Args:
         record: What ``dpft plan output=json`` prints.
@@ -55,6 +57,9 @@ def summary_line(record: Mapping[str, Any]) -> str:
         memory = cost["peak_memory_bytes"] / 2**30
         taken = [f"about {in_words(cost['seconds_total'])}", f"{memory:.1f} GiB"]
     spent = f"ε {round_up(record['epsilon'], 3):.3f}" if "epsilon" in record else "no ε"
+    if "epsilon_with_tokenizer" in record:
+        both = round_up(record["epsilon_with_tokenizer"], 3)
+        spent += f" of the training alone, ε {both:.3f} with its tokenizer"
     return ", ".join([*taken, spent])
 
 

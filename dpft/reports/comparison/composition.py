@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.reports.run.run_record import RunRecord
+from dpft.reports.run.run_record import RunRecord, guarantee
 
 
 def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
@@ -50,8 +50,9 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
         )
     if len(runs) == 1:
         return f"{task}: one run, so its ε is the whole cost, if no other used these records."
-    epsilon = up(math.fsum(run.privacy["epsilon"] for run in runs))
-    delta = delta_up(math.fsum(run.privacy["delta"] for run in runs))
+    costs = [guarantee(run.privacy) for run in runs]
+    epsilon = up(math.fsum(epsilon for epsilon, _ in costs))
+    delta = delta_up(math.fsum(delta for _, delta in costs))
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition: their ε add up to"

@@ -5,6 +5,7 @@ Scores of private splits are marked in each of them; none of them is covered by 
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def csv_table(comparison: Comparison) -> str:
     return buffer.getvalue()
 
 
+def _with_tokenizer(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns epsilon and delta of a model and its tokenizer; nothing of one without its own."""
+    names = ("epsilon_with_tokenizer", "delta_with_tokenizer")
+    return {name: privacy[name] for name in names if name in privacy}
+
+
 def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Returns what the table of single runs holds."""
     return [
@@ -67,6 +74,7 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "seed": run.config.get("train", {}).get("seed", ""),
             "epsilon": run.privacy.get("epsilon", ""),
             "delta": run.privacy.get("delta", ""),
+            **_with_tokenizer(run.privacy),
             "private": run.privacy.get("private", False),
             "trainable_parameters": run.privacy["trainable_parameters"],
             "total_parameters": run.privacy["total_parameters"],

@@ -8,7 +8,7 @@ from typing import Any
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.comparison.significance import best
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
-from dpft.reports.run.run_record import RunRecord
+from dpft.reports.run.run_record import RunRecord, guarantee
 
 Entry = dict[str, Any]
 """One evaluation of metrics.json."""
@@ -137,7 +137,7 @@ def printed_epsilon(runs: Sequence[RunRecord]) -> str:
     """Returns the largest epsilon of the runs, rounded up."""
     if any("epsilon" not in run.privacy for run in runs):
         return NOT_PRIVATE
-    largest = up(max(run.privacy["epsilon"] for run in runs))
+    largest = up(max(guarantee(run.privacy)[0] for run in runs))
     seeded = any(not run.privacy["private"] for run in runs)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
 

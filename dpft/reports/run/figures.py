@@ -9,7 +9,7 @@ from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import main_metric, metric_words
-from dpft.reports.run.run_record import COMPUTABLE, is_promised
+from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
 from dpft.reports.run.scores import PRIVATE_SPLIT, ScoreTable
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
@@ -51,7 +51,7 @@ def meaning(privacy: Mapping[str, Any]) -> str | None:
     if "epsilon" not in privacy or not is_promised(privacy):
         return None
     whose = _whose(privacy["unit"])
-    right = most_right(privacy["epsilon"], privacy["delta"])
+    right = most_right(*guarantee(privacy))
     if right is None:
         return (
             "What ε means here: next to nothing. Whoever sees the model and knows everything else"
@@ -78,9 +78,12 @@ def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
     if not privacy["private"]:
         note = "its noise was predictable (privacy.noise_seed)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]
-    epsilon, delta = figure_up(privacy["epsilon"]), figure_up(privacy["delta"])
+    epsilon, delta = (figure_up(value) for value in guarantee(privacy))
+    note = f"at most, by {privacy['accountant']}"
+    if "epsilon_with_tokenizer" in privacy:
+        note = f"at most, its tokenizer included; {figure_up(privacy['epsilon'])} of the training"
     return [
-        Figure(label="ε", value=epsilon, note=f"at most, by {privacy['accountant']}"),
+        Figure(label="ε", value=epsilon, note=note),
         Figure(label="δ", value=delta, note="at most"),
         Figure(
             label="unit",

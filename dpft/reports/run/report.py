@@ -18,7 +18,7 @@ from dpft.reports.run.figures import figures, meaning
 from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
-from dpft.reports.run.run_record import RunRecord, read_evaluations, read_record
+from dpft.reports.run.run_record import RunRecord, guarantee, read_evaluations, read_record
 from dpft.reports.run.scores import (
     PRIVATE_SPLIT,
     mark,
@@ -116,7 +116,7 @@ def _parts(
     evaluations: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
-    epsilon = up(privacy["epsilon"]) if "epsilon" in privacy else "not private"
+    epsilon = up(guarantee(privacy)[0]) if "epsilon" in privacy else "not private"
     return {
         "title": title(config, privacy),
         "alarms": alarms(privacy),

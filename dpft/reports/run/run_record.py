@@ -43,6 +43,20 @@ def is_promised(privacy: Mapping[str, Any]) -> bool:
     return bool(privacy["private"]) and COMPUTABLE not in privacy["warnings"]
 
 
+def guarantee(privacy: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns the epsilon and delta of all that a model's release tells.
+
+    Where the records made its tokenizer, too, they are those of both: epsilon of the training alone
+    is no guarantee of the model.
+
+    Args:
+        privacy: Content of a privacy.json with an epsilon.
+    """
+    if "epsilon_with_tokenizer" in privacy:
+        return float(privacy["epsilon_with_tokenizer"]), float(privacy["delta_with_tokenizer"])
+    return float(privacy["epsilon"]), float(privacy["delta"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A run's public files, read."""

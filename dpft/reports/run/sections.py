@@ -61,11 +61,11 @@ def headline(privacy: Config) -> str:
         f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
         f" {privacy['steps']} planned, noise {privacy['noise_source']}."
-        f"{_with_tokenizer(privacy)}"
+        f"{with_tokenizer(privacy)}"
     )
 
 
-def _with_tokenizer(privacy: Config) -> str:
+def with_tokenizer(privacy: Config) -> str:
     """Returns what training and tokenizer cost together, where both are private."""
     if "epsilon_with_tokenizer" not in privacy:
         return ""
@@ -166,13 +166,21 @@ def _tokenizer_rows(privacy: Config) -> list[Row]:
     head, lines = own["ledger"]["head"], own["ledger"]["lines"]
     both = (
         f"ε {up(privacy['epsilon_with_tokenizer'])}, δ {delta_up(privacy['delta_with_tokenizer'])},"
-        f" composed by pld; added up ε {up(own['simple_composition'])}"
+        f"{_how_composed(privacy)}"
     )
     return [
         ("tokenizer", f"ε {up(own['epsilon'])}, δ {delta_up(own['delta'])}"),
         ("tokenizer's ledger", f"{lines} lines, head `{head}`"),
         ("training and tokenizer", both),
     ]
+
+
+def _how_composed(privacy: Config) -> str:
+    """Returns by what the epsilon of training and tokenizer was found, and their sum beside it."""
+    added = privacy["tokenizer"]["simple_composition"]
+    if privacy["epsilon_with_tokenizer"] >= added:
+        return " added up"
+    return f" composed by pld; added up ε {up(added)}"
 
 
 def _dropout_rows(privacy: Config) -> list[Row]:

@@ -33,6 +33,7 @@ def with_selection(
     ]
     return {
         **{key: value for key, value in record.items() if key != "epsilon_curve"},
+        **_with_tokenizer(record, calibration.epsilon),
         "epsilon": calibration.epsilon,
         "accountant": calibration.accountant,
         "epsilons": {calibration.accountant: calibration.epsilon},
@@ -44,4 +45,19 @@ def with_selection(
             "expected_trials": count.expected,
             "search_space": {key: list(values) for key, values in space.items()},
         },
+    }
+
+
+def _with_tokenizer(record: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+    """Returns what a search and its trials' tokenizer cost together: the sum of both epsilons.
+
+    The choice among the trials has no mechanism to compose with the tokenizer's, and the winner's
+    own steps cost less than the search.
+    """
+    if "epsilon_with_tokenizer" not in record:
+        return {}
+    both = epsilon + record["tokenizer"]["epsilon"]
+    return {
+        "epsilon_with_tokenizer": both,
+        "tokenizer": {**record["tokenizer"], "simple_composition": both},
     }

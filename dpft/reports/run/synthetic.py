@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.reports.run.run_record import guarantee
 
 HEADLINE = (
     "private",
     "reproducible",
     "epsilon",
     "delta",
+    "epsilon_with_tokenizer",
+    "delta_with_tokenizer",
+    "tokenizer",
     "accountant",
     "neighboring_relation",
     "sampler",
@@ -84,8 +88,10 @@ def cost(privacy: Mapping[str, Any]) -> str:
         return NON_PRIVATE_RUN
     if not privacy["private"]:
         return REPRODUCIBLE_RUN
+    epsilon, delta = guarantee(privacy)
+    whose = "model and its tokenizer" if "epsilon_with_tokenizer" in privacy else "model"
     return (
-        "post-processing of the run's model: towards the records that it was trained on, the same"
-        f" (epsilon = {up(privacy['epsilon'])}, delta = {delta_up(privacy['delta'])}) as the"
-        " model's, however many texts are written; not a second expense"
+        f"post-processing of the run's {whose}: towards the records that it was trained on, the"
+        f" same (epsilon = {up(epsilon)}, delta = {delta_up(delta)}) as the model's, however many"
+        " texts are written; not a second expense"
     )

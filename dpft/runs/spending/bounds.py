@@ -198,6 +198,12 @@ def _with_warnings(bound: EpsilonBound, more: Sequence[str]) -> EpsilonBound:
 def _notes(run: SpentRun) -> list[str]:
     """Returns what the ledger's end and the configuration say beside the number."""
     notes = [NOT_PRIVATE_SEED] if run.reproducible else []
+    if run.tokenizer is not None:
+        notes.append(
+            "epsilon is of the training alone, without what its tokenizer cost"
+            f" (model.tokenizer={run.tokenizer}): dpft account runs=[{run.tokenizer},{run.folder}]"
+            " composes both."
+        )
     if run.ledger.torn_step:
         notes.append(
             "the last line of the ledger is torn: the run broke off while it was written, and its"

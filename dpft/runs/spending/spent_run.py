@@ -44,6 +44,8 @@ class SpentRun:
     calibration: Calibration | None
     """Of exactly the planned steps under one noise."""
     reproducible: bool
+    tokenizer: str | None = None
+    """``model.tokenizer``, unless said to be public: a cost that the ledger does not hold."""
     end: str | None
     """What shows that no line is missing at the ledger's end; None where nothing does."""
 
@@ -203,8 +205,16 @@ def _spent(
         accountant=str(privacy["accountant"]),
         calibration=_calibration(known, taken, steps),
         reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
+        tokenizer=_private_tokenizer(config),
         end=_end(Path(folder), ledger),
     )
+
+
+def _private_tokenizer(config: Mapping[str, Any]) -> str | None:
+    """Returns the tokenizer that a run was given, unless it was said to be public."""
+    model = config.get("model") or {}
+    given = model.get("tokenizer")
+    return None if given is None or model.get("tokenizer_is_public") else str(given)
 
 
 def _spent_by_tokenizer(

@@ -21,7 +21,7 @@ from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import LEDGER, PRIVACY, TOKENIZER
+from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER
 from dpft.runs.spending.bounds import account_taken
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 
@@ -36,19 +36,25 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     """Returns what a private run's tokenizer cost; None where it has no ledger, or there is none.
 
     Raises:
-        InputError: It protects another unit than the run, or has no ledger where one is needed.
+        InputError: It is not there, its noise was predictable, it protects another unit than the
+            run, or it has no ledger where one is needed.
         StateError: Its ledger is damaged, or the tokenizer is not the one that the ledger's run
             reported.
     """
     guarantee, given = config.privacy.guarantee, config.model.tokenizer
     if guarantee is None or given is None:
         return None
-    folder = Path(given).expanduser()
-    if not (folder / LEDGER).exists():
+    folder = _run_of(given)
+    if folder is None:
         _check_public(config)
         return None
     spent = read_spent(str(folder))
     _check_files(folder)
+    if spent.reproducible and guarantee.noise_seed is None:
+        raise InputError(
+            f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
+            " (privacy.noise_seed), so that no epsilon holds with it; make a tokenizer without."
+        )
     ours = {
         "unit": guarantee.unit,
         "neighboring_relation": NEIGHBORING_RELATION,
@@ -64,6 +70,34 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
                 f" {folder}: their epsilons protect different things; make a tokenizer for it."
             )
     return spent
+
+
+def _run_of(given: str) -> Path | None:
+    """Returns the folder of the ``dpft tokenizer`` run that a tokenizer is of; None: of none.
+
+    The tokenizer's own folder in the run's is the run's tokenizer too: what it cost must not be
+    left out by naming it.
+
+    Raises:
+        InputError: There is nothing of that name.
+        StateError: It is such a run's, whose ledger is gone.
+    """
+    place = Path(given).expanduser()
+    if not place.exists():
+        raise InputError(
+            f"model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
+            f" {given!r}, which does not exist; put it back, or name it as it is seen from here."
+        )
+    here = place.resolve()
+    for folder in (place, here.parent) if here.name == TOKENIZER else (place,):
+        if (folder / LEDGER).exists():
+            return folder
+        if (folder / HISTOGRAM).exists():
+            raise StateError(
+                f"{folder / LEDGER} is gone, so that what the tokenizer cost is not known; put it"
+                " back as it was."
+            )
+    return None
 
 
 def _check_public(config: TrainConfig) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.data.sources import read_examples
+from dpft.errors import InputError, RunError
 from dpft.files import check_writable, write_text
 from dpft.links import refuse_links
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram, noise_std_for
+from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histograms import released
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger
@@ -29,7 +31,7 @@ from dpft.runs.tokenizing.histogram_file import as_lines
 from dpft.runs.tokenizing.outcome import write_summary
 from dpft.runs.tokenizing.vocabulary import finish, make_again
 from dpft.tasks.records import text_of
-from dpft.tokenizers.histogram import Caps, WordHistogram, count_words
+from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
 from dpft.tokenizers.saving import is_special
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ def make_tokenizer(
     Raises:
         InputError: Something does not fit; where the noise is drawn, the sentence says that its
             epsilon stands spent.
+        RunError: The words could not be written, or the pieces not be made.
         StateError: What the run left is damaged.
     """
     refuse_links(folder)
@@ -99,7 +102,7 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
     """Returns what will be released, from public numbers alone; says what is wasteful.
 
     Raises:
-        InputError: Delta promises nothing.
+        InputError: Delta promises nothing, or the noise is below what counts are rounded to.
     """
     tokenizer, privacy = command.tokenizer, command.privacy
     delta = privacy.delta_for(size.num_examples)
@@ -107,6 +110,12 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
     if noise is None:
         assert privacy.eps is not None
         noise = noise_std_for(eps=privacy.eps, l2_cap=tokenizer.l2_cap, delta=delta)
+    if noise < RESOLUTION:
+        raise InputError(
+            f"the noise on each count must be at least 2^-16 = {RESOLUTION:.3g}, to which counts"
+            f" are rounded, got {noise:.3g}; raise tokenizer.l2_cap or tokenizer.noise_std, or"
+            " lower privacy.eps."
+        )
     for warning in delta_warnings(delta, size.num_examples):
         logger.warning(warning)
     most = (tokenizer.linf_cap * tokenizer.words_per_record) ** 0.5
@@ -145,8 +154,14 @@ def _release(
     with Ledger(folder / LEDGER) as ledger:
         ledger.append(1, {**mechanism.entry(), **public})
         words = released(counted.words, counted.counts, mechanism, key)
-        sentinels = command.tokenizer.sentinels
-        plain = [(word, count) for word, count in words if not is_special(word, sentinels)]
-        write_text(folder / HISTOGRAM, as_lines(plain))
+        plain = [(word, count) for word, count in words if not is_special(word)]
+        try:
+            write_text(folder / HISTOGRAM, as_lines(plain))
+        except OSError as error:
+            raise RunError(
+                f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
+                f" {up(mechanism.epsilon)} stands spent: mend that, begin anew in another folder,"
+                " and compose both by dpft account runs=[FIRST,SECOND]."
+            ) from error
         ledger.close()
     return plain

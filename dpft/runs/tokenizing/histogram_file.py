@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_file
-from dpft.privacy.ledger import LedgerRecord, read_ledger
+from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.run_folder import HISTOGRAM, LEDGER
 
 
@@ -29,6 +29,23 @@ def read_histogram(folder: Path) -> list[tuple[str, int]]:
         raise StateError(f"{path} is gone or damaged; put it back as it was.") from error
 
 
+def close_ledger_of(folder: Path) -> None:
+    """Closes the ledger of a histogram that is on disk, where the run broke off in between.
+
+    The file is whole or not there, and its noise was drawn once, after the ledger's one line.
+
+    Raises:
+        StateError: The ledger is damaged.
+    """
+    path = folder / LEDGER
+    if not path.exists() or not (folder / HISTOGRAM).exists():
+        return
+    record = read_ledger(path)
+    if record.steps == 1 and not record.closed:
+        with Ledger.reopen(path, record) as ledger:
+            ledger.close()
+
+
 def closed_ledger(folder: Path) -> LedgerRecord:
     """Returns the ledger of a histogram that was released.
 
@@ -44,6 +61,11 @@ def closed_ledger(folder: Path) -> LedgerRecord:
             f" {LEDGER}; give the folder that dpft tokenizer named."
         )
     ledger = read_ledger(path)
+    if not ledger.steps:
+        raise InputError(
+            f"{path} has no whole line: the run broke off before it drew any noise, and spent"
+            " nothing. Begin anew without resume, in another folder."
+        )
     if not ledger.closed:
         raise InputError(
             f"{path} has the line of a histogram that was never written: the run broke off, and"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError, RunError, StateError
 from dpft.files import read_file, sync_tree
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER
 from dpft.runs.answer import Answer
-from dpft.runs.tokenizing.histogram_file import closed_ledger, read_histogram
+from dpft.runs.tokenizing.histogram_file import close_ledger_of, closed_ledger, read_histogram
 from dpft.runs.tokenizing.outcome import Made, answer, write_outcome
 from dpft.tokenizers.pieces import VocabularyError, train_pieces
 from dpft.tokenizers.saving import save_tokenizer
@@ -33,6 +33,7 @@ def make_again(command: TokenizerCommand, folder: Path) -> Answer:
         InputError: The run has none, or its words do not allow the vocabulary.
         StateError: Its files are damaged.
     """
+    close_ledger_of(folder)
     closed_ledger(folder)
     known = read_privacy(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
     digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
@@ -74,6 +75,8 @@ def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[s
             )
         except VocabularyError as error:
             raise _spent(folder, str(error), len(words)) from None
+        except RunError as error:
+            raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
         tokens = save_tokenizer(
             fresh / TOKENIZER,
             pieces,
@@ -97,7 +100,12 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def _spent(folder: Path, fault: str, words: int) -> InputError:
-    """Returns the refusal of a vocabulary, which says what was spent and how to go on."""
+    """Returns the refusal of a vocabulary."""
+    return InputError(_what_stands(folder, fault, words))
+
+
+def _what_stands(folder: Path, fault: str, words: int) -> str:
+    """Returns why there is no vocabulary, what was spent nevertheless, and how to go on."""
     ledger = closed_ledger(folder)
     mechanism = histogram_of(ledger.mechanisms[0])
     ways_out = (
@@ -105,7 +113,7 @@ def _spent(folder: Path, fault: str, words: int) -> InputError:
         if words
         else "begin anew with more epsilon, more records, or caps nearer to what a record has"
     )
-    return InputError(
+    return (
         f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
         f" {up(mechanism.epsilon)} stands spent: {ways_out}."
     )

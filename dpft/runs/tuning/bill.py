@@ -142,7 +142,15 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
         "unit": runs[0].unit,
         "composed": composed,
         "runs": [{"run": run.name} | _cost(run.own) for run in runs],
+        **_tokenizers(runs),
     }
+
+
+def _tokenizers(runs: Sequence[SweptRun]) -> dict[str, list[str]]:
+    """Returns the tokenizers of the runs, whose costs are not in the bill; nothing without any."""
+    known = {run.spent.tokenizer for run in runs if run.spent is not None}
+    found = sorted(name for name in known if name is not None)
+    return {"tokenizers_not_counted": found} if found else {}
 
 
 def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
@@ -191,8 +199,15 @@ def _words(bill: dict[str, Any]) -> str:
     )
     return (
         f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}{unit}:"
-        f" {_together_in_words(bill['composed'])}; each alone {own}"
+        f" {_together_in_words(bill['composed'])}; each alone {own}{_tokenizer_words(bill)}"
     )
+
+
+def _tokenizer_words(bill: dict[str, Any]) -> str:
+    if "tokenizers_not_counted" not in bill:
+        return ""
+    names = ",".join(bill["tokenizers_not_counted"])
+    return f"; without what model.tokenizer cost: dpft account runs=[{names},SWEEP] composes all"
 
 
 def _together_in_words(composed: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from dpft.reports.comparison.pages import csv_table, markdown
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import write_run
 
@@ -15,3 +16,16 @@ def test_the_costs_of_all_runs_are_added_up(tmp_path: Path) -> None:
     assert "not private" in compared([seeded]).costs[0]
     unfinished = compared([one], unfinished=[tmp_path / "begun"])
     assert "1 more run has begun" in unfinished.costs[1]
+
+
+def test_a_private_tokenizer_is_counted_with_its_run(tmp_path: Path) -> None:
+    both = {"epsilon_with_tokenizer": 4.5, "delta_with_tokenizer": 0.002}
+    own = {"epsilon": 2.0, "delta": 0.001, "simple_composition": 5.0}
+    own["ledger"] = {"lines": 2, "head": "ab"}
+    runs = [
+        write_run(tmp_path / name, privacy={**both, "tokenizer": own}) for name in ("one", "two")
+    ]
+    found = compared(runs)
+    assert "ε add up to 9.0000, their δ to 0.004;" in found.costs[0]
+    assert "4.5000" in markdown(found)
+    assert "epsilon_with_tokenizer" in csv_table(found).partition("\n")[0]

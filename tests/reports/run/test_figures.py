@@ -66,3 +66,12 @@ def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> Non
     assert "the rows of one `customer_id` were trained on" in str(meaning(record))
     assert "one example was trained on" in str(meaning(private()))
     assert "next to nothing" in str(meaning({**record, "epsilon": 30.0}))
+
+
+def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
+    both = {"epsilon_with_tokenizer": 7.25, "delta_with_tokenizer": 2e-5}
+    record = {**private(), "epsilon": 3.0, "delta": 1e-5, **both}
+    epsilon, delta, _ = figures(CONFIG, record, [])
+    assert (epsilon.value, delta.value) == ("7.25", "2 × 10⁻⁵")
+    assert "its tokenizer included; 3.00 of the training" in epsilon.note
+    assert f"{most_right(7.25, 2e-5)} %" in str(meaning(record))

@@ -7,8 +7,8 @@ from tests.reports.run.test_report import BOTH, CONFIG, private
 SPACE = {"train.learning_rate": (0.1, 0.2)}
 
 
-def selected() -> dict:
-    alone = {**private(), "epsilon_curve": {"steps": [1], "epsilons": [0.1]}}
+def selected(**more: object) -> dict:
+    alone = {**private(), **more, "epsilon_curve": {"steps": [1], "epsilons": [0.1]}}
     alone["warnings"] = [*alone["warnings"], "prv gave no bound: it is late.", "delta is large"]
     bound = Calibration(accountant=ACCOUNTANT, epsilon=2.98765, grid="orders")
     return with_selection(alone, bound, TrialCount(eta=1, gamma=0.1), space=SPACE)
@@ -37,3 +37,16 @@ def test_the_report_leads_with_the_bound_and_says_what_it_covers() -> None:
     assert "best of a secret random number of runs, of 10 in expectation (eta 1, gamma" in report
     assert "how long the search took, which tells how many there were" in report
     assert "secret random number" not in render(CONFIG, private(), BOTH)
+
+
+def test_a_search_and_its_tokenizer_cost_the_sum_not_what_the_winner_cost_with_it() -> None:
+    own = {"epsilon": 0.5, "delta": 1e-6, "simple_composition": 3.0}
+    own["ledger"] = {"lines": 2, "head": "ab"}
+    both = {"epsilon_with_tokenizer": 2.6, "delta_with_tokenizer": 2e-6, "tokenizer": own}
+    record = selected(**both)
+    assert record["epsilon_with_tokenizer"] == 2.98765 + 0.5
+    assert record["tokenizer"]["simple_composition"] == 2.98765 + 0.5
+    assert record["delta_with_tokenizer"] == 2e-6
+    report = render(CONFIG, record, BOTH)
+    assert "both together are **(ε = 3.4877, " in report.splitlines()[0]
+    assert "composed by pld" not in report

@@ -63,3 +63,11 @@ def test_a_run_that_is_not_private_says_so_first(privacy, why):
     assert found["notes"][0].startswith("NOT PRIVATE") and why in found["notes"][0]
     assert not any("post-processing" in note for note in found["notes"])
     assert ("epsilon" in found) == ("epsilon" in privacy)
+
+
+def test_texts_of_a_model_with_a_private_tokenizer_cost_what_both_cost():
+    both = {"epsilon_with_tokenizer": 4.25, "delta_with_tokenizer": 2e-5}
+    found = record({**PRIVATE, **both})
+    assert found.items() >= both.items()
+    assert "model and its tokenizer" in found["notes"][0]
+    assert "(epsilon = 4.2500, delta = 2e-05)" in found["notes"][0]

@@ -148,3 +148,16 @@ def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:
     outcome = workspace.run(*words, "privacy=none", "train.seed=1,2", "hydra.sweep.dir=plain")
     assert (outcome.code, outcome.out) == (0, ""), outcome.err
     assert not (workspace.root / "plain/tuning_bill.json").exists()
+
+
+def test_a_bill_says_that_it_lacks_what_a_tokenizer_cost(
+    workspace: Workspace, sweep: Outcome
+) -> None:
+    with Accountants() as accountants:
+        (run,) = _swept(workspace.root / "sweep/0", accountants)
+        assert run.spent is not None
+        assert "tokenizer" not in _words(_bill("data", [run], accountants))
+        spent = replace(run.spent, tokenizer="vocabulary")
+        bill = _bill("data", [replace(run, spent=spent)], accountants)
+    assert bill["tokenizers_not_counted"] == ["vocabulary"]
+    assert "without what model.tokenizer cost: dpft account runs=[vocabulary," in _words(bill)
