@@ -13,6 +13,7 @@ class HistogramPrivacy:
     """(eps, delta) for a histogram of words; noise is given by eps, or by tokenizer.noise_std."""
 
     name: str = "histogram"
+    """histogram, the one there is."""
     eps: float | None = None
     """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
     delta: float | None = None
