@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 SAMPLER = "poisson"
+NO_SAMPLING = "none"
+"""Every unit takes part, as in a histogram."""
 EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
 CHUNK = "chunk"

@@ -69,7 +69,15 @@ def headline(report: AccountingReport, *, unit: str = "example") -> str:
     )
 
 
-def headline_of(epsilon: float, *, delta: float, accountant: str, steps: str, unit: str) -> str:
+def headline_of(
+    epsilon: float,
+    *,
+    delta: float,
+    accountant: str,
+    steps: str,
+    unit: str,
+    sampler: str = SAMPLER,
+) -> str:
     """Returns epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
 
     Args:
@@ -78,11 +86,12 @@ def headline_of(epsilon: float, *, delta: float, accountant: str, steps: str, un
         accountant: Who computed the bound.
         steps: What was composed, in words: "100 steps".
         unit: What one privacy unit is called.
+        sampler: How units were drawn.
     """
     return _wrapped(
         f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
         f"delta = {delta_up(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
-        f"{unit}, sampler {SAMPLER}, {steps}",
+        f"{unit}, sampler {sampler}, {steps}",
         indent=0,
     )
 

@@ -14,7 +14,14 @@ from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
 from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.plan import NEIGHBORING_RELATION, Calibration, default_delta, planned_steps
+from dpft.privacy.plan import (
+    NEIGHBORING_RELATION,
+    NO_SAMPLING,
+    SAMPLER,
+    Calibration,
+    default_delta,
+    planned_steps,
+)
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TUNING, runs_in
@@ -48,6 +55,12 @@ class SpentRun:
     """``model.tokenizer``, unless said to be public: a cost that the ledger does not hold."""
     end: str | None
     """What shows that no line is missing at the ledger's end; None where nothing does."""
+
+    @property
+    def sampler(self) -> str:
+        """How units were drawn: all of them for a histogram."""
+        histogram = bool(self.taken) and all(noise.threshold_delta for noise in self.taken)
+        return NO_SAMPLING if histogram else SAMPLER
 
     @property
     def steps(self) -> int:

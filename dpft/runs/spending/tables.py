@@ -47,7 +47,8 @@ def run_table(
     if spending.epsilons:
         lines += ["", *accountant_lines(spending.epsilons)]
     steps = f"{run.steps} steps taken of {run.planned_steps} planned"
-    lines += ["", _headline(spending, steps, run.unit), *warning_lines(spending.warnings)]
+    headline = _headline(spending, steps, run.unit, run.sampler)
+    lines += ["", headline, *warning_lines(spending.warnings)]
     return "\n".join(lines)
 
 
@@ -63,6 +64,7 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
     record = {
         "run": run.folder,
         **_record(spending, private=not run.reproducible),
+        "sampler": run.sampler,
         "reproducible": run.reproducible or None,
         "noise_multiplier": noises[0].noise_multiplier if len(noises) == 1 else None,
         "sample_rate": noises[0].sample_rate if len(noises) == 1 else None,
@@ -141,13 +143,14 @@ def _record(spending: EpsilonBound, *, private: bool) -> dict[str, Any]:
     }
 
 
-def _headline(spending: EpsilonBound, steps: str, unit: str) -> str:
+def _headline(spending: EpsilonBound, steps: str, unit: str, sampler: str = SAMPLER) -> str:
     return headline_of(
         spending.epsilon,
         delta=spending.delta,
         accountant=spending.accountant,
         steps=steps,
         unit=unit,
+        sampler=sampler,
     )
 
 

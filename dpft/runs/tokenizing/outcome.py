@@ -13,7 +13,7 @@ from dpft.config.tokenizer import TokenizerCommand
 from dpft.files import SCHEMA_VERSION, read_file, write_json, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION
+from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, NO_SAMPLING
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run.origin import data_name
 from dpft.reports.run.run_record import read_privacy
@@ -27,7 +27,6 @@ from dpft.tokenizers.histogram import WordHistogram
 
 EXACT = "gaussian"
 """The accountant of one Gaussian mechanism without sampling: its epsilon is exact."""
-NO_SAMPLING = "none"
 ANSWERED = (
     *("schema_version", "private", "epsilon", "epsilon_classical", "delta", "noise_std"),
     *("threshold", "words_kept", "vocab_size", "tokens", "unit", "neighboring_relation"),
