@@ -62,7 +62,7 @@ def write_parquet(path: Path) -> None:
         ("a.txt", "one\n \n\ntwo\n"),
         ("a.txt", "one\r\n\r\ntwo"),
         ("a.txt", "\ufeffone\ntwo"),
-        ("a.txt.gz", gzip.compress(b"one\n\ntwo\n")),
+        ("a.txt.gz", gzip.compress(b"one\n\ntwo\n", mtime=0)),
         ("a.jsonl", lines_of("one", " ", "two")),
         ("a.jsonl.gz", gzip.compress(lines_of("one", "", "two").encode())),
         ("a.csv", "who,text\nann,one\nann, \nann,two\n"),
@@ -88,7 +88,7 @@ def test_a_document_is_a_text_file_as_a_whole_with_one_kind_of_line_end(tmp_path
     write(tmp_path / "a.txt", "\ufeffone\r\n\r\ntwo\r\n")
     write(tmp_path / "b.txt", " \n\n")
     write(tmp_path / "c.jsonl", lines_of("three\n", "four"))
-    write(tmp_path / "d.txt.gz", gzip.compress(b"five\nsix"))
+    write(tmp_path / "d.txt.gz", gzip.compress(b"five\nsix", mtime=0))
     read = texts(tmp_path, record_kind="document")
     assert read == ["one\n\ntwo", "three\n", "four", "five\nsix"]
 
@@ -111,7 +111,7 @@ def test_a_folder_is_read_whole_in_the_order_of_the_names(tmp_path):
 def test_files_and_folders_with_a_splits_name_are_that_split(tmp_path):
     write(tmp_path / "train" / "news" / "1.txt", "one\n")
     write(tmp_path / "train.2.jsonl", lines_of("two"))
-    write(tmp_path / "validation.txt.gz", gzip.compress(b"three"))
+    write(tmp_path / "validation.txt.gz", gzip.compress(b"three", mtime=0))
     assert texts(tmp_path) == ["one", "two"]
     assert texts(tmp_path, "validation") == ["three"]
     task = corpus(tmp_path)
@@ -178,8 +178,12 @@ def test_texts_that_are_all_blank_are_no_corpus(tmp_path):
         ("a.txt", b"fine\n\nsecret \xff\xfe\n", "a.txt, line 3: not UTF-8"),
         ("a.txt", b"\xff\xfes\0e\0c\0", "a.txt, line 1: not"),
         ("a.txt", b"fine\nsecret\0secret\n", "a.txt, line 2: not text, since it holds a NUL"),
-        ("a.txt.gz", gzip.compress(b"fine\nsecret\0\n"), "a.txt.gz, line 2: not text"),
-        ("a.txt.gz", gzip.compress(b"secret\n" * 999)[:-9], "a.txt.gz: not a complete gzip"),
+        ("a.txt.gz", gzip.compress(b"fine\nsecret\0\n", mtime=0), "a.txt.gz, line 2: not text"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"secret\n" * 999, mtime=0)[:-9],
+            "a.txt.gz: not a complete gzip",
+        ),
         ("a.txt.gz", b"secret", "a.txt.gz: not a complete gzip"),
         ("a.csv", b"text\nsecret\0\n", "a.csv, line 2: not text"),
         ("a.csv", b"note\nsecret\n", "line 2: lacks the column text, which task.text names"),
