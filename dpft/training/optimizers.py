@@ -141,8 +141,11 @@ class Adafactor(OptimizerConfig):
     times the tensor's own root mean square; no momentum. torch's is another: it takes no learning
     rate above one over the root of the number of steps, and it keeps second moments from falling
     below 1e-14, while a private gradient's are often smaller (noise 0.4, clipping norm 0.001 and a
-    batch of 8,192, as in Ponomareva et al. 2022, give 2e-15). Unlike T5X, which factors matrices
-    of 128 rows and columns or more, it factors every one.
+    batch of 8,192, as in Ponomareva et al. 2022, give 2e-15).
+
+    What differs from T5X: of a tensor of three dimensions or more the last two are factored, T5X
+    takes the two largest (T5 has none); weight decay, off by default, is times the tensor's own
+    step size (T5X's is times nothing), and its value is unpublished.
     """
 
     works_on_shards: ClassVar[bool] = False
@@ -157,6 +160,9 @@ class Adafactor(OptimizerConfig):
     """Root mean square above which an update is scaled down; not the clipping of examples."""
     scale_parameter: bool = True
     """Whether a tensor moves by the learning rate times its own root mean square."""
+    min_dim_size_to_factor: int = 128
+    """Least rows and columns of a matrix whose second moments are kept by rows and columns; those
+    of a smaller one are kept whole. 1: of every matrix, as first published."""
 
     def __post_init__(self) -> None:
         if not self.beta2_decay <= 0:
@@ -168,15 +174,21 @@ class Adafactor(OptimizerConfig):
             raise InputError(
                 f"optimizer.clip_threshold must be at least 1, got {self.clip_threshold}."
             )
+        if self.min_dim_size_to_factor < 1:
+            raise InputError(
+                "optimizer.min_dim_size_to_factor must be at least 1, got"
+                f" {self.min_dim_size_to_factor}."
+            )
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns ``transformers.optimization.Adafactor``; weight decay is apart."""
-        from transformers.optimization import Adafactor as TransformersAdafactor
+        """Returns transformers' Adafactor, which factors what T5X does; weight decay is apart."""
+        from dpft.training.adafactor import Adafactor as T5Adafactor
 
-        return TransformersAdafactor(
+        return T5Adafactor(
             parameters,
+            min_dim_size_to_factor=self.min_dim_size_to_factor,
             lr=learning_rate,
             decay_rate=self.beta2_decay,
             eps=(self.eps1, self.eps2),
@@ -188,8 +200,10 @@ class Adafactor(OptimizerConfig):
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Returns how many numbers are kept for a parameter: of a matrix its rows and columns."""
-        if len(shape) < 2:
+        """Returns how many numbers are kept for a parameter: of a large matrix rows and columns."""
+        from dpft.training.adafactor import is_factored
+
+        if not is_factored(shape, self.min_dim_size_to_factor):
             return prod(shape)
         return prod(shape[:-1]) + prod((*shape[:-2], shape[-1]))
 

@@ -35,6 +35,32 @@ def go(workspace: Workspace, *arguments: str) -> None:
     assert process.exitcode == 0, (workspace.root / "log").read_text()
 
 
+ADAFACTOR = (
+    *RUN, "train.steps=12", "optimizer=adafactor", "optimizer.min_dim_size_to_factor=1",
+    "scheduler=rsqrt", "scheduler.warmup_steps=4",
+)  # fmt: skip
+"""Its moments of matrices by rows and columns; the schedule falls after the fourth step."""
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_adafactor_and_its_schedule_ends_in_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    made = make_workspace(tmp_path_factory.mktemp("adafactor"))
+    go(made, *ADAFACTOR, "hydra.run.dir=whole")
+    arguments = [*ADAFACTOR, "hydra.run.dir=killed"]
+    for aim in ("between ledger and update", "inside a step", "inside a checkpoint's write"):
+        process = start(made.root, ["train", *arguments], aim, 2)
+        process.join(SECONDS)
+        assert process.exitcode == -signal.SIGKILL, (made.root / "log").read_text()
+        arguments = ["resume=killed"]
+    go(made, *arguments)
+    for name in ("ledger.jsonl", "privacy.json", "model/model.safetensors"):
+        assert (made.root / "killed" / name).read_bytes() == (
+            made.root / "whole" / name
+        ).read_bytes()
+
+
 @pytest.mark.slow
 def test_trust_rule_9_a_run_survives_thirty_murders_bit_by_bit(workspace: Workspace) -> None:
     moments, folder, found = random.Random(7), workspace.root / "killed", Counter[str]()

@@ -84,6 +84,7 @@ def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp
 SETTINGS = {"rsqrt": {"warmup_steps": 2}}
 OPTIMIZERS = [
     AdamW(), Adam(), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adafactor(),
+    Adafactor(min_dim_size_to_factor=1),
 ]  # fmt: skip
 
 

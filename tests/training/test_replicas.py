@@ -26,7 +26,7 @@ Begun = tuple[Start, dict[str, Tensor], dict[str, Tensor], float]
 START = Start(done=2, last_step=9, secrets={"step": 2, "keys": {"noise": "00ff"}})
 
 
-OPTIMIZERS = (AdamW(), SGD(momentum=0.9), Adafactor())
+OPTIMIZERS = (AdamW(), SGD(momentum=0.9), Adafactor(), Adafactor(min_dim_size_to_factor=1))
 
 
 def state_of(model: nn.Module, config: OptimizerConfig | None = None) -> TrainingState:
