@@ -208,7 +208,7 @@ def score_predictions(
     else:
         groups = groups_to_score(task, examples, config, name)
         _check_count(predictions, len(groups), name)
-        scored = scored_texts(groups, predictions)
+        scored = scored_texts(task, groups, predictions)
     return _evaluation(task, name, stage, scored, metrics)
 
 

@@ -16,7 +16,7 @@ from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, NEXT_TOKENS, TEXTS
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
-from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.base import LabelTask, Task, TextTask
 from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
 
 if TYPE_CHECKING:
@@ -65,15 +65,16 @@ def labels_to_score(
     return examples[: config.limit]
 
 
-def scored_texts(groups: Sequence[Group], texts: Sequence[str]) -> Scored:
+def scored_texts(task: Task, groups: Sequence[Group], texts: Sequence[str]) -> Scored:
     """Returns texts of any origin beside the references.
 
     Args:
+        task: That the texts answer.
         groups: The distinct inputs.
         texts: One for each of them.
     """
     predictions = _predictions(groups, texts)
-    columns = {TEXTS: _text_columns(predictions)}
+    columns = _text_columns(task, predictions)
     return Scored(count=len(groups), predictions=predictions, columns=columns)
 
 
@@ -99,10 +100,10 @@ def model_texts(
     kinds = {spec.inputs for spec in metric_specs(task.metrics)}
     columns: dict[str, Columns] = {}
     predictions: tuple[Prediction, ...] = ()
-    if TEXTS in kinds:
+    if kinds & {TEXTS, LABELS}:
         count = counter("predictions", len(groups), on_progress)
         predictions = _predictions(groups, outputs.texts(groups, decode, count))
-        columns[TEXTS] = _text_columns(predictions)
+        columns |= _text_columns(task, predictions)
     if LIKELIHOODS in kinds:
         examples = [example for group in groups for example in group.examples]
         count = counter("likelihoods", len(examples), on_progress)
@@ -141,11 +142,21 @@ def _predictions(groups: Sequence[Group], texts: Sequence[str]) -> tuple[Predict
     )
 
 
-def _text_columns(predictions: Sequence[Prediction]) -> Columns:
-    return {
-        "predictions": [prediction.prediction for prediction in predictions],
-        "references": [list(prediction.references) for prediction in predictions],
+def _text_columns(task: Task, predictions: Sequence[Prediction]) -> dict[str, Columns]:
+    """Returns the texts and, where the task's answers are labels in words, the labels."""
+    texts = [prediction.prediction for prediction in predictions]
+    columns: dict[str, Columns] = {
+        TEXTS: {
+            "predictions": texts,
+            "references": [list(prediction.references) for prediction in predictions],
+        }
     }
+    assert isinstance(task, TextTask)
+    predicted = task.spelt_labels(texts)
+    gold = task.spelt_labels([prediction.references[0] for prediction in predictions])
+    if predicted is not None and gold is not None:
+        columns[LABELS] = {"predicted": predicted, "gold": gold}
+    return columns
 
 
 def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[int], None]:

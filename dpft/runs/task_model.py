@@ -30,7 +30,7 @@ from dpft.models.source import loading_errors
 from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
 from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.lengths import check_lengths, with_max_length
-from dpft.tasks.base import LabelTask, Task
+from dpft.tasks.base import LabelTask, SeqToSeqTask, Task
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom_chats import CustomChats
@@ -62,6 +62,11 @@ def head_of(task: Task, architecture: Architecture) -> Head:
     if isinstance(task, CustomChats) and kind != CAUSAL:
         raise InputError(
             f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
+        )
+    if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
+        raise InputError(
+            f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
+            f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
         )
     if kind == MASKED:
         raise InputError(

@@ -265,6 +265,14 @@ class TextTask(Task):
         target = " ".join(learned if prompt else (*read, *learned))
         return Example(prompt=prompt, target=target, group=prompt or target)
 
+    def spelt_labels(self, texts: Sequence[str]) -> list[float] | None:
+        """Returns the label that each text spells; None where answers are no labels in words.
+
+        Args:
+            texts: References, or what a model wrote; one that spells no label gives -1.
+        """
+        return None
+
     @abstractmethod
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """Returns a row in the task's own format, with the text as its answer.
@@ -275,6 +283,10 @@ class TextTask(Task):
             row: What ``prompt`` read; other columns are left out.
             text: What a model wrote after that prompt.
         """
+
+
+class SeqToSeqTask(TextTask):
+    """A task of texts whose prompt ends with no separator: a decoder apart writes the answer."""
 
 
 class LabelTask(Task):

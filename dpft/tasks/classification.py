@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import LabelTask
@@ -16,7 +16,7 @@ from dpft.tasks.records import LabelledExample, Piece
 from dpft.tasks.templates import Template
 
 INFILLING, CLS = "infilling", "cls"
-OBJECTIVES = (INFILLING, CLS)
+OBJECTIVES: tuple[str, ...] = (INFILLING, CLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,14 @@ class ClassificationTask(LabelTask):
     label_words: dict[str, str] = field(default_factory=dict)
     """Label to the word that stands for it, one token of the model's tokenizer."""
 
+    other_objectives: ClassVar[tuple[str, ...]] = ()
+    """Objectives of the same data that another class is for; ``chosen`` says which."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective not in OBJECTIVES:
-            raise InputError(
-                f"task.objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}."
-            )
+            known = ", ".join((*OBJECTIVES, *self.other_objectives))
+            raise InputError(f"task.objective must be one of {known}, got {self.objective!r}.")
         self._check_labels()
         if self.objective == INFILLING:
             self._check_templates()
@@ -60,7 +62,7 @@ class ClassificationTask(LabelTask):
         Raises:
             InputError: It is not one of the task's; the message does not quote it.
         """
-        return self._class_number(value, "label")
+        return class_number(self.labels, value, "label")
 
     def prediction(self, text: str) -> float:
         """Returns the class's number.
@@ -68,7 +70,7 @@ class ClassificationTask(LabelTask):
         Raises:
             InputError: It is no class; the message does not quote it.
         """
-        return self._class_number(text, "a prediction")
+        return class_number(self.labels, text, "a prediction")
 
     def label_text(self, value: float) -> str:
         """Returns the class's name."""
@@ -105,13 +107,6 @@ class ClassificationTask(LabelTask):
         """Returns the probabilities of the labels that training aims at: a class has all of it."""
         return tuple(float(index == label) for index in range(len(self.labels)))
 
-    def _class_number(self, value: Any, what: str) -> float:
-        number = float(self.labels.index(value)) if value in self.labels else as_number(value)
-        if number is None or number not in range(len(self.labels)):
-            known = ", ".join(f"{index} ({name})" for index, name in enumerate(self.labels))
-            raise InputError(f"{what} must be one of {known}.")
-        return number
-
     def _parsed(self, *, causal: bool) -> Template:
         key = "causal_template" if causal else "template"
         text = self.causal_template if causal else self.template
@@ -123,12 +118,7 @@ class ClassificationTask(LabelTask):
         return _parse(text, self.texts_per_record, f"task.{key}")
 
     def _check_labels(self) -> None:
-        least = 2
-        if len(set(self.labels)) != len(self.labels) or len(self.labels) < least:
-            raise InputError(
-                f"task.labels must name at least {least} different classes, got"
-                f" {list(self.labels)}."
-            )
+        check_classes(self.labels)
 
     def _check_templates(self) -> None:
         """Refuses templates that cannot be filled; one that is empty is refused when it is used."""
@@ -153,6 +143,37 @@ class ClassificationTask(LabelTask):
             raise InputError(
                 f"task.label_words must be different words, got {', '.join(self.words)}."
             )
+
+
+def check_classes(labels: Sequence[str]) -> None:
+    """Refuses names of classes of which there are too few, or two equal ones.
+
+    Raises:
+        InputError: They are.
+    """
+    least = 2
+    if len(set(labels)) != len(labels) or len(labels) < least:
+        raise InputError(
+            f"task.labels must name at least {least} different classes, got {list(labels)}."
+        )
+
+
+def class_number(labels: Sequence[str], value: Any, what: str) -> float:
+    """Returns the number of the class that a value names or numbers.
+
+    Args:
+        labels: Names of the classes, in the order of their numbers.
+        value: A name, a number, or a number in digits.
+        what: The value in words, for the message.
+
+    Raises:
+        InputError: It is no class; the message does not quote it.
+    """
+    number = float(labels.index(value)) if value in labels else as_number(value)
+    if number is None or number not in range(len(labels)):
+        known = ", ".join(f"{index} ({name})" for index, name in enumerate(labels))
+        raise InputError(f"{what} must be one of {known}.")
+    return number
 
 
 def as_number(value: Any) -> float | None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.classification import ClassificationTask, as_number
+from dpft.tasks.classification import ClassificationTask, as_number, class_number
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
 from dpft.tasks.records import LabelledExample
@@ -61,7 +61,9 @@ class CustomLabels(CustomFields, ClassificationTask):
                 f"the column {self._label}, which task.label names, must hold one of"
                 f" {', '.join(self.labels)}."
             )
-        return self._class_number(value, f"the column {self._label}, which task.label names,")
+        return class_number(
+            self.labels, value, f"the column {self._label}, which task.label names,"
+        )
 
     def prediction(self, text: str) -> float:
         """See ``LabelTask.prediction``."""

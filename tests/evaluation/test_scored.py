@@ -15,9 +15,11 @@ from dpft.evaluation.scored import (
     scored_labels,
     scored_texts,
 )
+from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.glue_texts import GlueTexts
+from dpft.tasks.records import Example, LabelledExample
 from tests.evaluation.letters import LetterTask, example
 
 EXAMPLES = [example(*pair) for pair in [("a b", "c d e"), ("f", "g h"), ("a b", "c"), ("h", "a")]]
@@ -83,7 +85,7 @@ def test_a_models_answers_become_labels_and_progress_adds_up_the_batches() -> No
 
 def test_texts_and_labels_of_a_file_stand_beside_the_true_ones() -> None:
     groups = groups_to_score(letters("bleu"), EXAMPLES, EvalConfig(limit=2), "test")
-    texts = scored_texts(groups, ["c d", "g"])
+    texts = scored_texts(letters("bleu"), groups, ["c d", "g"])
     assert [(p.prediction, p.references) for p in texts.predictions] == [
         ("c d", ("c d e", "c")),
         ("g", ("g h",)),
@@ -113,4 +115,18 @@ def test_an_empty_split_is_refused(choose: Callable[..., Any], task: Any) -> Non
 
 def test_what_a_split_holds_is_not_in_its_repr() -> None:
     groups = groups_to_score(letters("bleu"), EXAMPLES, EvalConfig(), "test")
-    assert "a b" not in repr(scored_texts(groups, ["x"] * 3))
+    assert "a b" not in repr(scored_texts(letters("bleu"), groups, ["x"] * 3))
+
+
+def test_texts_that_spell_labels_are_read_as_labels_too() -> None:
+    task = GlueTexts(name="rte", labels=("entailment", "not_entailment"), metrics=("f1",))
+    examples = [
+        Example(prompt=f"rte sentence: {at}", target=target, group=f"{at}")
+        for at, target in enumerate(("entailment", "not_entailment", "entailment"))
+    ]
+    groups = groups_to_score(task, examples, EvalConfig(), "validation")
+    scored = scored_texts(task, groups, ["entailment", "no", "not_entailment"])
+    assert scored.columns["labels"] == {"predicted": [0.0, -1.0, 1.0], "gold": [0.0, 1.0, 0.0]}
+    values, not_computed = compute_metrics(task.metrics, scored.columns)
+    assert values["accuracy"] == pytest.approx(1 / 3)
+    assert (values["f1"], not_computed) == (0.0, {})

@@ -19,7 +19,7 @@ from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.lengths import check_lengths
 from dpft.runs.task_model import encoding_of, head_of, layout_of
-from dpft.tasks.base import TASKS, Task
+from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabelledExample
@@ -32,7 +32,8 @@ CLS = {"objective": "cls"}
 
 def task(name: str, **settings: object) -> Task:
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    return TASKS.named(name)(**{**values, "max_length": 24, **settings})
+    values |= {"max_length": 24, **settings}
+    return chosen_task_class(values)(**values)
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +206,16 @@ def test_a_batch_of_empty_texts_has_an_answer(tmp_path):
     rows = reading.rows([LabelledExample(texts=("",), label=0.0)] * 2)
     logits = answer_logits(model, reading.layout.collate(rows))
     assert logits.shape == (2, 2) and bool(logits.isfinite().all())
+
+
+def test_text_to_text_is_read_as_texts_by_a_seq2seq_model(models):
+    chosen = task("rte", objective="text2text")
+    assert head_of(chosen, models["t5"]) == Head(kind=SEQ2SEQ)
+    assert isinstance(encoding(chosen, models["t5"]), TextEncoding)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bert", MASKED), ("gpt2", CAUSAL)])
+def test_text_to_text_needs_a_seq2seq_model(models, name, kind):
+    sentence = refusal(head_of, task("rte", objective="text2text"), models[name])
+    assert sentence.startswith("task=rte with task.objective=text2text needs a seq2seq model")
+    assert f"got {name}, which is {kind};" in sentence

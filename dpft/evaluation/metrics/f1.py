@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
+NO_CLASS = -1
+"""What a predicted text that is no class's name stands for."""
+
 
 def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns 2PR / (P + R) for precision P and recall R of class 1, 0..1.
 
-    It is 0 where no example is of class 1 nor predicted to be.
+    It is 0 where no example is of class 1 nor predicted to be. A prediction that is no class
+    counts as the wrong one, as T5's own evaluation has it.
 
     Args:
-        predicted: Class index of each example, 0 or 1.
+        predicted: Class index of each example, 0 or 1, or -1 for none.
         gold: The right class index of each, 0 or 1.
 
     Raises:
@@ -20,6 +24,10 @@ def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """
     from sklearn.metrics import f1_score
 
+    predicted = [
+        1 - right if given == NO_CLASS else given
+        for given, right in zip(predicted, gold, strict=True)
+    ]
     others = sorted({*predicted, *gold} - {0, 1})
     if others:
         raise InputError(

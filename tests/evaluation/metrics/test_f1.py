@@ -28,3 +28,9 @@ def test_a_class_that_is_never_there_is_no_error_and_no_warning(predicted, gold,
 def test_more_than_two_classes_are_refused():
     with pytest.raises(InputError, match="for two classes, 0 and 1, got class 2; use accuracy"):
         f1([0, 1, 2], [0, 1, 1])
+
+
+def test_a_prediction_that_is_no_class_counts_as_the_wrong_one():
+    # t5.evaluation.metrics.f1_score_with_invalid
+    gold = [0, 0, 1, 1]
+    assert f1([-1, 0, -1, 1], gold) == f1([1, 0, 0, 1], gold) == 0.5
