@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.shapes import NO_GPT2_DROPOUT, NO_TOKENS
 from benchmarks.worker import MAX_GRAD_NORM, answer, peak_bytes, timed
 from benchmarks.workload import HeadWorkload
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.fused_head import fuse_head
 from dpft.head_losses import losses_added_up
@@ -78,7 +78,7 @@ def _micro_batch(
             loss.backward()
 
         return ordinary_step
-    layout = Layout(kind=CAUSAL, takes_position_ids=True)
+    layout = TextLayout(kind=CAUSAL, takes_position_ids=True)
     rows = [TokenizedExample(input_ids=ids, labels=ids) for ids in tokens.tolist()]
     batch = layout.collate(rows).to(torch.device(workload.device))
     if workload.fused:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
 from dpft.parallel.blocks import repeated_blocks
@@ -76,7 +76,7 @@ class RankWorkload:
         return TrainingSet(
             examples=[TokenizedExample(input_ids=ids, labels=ids) for ids in tokens],
             micro_batch_size=self.micro_batch_size,
-            layout=Layout(kind=CAUSAL),
+            layout=TextLayout(kind=CAUSAL),
             device=CPU,
             share=Share(ranks.rank, ranks.size),
         )

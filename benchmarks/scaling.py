@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import tables
 from benchmarks.shapes import SHAPES, Shape, llama_shape
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.keys import AgingKey
@@ -117,7 +117,7 @@ class Model:
     @cached_property
     def row(self) -> Activations:
         """What one record keeps in memory."""
-        layout = Layout(kind="causal")
+        layout = TextLayout(kind="causal")
         return trace_activations(
             self.module, rows=1, length=LENGTH, layout=layout, precision="bf16"
         )

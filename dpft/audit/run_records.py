@@ -15,11 +15,11 @@ from typing import Any
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary, copies_of
+from dpft.data.encoded_rows import EncodedRows
 from dpft.data.encoding import Encoding
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import split_held_out
 from dpft.data.sources import has_training_split_alone, load_examples
-from dpft.data.token_rows import TokenRows
 from dpft.data.units import bounded_units
 from dpft.errors import InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
@@ -170,7 +170,7 @@ def _trained_on(
     if data.units is None or guarantee is None:
         kept = [at for at, has_label in enumerate(usable) if has_label]
         if _all_known(run, config, canaries):
-            _check_same(run, TokenRows(rows[at] for at in kept), None)
+            _check_same(run, rows.only(usable), None)
         return [at for at in kept if at < count]
     key = read_secrets(run).unit_key
     if not key:
@@ -198,7 +198,7 @@ def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bo
     return False
 
 
-def _check_same(run: Path, rows: TokenRows, units: list[list[int]] | None) -> None:
+def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
     """Refuses other records than the run was trained on, as far as that can be known.
 
     Raises:

@@ -66,7 +66,7 @@ class ChatEncoding(TextEncoding):
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
         """See ``Encoding.rows_together``."""
-        return TokenRows(self.rows(examples))
+        return TokenRows(self.rows(examples) if examples else ())
 
     def _prompts(
         self, examples: Sequence[Example], max_length: int, max_new_tokens: int

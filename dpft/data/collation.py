@@ -6,59 +6,24 @@ over the batch (GPT-2, BERT), and then its position embedding has no per-example
 Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpft.data.batch import Batch
+from dpft.data.layout import Layout
+from dpft.data.synthetic import synthetic_rows
 from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
+from dpft.kinds import CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What a model reads of some examples, and what their losses are made of."""
+class TextLayout(Layout):
+    """How rows of tokens lie in a batch; public configuration."""
 
-    inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64."""
-    labels: Tensor
-    """For texts: token ids, -100 where no loss is, shape (b, t). Else: probabilities of the label
-    words or classes, or the score, shape (b, k), float32."""
-    kind: str = CAUSAL
-    """Kind of model it is for."""
-    answer: str = TEXT
-    """What the labels are: a text, a label word, a class or a score."""
-    positions: Tensor | None = None
-    """Where the label word is predicted, shape (b,), int64."""
-    words: Tensor | None = None
-    """Token ids of the label words, shape (k,), int64."""
-    units: Tensor | None = None
-    """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """Returns the batch with its tensors on the device."""
-        return replace(
-            self,
-            inputs={name: tensor.to(device) for name, tensor in self.inputs.items()},
-            labels=self.labels.to(device),
-            positions=None if self.positions is None else self.positions.to(device),
-            words=None if self.words is None else self.words.to(device),
-            units=None if self.units is None else self.units.to(device),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How the rows of a task lie in a batch for a model; public configuration."""
-
-    kind: str = CAUSAL
-    """Kind of model."""
-    answer: str = TEXT
-    """As ``Batch.answer``."""
     pad_token_id: int = 0
     """Written into padding; attention never sees it."""
     takes_position_ids: bool = True
@@ -69,12 +34,17 @@ class Layout:
     """For seq2seq models: what their answer begins with."""
     words: tuple[int, ...] = ()
     """Token ids of the label words."""
-    outputs: int = 1
-    """Numbers a classifier gives."""
-    pad_to_multiple_of: int = 1
-    """Lengths of batches are multiples of it, but for ``max_length``; changes no loss."""
     max_length: int | None = None
     """Tokens to which a batch is padded at most, as no row is longer; None: no bound."""
+
+    def length(self, row: TokenizedExample) -> int:
+        """See ``Layout.length``."""
+        return len(row.input_ids)
+
+    def cost(self, row: TokenizedExample) -> int:
+        """See ``Layout.cost``: a decoder reads its target apart."""
+        apart = len(row.labels) if (self.kind, self.answer) == (SEQ2SEQ, TEXT) else 0
+        return len(row.input_ids) + apart
 
     def longest(self, rows: Sequence[TokenizedExample]) -> int:
         """Returns the tokens of the longest row, the longer of what is read and what is written."""
@@ -88,6 +58,17 @@ class Layout:
         if self.max_length is not None:
             multiple = min(multiple, self.max_length)
         return max(longest, multiple)
+
+    def for_training(self, *, multiple: int, longest: int) -> "TextLayout":
+        """See ``Layout.for_training``."""
+        return replace(self, pad_to_multiple_of=multiple, max_length=longest)
+
+    def synthetic(
+        self, model: Any, count: int, longest: int, *, ragged: bool = True
+    ) -> Sequence[TokenizedExample]:
+        """See ``Layout.synthetic``: random tokens of the model's vocabulary, and random labels."""
+        size = model.config.get_text_config().vocab_size
+        return synthetic_rows(self, count, longest, vocab_size=size, ragged=ragged)
 
     def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
         """Returns the rows as one batch, padded on the right to ``padded_length``.

@@ -11,7 +11,7 @@ from hashlib import shake_256
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import TokenEncoding
 from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, token_ids
 from dpft.data.views import (
@@ -32,7 +32,7 @@ NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusEncoding(Encoding):
+class CorpusEncoding(TokenEncoding):
     """Texts without prompts, in chunks, by an objective."""
 
     span_corruption: bool = False

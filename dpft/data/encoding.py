@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
+from dpft.data.encoded_rows import EncodedRows
+from dpft.data.layout import Layout
 from dpft.data.text_rows import tokenize_together
 from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokenize_prompts
@@ -26,15 +28,12 @@ UNCUT = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding(ABC):
-    """A tokenizer, and how rows made with it lie in a batch."""
+    """How a task's records become rows, and how these lie in a batch."""
 
-    tokenizer: PreTrainedTokenizerBase
     layout: Layout
-    max_length: int
-    """Most tokens in a row; each record is cut on its own."""
 
     @abstractmethod
-    def rows(self, examples: Sequence[Any]) -> list[TokenizedExample]:
+    def rows(self, examples: Sequence[Any]) -> Sequence[Any]:
         """Returns each record as a row, in order.
 
         Args:
@@ -44,9 +43,13 @@ class Encoding(ABC):
             InputError: ``max_length`` leaves no room for what must not be cut.
         """
 
-    def rows_together(self, examples: Sequence[Any]) -> TokenRows:
-        """Returns the rows of ``rows`` in flat arrays."""
-        return TokenRows(self.rows(examples))
+    @abstractmethod
+    def rows_together(self, examples: Sequence[Any]) -> EncodedRows:
+        """Returns the rows of ``rows`` as they are kept for training; none of no records."""
+
+    def cuts(self, example: Any) -> bool:
+        """Returns whether a part of a record would have no room."""
+        return False
 
     @property
     def view(self) -> View | None:
@@ -56,13 +59,35 @@ class Encoding(ABC):
         """
         return None
 
-    def rows_in_chunks(self, examples: Sequence[Any]) -> tuple[TokenRows, NDArray[np.int64]]:
-        """Returns the rows of all records, and how many each has: one, unless it has chunks."""
+    def rows_in_chunks(self, examples: Sequence[Any]) -> tuple[EncodedRows, NDArray[np.int64]]:
+        """Returns the rows of all records, and how many each has: one, unless it has several."""
         return self.rows_together(examples), np.ones(len(examples), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEncoding(Encoding):
+class TokenEncoding(Encoding):
+    """Records in the tokens of a tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    layout: TextLayout
+    max_length: int
+    """Most tokens in a row; each record is cut on its own."""
+
+    @abstractmethod
+    def rows(self, examples: Sequence[Any]) -> list[TokenizedExample]:
+        """See ``Encoding.rows``."""
+
+    def rows_together(self, examples: Sequence[Any]) -> TokenRows:
+        """See ``Encoding.rows_together``: in flat arrays."""
+        return TokenRows(self.rows(examples) if examples else ())
+
+    def cuts(self, example: Any) -> bool:
+        """See ``Encoding.cuts``."""
+        return self.rows([example])[0].truncated
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoding(TokenEncoding):
     """Prompts and targets, for models that write."""
 
     special_tokens: tuple[str, ...] = ()

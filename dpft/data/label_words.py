@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED
@@ -21,7 +21,7 @@ SENTENCEPIECE_BLANK = "\u2581"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelWordEncoding(Encoding):
+class LabelWordEncoding(TokenEncoding):
     """Filled templates, for language models."""
 
     pieces: Callable[[LabelledExample], Sequence[Piece]]

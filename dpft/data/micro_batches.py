@@ -9,16 +9,17 @@ badly. ``micro_batch_tokens`` bounds rows times length instead, and more short r
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from dpft.data.collation import Batch, Layout
-from dpft.data.tokenization import TokenizedExample
+from dpft.data.batch import Batch
+from dpft.data.layout import Layout
 from dpft.parallel.shares import EVERYTHING, Share
 
 
 def micro_batches(
-    examples: Sequence[TokenizedExample],
+    examples: Sequence[Any],
     indices: Iterable[int],
     *,
     micro_batch_size: int,
@@ -47,7 +48,7 @@ def micro_batches(
     else:
         drawn = [[examples[at] for at in units[int(index)]] for index in indices]
     drawn = [rows for rows in drawn if rows]
-    drawn.sort(key=_longest, reverse=True)
+    drawn.sort(key=lambda rows: max(map(layout.length, rows)), reverse=True)
 
     def fits(rows: int, longest: int) -> bool:
         tokens = rows * layout.padded_length(longest)
@@ -64,23 +65,19 @@ def micro_batches(
         yield replace(batch, units=torch.tensor(numbers))
 
 
-def _tokens(piece: Sequence[list[TokenizedExample]], layout: Layout) -> int:
+def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
     """Returns the tokens of a piece's rows, each padded to the longest."""
     rows = [row for unit in piece for row in unit]
     return len(rows) * layout.padded_length(layout.longest(rows))
 
 
-def _longest(rows: Sequence[TokenizedExample]) -> int:
-    return max(len(row.input_ids) for row in rows)
-
-
 def _pieces(
-    units: Sequence[list[TokenizedExample]],
-    longest_of: Callable[[Sequence[TokenizedExample]], int],
+    units: Sequence[list[Any]],
+    longest_of: Callable[[Sequence[Any]], int],
     fits: Callable[[int, int], bool],
-) -> Iterator[list[list[TokenizedExample]]]:
+) -> Iterator[list[list[Any]]]:
     """Yields the units in their order, as many at once as fit by rows and longest row."""
-    piece: list[list[TokenizedExample]] = []
+    piece: list[list[Any]] = []
     rows = longest = 0
     for unit in units:
         longer = max(longest, longest_of(unit))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import SCORE
@@ -11,7 +11,7 @@ from dpft.tasks.records import LabelledExample
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceEncoding(Encoding):
+class SentenceEncoding(TokenEncoding):
     """Sentences with the tokenizer's own marks around and between them."""
 
     def rows(self, examples: Sequence[LabelledExample]) -> list[TokenizedExample]:

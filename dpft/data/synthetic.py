@@ -4,16 +4,19 @@ They need no tokenizer and hold nothing of the data: only the vocabulary's size 
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from dpft.data.collation import Layout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CLASSES, CLASSIFIER, IGNORED_LABEL, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 
+if TYPE_CHECKING:
+    from dpft.data.collation import TextLayout
+
 
 def synthetic_rows(
-    layout: Layout, count: int, longest: int, *, vocab_size: int, ragged: bool = True
+    layout: "TextLayout", count: int, longest: int, *, vocab_size: int, ragged: bool = True
 ) -> list[TokenizedExample]:
     """Returns ``count`` random rows of ``longest`` tokens, the same ones every time.
 
@@ -35,7 +38,7 @@ def synthetic_rows(
     return rows
 
 
-def _with_token_types(layout: Layout, row: TokenizedExample) -> TokenizedExample:
+def _with_token_types(layout: "TextLayout", row: TokenizedExample) -> TokenizedExample:
     """Returns a row of two sentences, where the model is told them apart."""
     if layout.kind != CLASSIFIER or not layout.takes_token_types:
         return row
@@ -43,7 +46,7 @@ def _with_token_types(layout: Layout, row: TokenizedExample) -> TokenizedExample
     return replace(row, token_type_ids=[0] * first + [1] * (len(row.input_ids) - first))
 
 
-def _row(layout: Layout, ids: list[int], generator: torch.Generator) -> TokenizedExample:
+def _row(layout: "TextLayout", ids: list[int], generator: torch.Generator) -> TokenizedExample:
     half = len(ids) // 2
     if layout.answer in (LABEL_WORDS, CLASSES):
         count = len(layout.words) if layout.answer == LABEL_WORDS else layout.outputs

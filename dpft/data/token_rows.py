@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from dpft.data.encoded_rows import EncodedRows
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import IGNORED_LABEL
 
@@ -115,7 +116,7 @@ class Block:
         return np.diff(counted[labels.bounds]) > 0
 
 
-class TokenRows(Sequence[TokenizedExample]):
+class TokenRows(EncodedRows):
     """Records in tokens, each made a ``TokenizedExample`` when it is asked for."""
 
     def __init__(self, rows: Iterable[TokenizedExample] = ()) -> None:
@@ -135,6 +136,21 @@ class TokenRows(Sequence[TokenizedExample]):
         self.blocks.append(block)
         self._starts.append(self._length)
         self._length += len(block)
+
+    def add(self, rows: "TokenRows") -> None:
+        """See ``EncodedRows.add``."""
+        for block in rows.blocks:
+            self.append(block)
+
+    def only(self, places: NDArray[np.bool_]) -> "TokenRows":
+        """See ``EncodedRows.only``."""
+        if places.all():
+            return self
+        return TokenRows(row for row, is_one in zip(self, places, strict=True) if is_one)
+
+    def content(self) -> Iterator[bytes]:
+        """See ``EncodedRows.content``."""
+        return (words_of(_columns(block)) for block in self.blocks)
 
     def __len__(self) -> int:
         return self._length
@@ -174,9 +190,9 @@ class TokenRows(Sequence[TokenizedExample]):
         return np.concatenate([np.empty(0, dtype), *map(column, self.blocks)])
 
 
-def token_rows(rows: Sequence[TokenizedExample]) -> TokenRows:
-    """Returns rows in flat arrays; those that are already are returned themselves."""
-    return rows if isinstance(rows, TokenRows) else TokenRows(rows)
+def encoded_rows(rows: Sequence[Any]) -> EncodedRows:
+    """Returns rows as they are kept; those that already are are returned themselves."""
+    return rows if isinstance(rows, EncodedRows) else TokenRows(rows)
 
 
 def ends_of(lengths: Numbers) -> NDArray[np.int64]:
@@ -213,3 +229,28 @@ def _own_ids(ids: Lists, unlabelled: NDArray[np.int32]) -> Lists:
     """Returns the ids of rows as their labels, the first ones of each without any."""
     is_first = numbered(ids.bounds) < np.repeat(unlabelled, ids.lengths)
     return Lists(values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds)
+
+
+def _columns(block: Block) -> list[Lists]:
+    """Returns what is known of each record: ids, labels, types and where the answer is."""
+    none: list[list[int]] = [[]] * len(block)
+    answers = np.zeros(len(block), np.int32) if block.answers is None else block.answers
+    return [
+        block.ids,
+        block.all_labels(),
+        Lists.of(none, np.int32) if block.types is None else block.types,
+        Lists(values=answers, bounds=np.arange(len(block) + 1)),
+    ]
+
+
+def words_of(columns: Sequence[Lists]) -> bytes:
+    """Returns record by record the lists of each column, each list after its length."""
+    lengths = np.stack([column.lengths for column in columns], axis=1)
+    starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
+    words = np.empty(int(lengths.sum() + lengths.size), np.uint64)
+    words[starts] = lengths.astype(">u8").view(np.uint64)
+    for column, start in zip(columns, starts.T, strict=True):
+        places = np.repeat(start + 1, column.lengths) + numbered(column.bounds)
+        # exact: token ids are far below 2**53
+        words[places] = column.values.astype(np.float64).view(np.uint64)
+    return words.tobytes()

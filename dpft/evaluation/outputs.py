@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dpft.data.collation import Batch
+from dpft.data.batch import Batch
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
-from dpft.kinds import SCORE, SEQ2SEQ, TEXT
+from dpft.kinds import SCORE, SEQ2SEQ
 from dpft.models.losses import answer_logits, token_hits, token_nll
 from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
@@ -189,12 +188,8 @@ class ModelOutputs:
         """
         rows = self.encoding.rows(examples)
         with evaluation_mode(self.model):
-            for indices in batches_by_tokens([*map(self._tokens, rows)], self.batch_size):
+            for indices in batches_by_tokens(
+                [*map(self.encoding.layout.cost, rows)], self.batch_size
+            ):
                 batch = self.encoding.layout.collate([rows[index] for index in indices])
                 yield indices, batch.to(self.model.device)
-
-    def _tokens(self, row: TokenizedExample) -> int:
-        """Returns how many tokens a model reads of a row; a decoder reads its target apart."""
-        layout = self.encoding.layout
-        apart = len(row.labels) if (layout.kind, layout.answer) == (SEQ2SEQ, TEXT) else 0
-        return len(row.input_ids) + apart

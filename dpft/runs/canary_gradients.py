@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import Batch
+from dpft.data.batch import Batch
 from dpft.generation.inference import evaluation_mode
 from dpft.models.losses import per_example_losses
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dpft.config.schema import TrainConfig
-from dpft.data.token_rows import token_rows
+from dpft.data.token_rows import encoded_rows
 from dpft.files import write_text
 from dpft.run_folder import DATA_SUMMARY, private_path
 from dpft.runs.held_out import Division
@@ -128,4 +128,4 @@ def _trained_on(training_set: TrainingSet) -> Sequence[int]:
 
 def _truncated(training_set: TrainingSet, trained: Sequence[int]) -> int:
     places = np.fromiter(trained, np.int64, len(trained))
-    return int(token_rows(training_set.examples).truncated[places].sum())
+    return int(encoded_rows(training_set.examples).truncated[places].sum())

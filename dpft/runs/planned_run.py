@@ -190,7 +190,6 @@ def measure(
     guarantee = config.privacy.guarantee
     return measure_step(
         model,
-        vocab_size=model.config.get_text_config().vocab_size,
         max_length=config.task.longest,
         micro_batch_size=config.train.most_rows,
         expected_batch_size=config.train.batch_size(plan.size.num_examples),

@@ -1,7 +1,7 @@
 """The training records: how many of whom there are, and how they reach the loop."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.collation import Layout
+from dpft.data.encoded_rows import EncodedRows
 from dpft.data.encoding import Encoding
+from dpft.data.layout import Layout
 from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
 from dpft.data.sources import read_examples
-from dpft.data.token_rows import TokenRows
 from dpft.data.units import bounded_units, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
@@ -130,9 +130,9 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
     """
     # Each of them, left out or not: words that begin a text may be more tokens than others.
     records = (canary.record(task) for canary in canaries)
-    if any(row.truncated for some in pieces(records, TOGETHER) for row in encoding.rows(some)):
+    if any(map(encoding.cuts, records)):
         raise InputError(
-            f"task.max_length must have room for the canaries, got {encoding.max_length}; raise it,"
+            f"task.max_length must have room for the canaries, got {task.longest}; raise it,"
             " or lower audit.canary_words or audit.suffix_words."
         )
 
@@ -142,12 +142,12 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
     # One public length for all that is compiled: others would tell of the records that were drawn.
     one = config.train.compile and config.privacy.guarantee is not None
     bucket = config.task.longest if one else config.train.bucket(device)
-    return replace(layout, pad_to_multiple_of=bucket, max_length=config.task.longest)
+    return layout.for_training(multiple=bucket, longest=config.task.longest)
 
 
 def _encoded(
     encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
-) -> tuple[TokenRows, NDArray[np.bool_], NDArray[np.int64]]:
+) -> tuple[EncodedRows, NDArray[np.bool_], NDArray[np.int64]]:
     """Returns the records in tokens, which rows have anything to learn, and each record's number.
 
     The last is of rows, more than one where records are cut into chunks.
@@ -157,15 +157,13 @@ def _encoded(
         records: Each is asked for once.
         keeps_empty: Whether those that have nothing to learn stay among the rows.
     """
-    rows, usable, counts = TokenRows(), [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
+    rows = encoding.rows_together([])
+    usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
     for some in pieces(records, TOGETHER):
         made, each = encoding.rows_in_chunks(some)
         counts.append(each)
         usable.append(made.has_label)
-        if not keeps_empty and not made.has_label.all():
-            made = TokenRows(row for row in made if row.has_label)
-        for block in made.blocks:
-            rows.append(block)
+        rows.add(made if keeps_empty else made.only(made.has_label))
     return rows, np.concatenate(usable), np.concatenate(counts)
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
 from dpft.data.chat import ChatEncoding
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
@@ -83,7 +83,7 @@ def head_of(task: Task, architecture: Architecture) -> Head:
 
 def layout_of(
     task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
-) -> Layout:
+) -> TextLayout:
     """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
 
     Args:
@@ -95,7 +95,7 @@ def layout_of(
     config = architecture.config()
     # T5's own configurations leave it out where it is the padding token.
     start = getattr(config, "decoder_start_token_id", None)
-    return Layout(
+    return TextLayout(
         kind=head.kind,
         answer=_answer(task, head),
         pad_token_id=padding_id(config),

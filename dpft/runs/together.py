@@ -154,7 +154,6 @@ def check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
         bits = bits_of_a_gradient(
             prepared.model,
             prepared.training_set.layout,
-            vocab_size=prepared.model.config.get_text_config().vocab_size,
             max_length=prepared.config.task.longest,
             precision=prepared.config.train.precision,
             unsharded=None if prepared.shards is None else prepared.shards.unsharded,

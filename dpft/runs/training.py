@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import TrainConfig
-from dpft.data.collation import Layout
+from dpft.data.layout import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
 from dpft.methods.base import Method
@@ -73,7 +73,6 @@ def prove_clipper(
         difference = check_clipper(
             model,
             own,
-            vocab_size=model.config.get_text_config().vocab_size,
             max_length=config.task.longest,
             layout=layout,
             precision=config.train.precision,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dpft.data.batch import Batch
 from dpft.data.canaries import COIN
-from dpft.data.collation import Batch
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.generation.inference import evaluation_mode

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from dpft.data.collation import Layout
+from dpft.data.layout import Layout
 from dpft.fused_head import LossHead
 from dpft.head_losses import token_losses
 from dpft.parallel.blocks import repeated_blocks
@@ -141,15 +141,7 @@ def trace_activations(
     with fake:
         model.to_empty(device="cpu")
     trace.ignore(model)
-    config: Any = model.config
-    losses = synthetic_losses(
-        model,
-        rows,
-        length,
-        vocab_size=config.get_text_config().vocab_size,
-        layout=layout,
-        ragged=False,
-    )
+    losses = synthetic_losses(model, rows, length, layout=layout, ragged=False)
     model.train()
     with fake, trace.watching(model), autocast(precision, CPU):
         losses()

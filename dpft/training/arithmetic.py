@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import Layout
+from dpft.data.layout import Layout
 from dpft.training.precision import autocast
 from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
 
@@ -29,7 +29,6 @@ def bits_of_a_gradient(
     model: nn.Module,
     layout: Layout,
     *,
-    vocab_size: int,
     max_length: int,
     precision: str,
     unsharded: Mapping[str, nn.Parameter] | None = None,
@@ -39,7 +38,6 @@ def bits_of_a_gradient(
     Args:
         model: On its device; its gradients and mode stay as they are.
         layout: How rows lie in a batch.
-        vocab_size: Tokens are below it.
         max_length: Of the longest record.
         precision: What losses are computed in.
         unsharded: Of a model in shards, what bears its parameters' names while it runs.
@@ -50,7 +48,7 @@ def bits_of_a_gradient(
     now = dict(model.named_parameters()) if unsharded is None else unsharded
     trainable = [now[name] for name, p in model.named_parameters() if p.requires_grad]
     for longest in sorted({min(SHORT_LENGTH, max_length), max_length}):
-        compute = synthetic_losses(model, ROWS, longest, vocab_size=vocab_size, layout=layout)
+        compute = synthetic_losses(model, ROWS, longest, layout=layout)
         with autocast(precision, trainable[0].device):
             losses = compute()
         gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)

@@ -7,16 +7,16 @@ and hooks say what trains and what the optimizer is given.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpft.data.collation import Batch, Layout
+from dpft.data.batch import Batch
+from dpft.data.layout import Layout
 from dpft.data.micro_batches import micro_batches
-from dpft.data.tokenization import TokenizedExample
 from dpft.data.views import View, ViewBits, ViewedRows
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
@@ -107,7 +107,7 @@ class StepStatistics:
 class TrainingSet:
     """The training records and how they travel to the model."""
 
-    examples: Sequence[TokenizedExample]
+    examples: Sequence[Any]
     micro_batch_size: int
     layout: Layout
     device: torch.device
@@ -166,7 +166,7 @@ class TrainingSet:
             )
         )
 
-    def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[TokenizedExample]:
+    def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[Any]:
         """Returns the rows as they are read at a step."""
         if self.view is None:
             return self.examples

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import Layout
+from dpft.data.layout import Layout
 from dpft.head_losses import losses_added_up
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
@@ -30,7 +30,6 @@ class Measurement:
 def measure_step(
     model: nn.Module,
     *,
-    vocab_size: int,
     max_length: int,
     micro_batch_size: int,
     expected_batch_size: int,
@@ -43,7 +42,6 @@ def measure_step(
 
     Args:
         model: Prepared for training, on its device.
-        vocab_size: Synthetic tokens are below it.
         max_length: Length of the synthetic records, an upper bound of the real ones'.
         micro_batch_size: As in training.
         expected_batch_size: As in training; a step is this many records in micro-batches.
@@ -53,9 +51,7 @@ def measure_step(
         precision: As in training.
     """
     size = min(micro_batch_size, expected_batch_size)
-    synthetic = synthetic_losses(
-        model, size, max_length, vocab_size=vocab_size, layout=layout, ragged=False
-    )
+    synthetic = synthetic_losses(model, size, max_length, layout=layout, ragged=False)
     device = next(model.parameters()).device
 
     def compute_losses() -> Tensor:

@@ -1,14 +1,14 @@
-"""The clipper's self-check on synthetic records: random tokens, ragged lengths, random labels."""
+"""The clipper's self-check on synthetic records: random contents, ragged lengths, random labels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import Layout
-from dpft.data.synthetic import synthetic_rows
-from dpft.data.tokenization import TokenizedExample
+from dpft.data.collation import TextLayout
+from dpft.data.layout import Layout
 from dpft.errors import RunError
 from dpft.fused_head import loss_head_of
 from dpft.models.losses import per_example_losses
@@ -16,7 +16,7 @@ from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.self_check import self_check
 from dpft.training.precision import autocast
 
-CAUSAL_TEXT = Layout()
+CAUSAL_TEXT = TextLayout()
 SHORT_LENGTH = 7
 BATCH_SIZES = (3, 2)
 """Examples in the short batch and in the one of the longest records."""
@@ -32,12 +32,11 @@ def synthetic_losses(
     count: int,
     longest: int,
     *,
-    vocab_size: int,
     layout: Layout = CAUSAL_TEXT,
     ragged: bool = True,
 ) -> Callable[[], Tensor]:
     """Returns what computes the losses of one synthetic batch on the model's device."""
-    rows = synthetic_rows(layout, count, longest, vocab_size=vocab_size, ragged=ragged)
+    rows = layout.synthetic(model, count, longest, ragged=ragged)
     device = next(model.parameters()).device
     batch = layout.collate(rows).to(device)
     return lambda: per_example_losses(model, batch)
@@ -47,7 +46,6 @@ def check_clipper(
     model: nn.Module,
     options: ClippingOptions,
     *,
-    vocab_size: int,
     max_length: int,
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
@@ -58,7 +56,6 @@ def check_clipper(
     Args:
         model: The model, on its device, every parameter that will be trained trainable.
         options: What training will clip with.
-        vocab_size: Synthetic tokens are below it.
         max_length: Length of the longest synthetic records.
         layout: How rows lie in a batch.
         precision: Where it is not fp32, the check is made in it as well, to its own rounding.
@@ -71,12 +68,10 @@ def check_clipper(
     lengths = zip(BATCH_SIZES, (min(SHORT_LENGTH, max_length), max_length), strict=True)
     sizes = [(count, longest) for count, longest in lengths]
     for count, longest in sizes:
-        rows = synthetic_rows(layout, count, longest, vocab_size=vocab_size)
+        rows = layout.synthetic(model, count, longest)
         check_independence(model.eval(), rows, layout)
     model.train()
-    batches = [
-        synthetic_losses(model, *size, vocab_size=vocab_size, layout=layout) for size in sizes
-    ]
+    batches = [synthetic_losses(model, *size, layout=layout) for size in sizes]
     device = next(model.parameters()).device
     units = [_pairs(count).to(device) if has_units else None for count in BATCH_SIZES]
     # Of logits where they are few: the longest records' may be more than training ever holds.
@@ -121,7 +116,7 @@ def _in_precision(
 
 
 @torch.no_grad()
-def check_independence(model: nn.Module, rows: Sequence[TokenizedExample], layout: Layout) -> None:
+def check_independence(model: nn.Module, rows: Sequence[Any], layout: Layout) -> None:
     """Compares each example's loss among others and padded with its loss alone.
 
     The clipper bounds an example's gradient; only this sees an example that changes the others'.
@@ -129,7 +124,7 @@ def check_independence(model: nn.Module, rows: Sequence[TokenizedExample], layou
     Raises:
         RunError: They differ, so examples are not independent of each other.
     """
-    device, bare = next(model.parameters()).device, replace(layout, pad_to_multiple_of=1)
+    device, bare = next(model.parameters()).device, layout.unpadded()
     together = per_example_losses(model, layout.collate(rows).to(device))
     for row, loss in zip(rows, together, strict=True):
         alone = per_example_losses(model, bare.collate([row]).to(device))[0]

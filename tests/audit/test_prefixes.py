@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dpft.audit.prefixes import CutRecord, cut_records
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.kinds import CAUSAL, SEQ2SEQ, TEXT
 from dpft.tasks.records import Example
@@ -15,7 +15,7 @@ PROMPT, TARGET = "it was", "the film and a great play"
 
 
 def encoding(kind: str) -> TextEncoding:
-    layout = Layout(kind=kind, answer=TEXT, pad_token_id=0, takes_position_ids=kind == CAUSAL)
+    layout = TextLayout(kind=kind, answer=TEXT, pad_token_id=0, takes_position_ids=kind == CAUSAL)
     tokenizer = small.blank_words(closes=kind == SEQ2SEQ)
     return TextEncoding(tokenizer=tokenizer, layout=layout, max_length=32)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpft.config.schema import check_compile
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.errors import InputError
 from dpft.models.source import ModelConfig
 from dpft.runs.records import training_layout
@@ -45,5 +45,5 @@ def test_the_layout_of_a_private_compiled_run_has_one_length() -> None:
         config = SimpleNamespace(
             train=COMPILED, task=task, privacy=SimpleNamespace(guarantee=guarantee)
         )
-        layout = training_layout(config, Layout(), cpu)
+        layout = training_layout(config, TextLayout(), cpu)
         assert {layout.padded_length(longest) for longest in (1, 50, 100)} == lengths

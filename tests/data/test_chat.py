@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dpft.data.chat import ChatEncoding
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL
@@ -32,7 +32,7 @@ def tokenizer(template: str | None = CHATML, **special: str) -> PreTrainedTokeni
 
 
 def encoding(tokens: PreTrainedTokenizerBase, max_length: int = 200) -> ChatEncoding:
-    return ChatEncoding(tokenizer=tokens, layout=Layout(), max_length=max_length)
+    return ChatEncoding(tokenizer=tokens, layout=TextLayout(), max_length=max_length)
 
 
 def example(talk: tuple[tuple[str, str], ...] = TALK) -> ChatExample:

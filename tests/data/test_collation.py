@@ -1,6 +1,6 @@
 import torch
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 
@@ -9,20 +9,20 @@ LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])
 
 
 def test_shorter_examples_are_padded_on_the_right_without_attention_or_loss():
-    batch = Layout().collate([SHORT, LONG])
+    batch = TextLayout().collate([SHORT, LONG])
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.labels.tolist() == [[-100, 6, -100], [-100, 8, 9]]
 
 
 def test_every_row_has_position_ids_of_its_own():
-    batch = Layout().collate([SHORT, LONG])
+    batch = TextLayout().collate([SHORT, LONG])
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert batch.inputs["position_ids"].stride(0) == 3  # not one row broadcast over the batch
 
 
 def test_every_tensor_is_int64_and_moves_with_the_batch():
-    batch = Layout().collate([SHORT]).to("meta")
+    batch = TextLayout().collate([SHORT]).to("meta")
     tensors = [*batch.inputs.values(), batch.labels]
     assert {(t.dtype, t.device.type, tuple(t.shape)) for t in tensors} == {
         (torch.int64, "meta", (1, 2))
@@ -30,7 +30,7 @@ def test_every_tensor_is_int64_and_moves_with_the_batch():
 
 
 def test_the_length_of_a_batch_is_its_number_of_examples():
-    assert len(Layout().collate([SHORT, LONG, LONG])) == 3
+    assert len(TextLayout().collate([SHORT, LONG, LONG])) == 3
 
 
 WORDED = [
@@ -40,7 +40,7 @@ WORDED = [
 
 
 def test_a_label_word_has_its_place_its_rivals_and_its_probabilities():
-    batch = Layout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED)
+    batch = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED)
     assert batch.positions.tolist() == [1, 1]
     assert batch.words.tolist() == [3, 9]
     assert batch.labels.tolist() == [[0.25, 0.75], [1.0, 0.0]]
@@ -49,7 +49,7 @@ def test_a_label_word_has_its_place_its_rivals_and_its_probabilities():
 
 
 def test_a_seq2seq_model_answers_a_label_word_first():
-    batch = Layout(
+    batch = TextLayout(
         kind=SEQ2SEQ, answer=LABEL_WORDS, words=(3, 9), decoder_start_token_id=2,
         takes_position_ids=False,
     ).collate(WORDED)  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_decoder_reads_its_labels_one_step_late():
         TokenizedExample(input_ids=[5], labels=[7, 8, 1]),
         TokenizedExample(input_ids=[5, 6], labels=[1]),
     ]
-    batch = Layout(kind=SEQ2SEQ, pad_token_id=0, decoder_start_token_id=3).collate(rows)
+    batch = TextLayout(kind=SEQ2SEQ, pad_token_id=0, decoder_start_token_id=3).collate(rows)
     assert batch.inputs["input_ids"].tolist() == [[5, 0], [5, 6]]
     assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 8], [3, 0, 0]]
     assert batch.labels.tolist() == [[7, 8, 1], [1, -100, -100]]
@@ -74,26 +74,26 @@ def test_classes_and_scores_have_no_place_and_types_are_padded():
         TokenizedExample(input_ids=[5, 6], labels=[3.5], token_type_ids=[0, 1]),
         TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0]),
     ]
-    batch = Layout(kind=CLASSIFIER, answer=SCORE).collate(rows)
+    batch = TextLayout(kind=CLASSIFIER, answer=SCORE).collate(rows)
     assert (batch.positions, batch.words) == (None, None)
     assert batch.inputs["token_type_ids"].tolist() == [[0, 1], [0, 0]]
     assert batch.labels.tolist() == [[3.5], [1.0]]
 
 
 def test_what_goes_with_the_batch_moves_with_it():
-    batch = Layout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED).to("meta")
+    batch = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED).to("meta")
     assert {t.device.type for t in (batch.positions, batch.words, batch.labels)} == {"meta"}
     assert (batch.kind, batch.answer, len(batch)) == (MASKED, LABEL_WORDS, 2)
 
 
 def test_a_model_without_token_types_is_given_none():
     row = TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0])
-    layout = Layout(kind=CLASSIFIER, answer=SCORE, takes_token_types=False)
+    layout = TextLayout(kind=CLASSIFIER, answer=SCORE, takes_token_types=False)
     assert "token_type_ids" not in layout.collate([row]).inputs
 
 
 def test_a_length_is_filled_up_to_the_next_multiple_but_not_beyond_the_longest_allowed():
-    layout = Layout(pad_to_multiple_of=4, max_length=6)
+    layout = TextLayout(pad_to_multiple_of=4, max_length=6)
     assert [layout.padded_length(n) for n in (1, 4, 5, 6)] == [4, 4, 6, 6]
     batch = layout.collate([SHORT, LONG])
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 0, 0], [7, 8, 9, 0]]
@@ -104,7 +104,7 @@ def test_a_length_is_filled_up_to_the_next_multiple_but_not_beyond_the_longest_a
 
 def test_both_sides_of_a_seq2seq_model_are_filled_up():
     row = TokenizedExample(input_ids=[5], labels=[7, 1])
-    batch = Layout(kind=SEQ2SEQ, decoder_start_token_id=3, pad_to_multiple_of=4).collate([row])
+    batch = TextLayout(kind=SEQ2SEQ, decoder_start_token_id=3, pad_to_multiple_of=4).collate([row])
     assert batch.inputs["attention_mask"].tolist() == [[1, 0, 0, 0]]
     assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 0, 0]]
     assert batch.labels.tolist() == [[7, 1, -100, -100]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
@@ -41,7 +41,7 @@ def ids_of(length: int) -> list[int]:
 def encoding(
     tokenizer: PreTrainedTokenizerBase, kind: str, *, max_length: int, **changes: object
 ) -> CorpusEncoding:
-    layout = Layout(kind=kind, pad_token_id=0)
+    layout = TextLayout(kind=kind, pad_token_id=0)
     return CorpusEncoding(tokenizer=tokenizer, layout=layout, max_length=max_length, **changes)  # type: ignore[arg-type]
 
 

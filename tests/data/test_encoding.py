@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.data.tokenization import tokenize
 from dpft.kinds import CAUSAL, SEQ2SEQ
@@ -13,7 +13,7 @@ END = 1
 
 def text(kind: str, *, max_length: int = 16) -> TextEncoding:
     tokenizer = blank_words(closes=kind == SEQ2SEQ)
-    return TextEncoding(tokenizer=tokenizer, layout=Layout(kind=kind), max_length=max_length)
+    return TextEncoding(tokenizer=tokenizer, layout=TextLayout(kind=kind), max_length=max_length)
 
 
 def words(made: TextEncoding, ids: list[int]) -> str:

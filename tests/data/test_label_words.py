@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.label_words import LabelWordEncoding, label_word_ids, special_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED, SEQ2SEQ
@@ -24,7 +24,7 @@ def encoding(tokenizer, kind, template, *, texts=1, max_length=32) -> LabelWordE
     parsed = Template.parse(template, texts=texts)
     return LabelWordEncoding(
         tokenizer=tokenizer,
-        layout=Layout(kind=kind, answer=LABEL_WORDS, words=(1, 2)),
+        layout=TextLayout(kind=kind, answer=LABEL_WORDS, words=(1, 2)),
         max_length=max_length,
         pieces=lambda example: parsed.fill(example.texts),
         distribution=lambda label: (1 - label, label),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import SEQ2SEQ
@@ -17,7 +17,7 @@ EXAMPLES = [
 
 
 def drawn(indices: list[int], size: int) -> list[list[int]]:
-    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=Layout())
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=TextLayout())
     return [batch.inputs["input_ids"][:, 0].tolist() for batch in batches]
 
 
@@ -33,7 +33,7 @@ def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, si
 
 
 def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
-    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, layout=Layout())
+    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, layout=TextLayout())
     assert sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in batches) == 0
 
 
@@ -44,7 +44,7 @@ def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
 def test_a_unit_is_never_cut_in_two(units, size):
     batches = list(
         micro_batches(
-            EXAMPLES, range(len(units)), micro_batch_size=size, layout=Layout(), units=units
+            EXAMPLES, range(len(units)), micro_batch_size=size, layout=TextLayout(), units=units
         )
     )
     assert all(len(batch) <= size for batch in batches)
@@ -64,7 +64,7 @@ def test_a_unit_is_never_cut_in_two(units, size):
     st.sampled_from([1, 4]),
 )
 def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
-    layout = Layout(pad_to_multiple_of=multiple, max_length=5)
+    layout = TextLayout(pad_to_multiple_of=multiple, max_length=5)
     pieces = [
         batch
         for batch in micro_batches(
@@ -79,7 +79,7 @@ def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
 
 def shapes(examples, **limits):
     indices = range(len(examples))
-    batches = micro_batches(examples, indices, layout=limits.pop("layout", Layout()), **limits)
+    batches = micro_batches(examples, indices, layout=limits.pop("layout", TextLayout()), **limits)
     return [tuple(batch.inputs["input_ids"].shape) for batch in batches]
 
 
@@ -92,11 +92,11 @@ def test_short_records_fill_a_piece_by_tokens_until_either_limit():
 
 def test_tokens_are_counted_with_padding_and_by_the_longer_side():
     short = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 2)] * 4
-    padded = Layout(pad_to_multiple_of=4)
+    padded = TextLayout(pad_to_multiple_of=4)
     tokens = {"micro_batch_size": 9, "micro_batch_tokens": 8}
     assert shapes(short, layout=padded, **tokens) == [(2, 4), (2, 4)]
     written = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 4)] * 4
-    assert shapes(written, layout=Layout(kind=SEQ2SEQ), **tokens) == [(2, 2), (2, 2)]
+    assert shapes(written, layout=TextLayout(kind=SEQ2SEQ), **tokens) == [(2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -113,7 +113,7 @@ def test_the_data_set_is_left_in_its_order(size):
 )
 def test_processes_have_each_piece_once_and_about_as_many_padded_tokens(indices, size, processes):
     """Pieces are those of one process, so that only the order of their sum differs."""
-    layout = Layout(pad_to_multiple_of=8)
+    layout = TextLayout(pad_to_multiple_of=8)
     whole = pieces_of(indices, size, layout, Share())
     shares = [pieces_of(indices, size, layout, Share(at, processes)) for at in range(processes)]
     assert Counter(piece for share in shares for piece in share) == Counter(whole)

@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CLASSES, CLASSIFIER, SCORE
@@ -14,7 +14,7 @@ def bert(tmp_path_factory):
 
 
 def encoding(tokenizer, *, answer=CLASSES, outputs=2, max_length=16) -> SentenceEncoding:
-    layout = Layout(kind=CLASSIFIER, answer=answer, outputs=outputs, pad_token_id=1)
+    layout = TextLayout(kind=CLASSIFIER, answer=answer, outputs=outputs, pad_token_id=1)
     return SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=max_length)
 
 

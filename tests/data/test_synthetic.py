@@ -1,17 +1,17 @@
 import pytest
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 
 LAYOUTS = [
-    Layout(),
-    Layout(kind=SEQ2SEQ),
-    Layout(kind=SEQ2SEQ, answer=LABEL_WORDS, words=(1, 2)),
-    Layout(kind=MASKED, answer=LABEL_WORDS, words=(1, 2, 3)),
-    Layout(kind=CAUSAL, answer=LABEL_WORDS, words=(1, 2)),
-    Layout(kind=CLASSIFIER, answer=CLASSES, outputs=3),
-    Layout(kind=CLASSIFIER, answer=SCORE),
+    TextLayout(),
+    TextLayout(kind=SEQ2SEQ),
+    TextLayout(kind=SEQ2SEQ, answer=LABEL_WORDS, words=(1, 2)),
+    TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(1, 2, 3)),
+    TextLayout(kind=CAUSAL, answer=LABEL_WORDS, words=(1, 2)),
+    TextLayout(kind=CLASSIFIER, answer=CLASSES, outputs=3),
+    TextLayout(kind=CLASSIFIER, answer=SCORE),
 ]
 
 
@@ -28,5 +28,5 @@ def test_rows_are_ragged_within_the_vocabulary_and_fit_the_layout(layout):
 
 
 def test_rows_of_one_length_are_all_the_longest():
-    rows = synthetic_rows(Layout(), 4, 9, vocab_size=5, ragged=False)
+    rows = synthetic_rows(TextLayout(), 4, 9, vocab_size=5, ragged=False)
     assert {len(row.input_ids) for row in rows} == {9}

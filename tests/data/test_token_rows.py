@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpft.data.encoding import Encoding
-from dpft.data.token_rows import TokenRows, token_rows
+from dpft.data.encoding import TokenEncoding
+from dpft.data.token_rows import TokenRows, encoded_rows
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.records import Example, LabelledExample
@@ -58,8 +58,8 @@ def test_what_is_asked_of_all_rows_is_what_each_says() -> None:
 
 
 def test_rows_in_arrays_are_not_copied() -> None:
-    rows = token_rows(ROWS)
-    assert token_rows(rows) is rows
+    rows = encoded_rows(ROWS)
+    assert encoded_rows(rows) is rows
 
 
 def test_a_text_costs_four_bytes_a_token_and_its_labels_none() -> None:
@@ -70,7 +70,7 @@ def test_a_text_costs_four_bytes_a_token_and_its_labels_none() -> None:
     assert sum(array.nbytes for array in arrays if array is not None) <= 100 * 216 + 8
 
 
-def encodings(folder: Path) -> dict[str, tuple[Encoding, Sequence[Any]]]:
+def encodings(folder: Path) -> dict[str, tuple[TokenEncoding, Sequence[Any]]]:
     """An encoding of every kind, with records of it."""
     bert, words = wordpiece(folder), blank_words(closes=False)
     plain = test_encoding.text

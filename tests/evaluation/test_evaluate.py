@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
@@ -56,7 +56,7 @@ def ids(text):
 def evaluate(model, tokenizer, *, decode=None, on_progress=None, **config):
     return evaluate_model(
         model,
-        TextEncoding(tokenizer=tokenizer, layout=Layout(pad_token_id=END), max_length=12),
+        TextEncoding(tokenizer=tokenizer, layout=TextLayout(pad_token_id=END), max_length=12),
         TASK,
         EXAMPLES,
         config=EvalConfig(**{"batch_size": 2, **config}),

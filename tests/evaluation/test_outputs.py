@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.data.label_words import LabelWordEncoding, label_word_ids
 from dpft.data.sentences import SentenceEncoding
@@ -43,7 +43,7 @@ def masked(tokenizer) -> LabelWordEncoding:
     words = label_word_ids(TASK.words, tokenizer, after_blank=True)
     return LabelWordEncoding(
         tokenizer=tokenizer,
-        layout=Layout(kind=MASKED, answer=LABEL_WORDS, words=words),
+        layout=TextLayout(kind=MASKED, answer=LABEL_WORDS, words=words),
         max_length=32,
         pieces=lambda example: TASK.pieces(example, causal=False),
         distribution=TASK.distribution,
@@ -126,7 +126,7 @@ def test_a_head_gives_probabilities_or_its_number(bert, answer):
 
     outputs = 3 if answer == CLASSES else 1
     model = small.shaken(BertForSequenceClassification(small.bert_config(num_labels=outputs)))
-    layout = Layout(kind=CLASSIFIER, answer=answer, outputs=outputs)
+    layout = TextLayout(kind=CLASSIFIER, answer=answer, outputs=outputs)
     encoding = SentenceEncoding(tokenizer=bert, layout=layout, max_length=32)
     reader = ModelOutputs(model=model, encoding=encoding, batch_size=4)
     for text, found in zip(TEXTS, reader.answers(RECORDS, lambda _: None), strict=True):
@@ -141,7 +141,7 @@ EXAMPLES = [Example(prompt=prompt, target=target, group=prompt) for prompt, targ
 
 
 def writer(max_length: int = 8) -> ModelOutputs:
-    layout = Layout(kind=SEQ2SEQ, takes_position_ids=False)
+    layout = TextLayout(kind=SEQ2SEQ, takes_position_ids=False)
     tokenizer = small.blank_words(closes=True)
     encoding = TextEncoding(tokenizer=tokenizer, layout=layout, max_length=max_length)
     return ModelOutputs(model=small.language_model("t5"), encoding=encoding, batch_size=2)
@@ -199,7 +199,7 @@ def test_what_a_decoder_reads_counts_for_a_batch_too():
 
 def test_the_likelihood_is_of_the_targets_alone_where_prompts_were_learned():
     tokenizer = small.blank_words(closes=False)
-    encoding = TextEncoding(tokenizer=tokenizer, layout=Layout(), max_length=16)
+    encoding = TextEncoding(tokenizer=tokenizer, layout=TextLayout(), max_length=16)
     model = small.language_model("gpt2")
     outputs = ModelOutputs(model=model, encoding=encoding, batch_size=2)
     started = [replace(each, after_start=True) for each in EXAMPLES]

@@ -142,7 +142,7 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
 def test_clipped_sums_of_both_phases_equal_the_one_at_a_time_loops(step, engine):
     method, model = prepared()
     method.begin_step(model.eval(), step)
-    losses = synthetic_losses(model, 3, 7, vocab_size=toy.VOCABULARY)
+    losses = synthetic_losses(model, 3, 7)
     results = []
     for name in (engine, "loop"):
         model.zero_grad()

@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dpft.data.collation import Batch, Layout
+from dpft.data.batch import Batch
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
@@ -109,7 +110,7 @@ class Case:
     """A model, how its rows lie, and four rows of ragged lengths."""
 
     model: PreTrainedModel
-    layout: Layout
+    layout: TextLayout
     rows: Sequence[TokenizedExample]
 
     def losses(self, *rows: int) -> Tensor:
@@ -117,7 +118,7 @@ class Case:
         return per_example_losses(self.model, self.layout.collate(chosen))
 
 
-def row_of(length: int, layout: Layout, generator: torch.Generator) -> TokenizedExample:
+def row_of(length: int, layout: TextLayout, generator: torch.Generator) -> TokenizedExample:
     ids = torch.randint(5, 40, (length,), generator=generator).tolist()
     if layout.answer == TEXT:
         written = torch.randint(5, 40, (12 - length,), generator=generator).tolist()
@@ -142,29 +143,29 @@ words_of = {"answer": LABEL_WORDS, "words": WORDS}
 seq2seq = {"kind": SEQ2SEQ, "takes_position_ids": False, "decoder_start_token_id": 0}
 classes = {"kind": CLASSIFIER, "answer": CLASSES, "outputs": 3}
 MAKERS = {
-    "bert-words": (lambda: small.language_model("bert"), Layout(kind=MASKED, **words_of)),
+    "bert-words": (lambda: small.language_model("bert"), TextLayout(kind=MASKED, **words_of)),
     "roberta-words": (
         lambda: small.language_model("roberta"),
-        Layout(kind=MASKED, pad_token_id=1, takes_position_ids=False, **words_of),
+        TextLayout(kind=MASKED, pad_token_id=1, takes_position_ids=False, **words_of),
     ),
-    "gpt2-words": (lambda: small.language_model("gpt2"), Layout(kind=CAUSAL, **words_of)),
-    "t5-words": (lambda: small.language_model("t5"), Layout(**seq2seq, **words_of)),
-    "t5-text": (lambda: small.language_model("t5"), Layout(**seq2seq)),
+    "gpt2-words": (lambda: small.language_model("gpt2"), TextLayout(kind=CAUSAL, **words_of)),
+    "t5-words": (lambda: small.language_model("t5"), TextLayout(**seq2seq, **words_of)),
+    "t5-text": (lambda: small.language_model("t5"), TextLayout(**seq2seq)),
     "bert-classes": (
         lambda: classifier(BertForSequenceClassification, small.bert_config()),
-        Layout(**classes),
+        TextLayout(**classes),
     ),
     "bert-mean-classes": (
         lambda: classifier(PooledClassifier, small.bert_config()),
-        Layout(**classes),
+        TextLayout(**classes),
     ),
     "bert-score": (
         lambda: classifier(BertForSequenceClassification, small.bert_config(), 1),
-        Layout(kind=CLASSIFIER, answer=SCORE),
+        TextLayout(kind=CLASSIFIER, answer=SCORE),
     ),
     "gpt2-classes": (
         lambda: classifier(GPT2ForSequenceClassification, small.gpt2_config(pad_token_id=1)),
-        Layout(**classes, pad_token_id=1, takes_token_types=False),
+        TextLayout(**classes, pad_token_id=1, takes_token_types=False),
     ),
 }
 
@@ -249,4 +250,4 @@ def test_a_model_without_a_language_head_writes_no_texts():
     make, layout = MAKERS["bert-classes"]
     rows = [TokenizedExample(input_ids=[5, 6], labels=[5, 6])]
     with pytest.raises(ValueError, match="classifier model writes no texts"):
-        per_example_losses(make(), Layout(kind=layout.kind).collate(rows))
+        per_example_losses(make(), TextLayout(kind=layout.kind).collate(rows))

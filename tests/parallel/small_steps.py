@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.blocks import repeated_blocks
@@ -29,10 +29,10 @@ LLAMA |= {"intermediate_size": 12, "max_position_embeddings": 32, "tie_word_embe
 MODELS = {
     "gpt2": SHAPES["gpt2"],
     "t5": SHAPES["t5-text"],
-    "llama": Shape(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), Layout(kind=CAUSAL)),
+    "llama": Shape(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), TextLayout(kind=CAUSAL)),
     "roberta": Shape(
         lambda: RobertaForMaskedLM(RobertaConfig(**BERT)),
-        Layout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
+        TextLayout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
     ),
 }
 CPU = torch.device("cpu")

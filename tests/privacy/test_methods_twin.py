@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import (
@@ -52,17 +52,17 @@ class Shape:
     """A kind of model, as a task uses it."""
 
     build: Callable[[], PreTrainedModel]
-    layout: Layout
+    layout: TextLayout
     new: frozenset[str] = frozenset()
 
 
-CLASSIFICATION = Layout(kind=CLASSIFIER, answer=CLASSES, outputs=len(WORDS))
-SEQ2SEQ_TEXT = Layout(kind=SEQ2SEQ, takes_position_ids=False)
+CLASSIFICATION = TextLayout(kind=CLASSIFIER, answer=CLASSES, outputs=len(WORDS))
+SEQ2SEQ_TEXT = TextLayout(kind=SEQ2SEQ, takes_position_ids=False)
 SHAPES = {
-    "gpt2": Shape(lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), Layout(kind=CAUSAL)),
+    "gpt2": Shape(lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), TextLayout(kind=CAUSAL)),
     "bert-words": Shape(
         lambda: BertForMaskedLM(BertConfig(**BERT)),
-        Layout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
+        TextLayout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
     ),
     "bert-cls": Shape(
         lambda: BertForSequenceClassification(BertConfig(**BERT)), CLASSIFICATION, HEAD
@@ -123,13 +123,15 @@ def prepared(name: str, shape: str) -> tuple[Method, PreTrainedModel]:
     return method, model
 
 
-def rows(layout: Layout) -> list[TokenizedExample]:
+def rows(layout: TextLayout) -> list[TokenizedExample]:
     """Four ragged rows, the last one the longest: without it the others have less padding."""
     generator = torch.Generator().manual_seed(5)
     return [row(layout, number, length, generator) for number, length in enumerate((5, 7, 3, 11))]
 
 
-def row(layout: Layout, number: int, length: int, generator: torch.Generator) -> TokenizedExample:
+def row(
+    layout: TextLayout, number: int, length: int, generator: torch.Generator
+) -> TokenizedExample:
     ids = torch.randint(8, VOCABULARY, (length,), generator=generator).tolist()
     half = length // 2
     if layout.answer != TEXT:
@@ -143,7 +145,7 @@ def row(layout: Layout, number: int, length: int, generator: torch.Generator) ->
 def clipped_sum(
     clipper: PerExampleClipper,
     model: PreTrainedModel,
-    layout: Layout,
+    layout: TextLayout,
     examples: list[TokenizedExample],
 ) -> dict[str, torch.Tensor]:
     model.zero_grad()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dpft.data.collation import Batch
+from dpft.data.batch import Batch
 from dpft.models.losses import per_example_losses
 from dpft.runs.canary_gradients import (
     apart,

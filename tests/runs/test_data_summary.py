@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
 from dpft.runs.data_summary import render, summarize
@@ -25,7 +25,7 @@ def config(records_per_unit: int | None) -> Any:
 
 def training_set(cut: list[bool], **given: Any) -> TrainingSet:
     rows = [TokenizedExample(input_ids=[1], labels=[1], truncated=is_cut) for is_cut in cut]
-    layout = Layout(kind=CAUSAL, answer=TEXT, pad_token_id=0)
+    layout = TextLayout(kind=CAUSAL, answer=TEXT, pad_token_id=0)
     device = torch.device("cpu")
     return TrainingSet(examples=rows, micro_batch_size=4, layout=layout, device=device, **given)
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from dpft.config.schema import TrainConfig
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.errors import InputError
 from dpft.fused_head import LossHead, fuse_head, loss_head_of
@@ -88,7 +88,7 @@ def test_every_plain_model_has_the_losses_of_its_logits(kind: str) -> None:
     auto = AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM
     torch.manual_seed(0)
     model = auto.from_config(config).eval()
-    layout = Layout(kind=SEQ2SEQ if is_seq2seq else CAUSAL, decoder_start_token_id=0)
+    layout = TextLayout(kind=SEQ2SEQ if is_seq2seq else CAUSAL, decoder_start_token_id=0)
     batch = layout.collate(synthetic_rows(layout, 3, 7, vocab_size=61))
     expected = per_example_losses(model, batch)
     assert fuse_head(model) is not None

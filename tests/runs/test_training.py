@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
 from dpft.runs import training
@@ -94,7 +94,7 @@ def test_the_clipper_of_every_phase_is_proved_as_it_will_be_used(
     steps: list[int] = []
     monkeypatch.setattr(type(private.method), "begin_step", lambda *given: steps.append(given[-1]))
     model = tiny_model()
-    prove_clipper(private, in_two_phases(private), model, Layout(pad_token_id=0))
+    prove_clipper(private, in_two_phases(private), model, TextLayout(pad_token_id=0))
     assert [norm for norm, _ in checked] == [0.1, 0.7]
     assert steps == [0, 2, 0], "what trains is at last what the first phase trains"
     settings = checked[0][1]
@@ -111,17 +111,17 @@ def test_without_the_self_check_a_model_that_cannot_be_clipped_is_refused_all_th
     guarantee = private.privacy.guarantee
     assert guarantee is not None
     config = replace(private, privacy=replace(guarantee, self_check=False))
-    prove_clipper(config, plan(config), tiny_model(), Layout(pad_token_id=0))
+    prove_clipper(config, plan(config), tiny_model(), TextLayout(pad_token_id=0))
     for parameter in (model := tiny_model()).parameters():
         parameter.requires_grad_(False)
     monkeypatch.setattr(type(private.method), "begin_step", lambda *_: None)
     with pytest.raises(Exception, match="trainable"):
-        prove_clipper(config, plan(config), model, Layout(pad_token_id=0))
+        prove_clipper(config, plan(config), model, TextLayout(pad_token_id=0))
     assert checked == []
 
 
 def test_a_run_without_privacy_has_no_clipper(ordinary: TrainConfig, checked: list[Any]) -> None:
-    prove_clipper(ordinary, plan(ordinary), tiny_model(), Layout(pad_token_id=0))
+    prove_clipper(ordinary, plan(ordinary), tiny_model(), TextLayout(pad_token_id=0))
     assert checked == []
 
 

@@ -46,10 +46,7 @@ def really_saved(name: str, rows: int = 4) -> int:
             found.setdefault(place, tensor)
         return tensor
 
-    vocabulary = model.config.get_text_config().vocab_size
-    losses = synthetic_losses(
-        model, rows, LENGTH, vocab_size=vocabulary, layout=shape.layout, ragged=False
-    )
+    losses = synthetic_losses(model, rows, LENGTH, layout=shape.layout, ragged=False)
     with saved_tensors_hooks(save, lambda saved: saved):
         losses()
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())

@@ -3,14 +3,13 @@
 import torch
 from transformers import GPT2LMHeadModel
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.training.arithmetic import bits_of_a_gradient, processor
 from tests.training import toy
 
 
 def bits(model: GPT2LMHeadModel, precision: str = "fp32") -> str:
-    size = model.config.vocab_size
-    return bits_of_a_gradient(model, Layout(), vocab_size=size, max_length=9, precision=precision)
+    return bits_of_a_gradient(model, TextLayout(), max_length=9, precision=precision)
 
 
 def test_the_same_model_gives_the_same_bits_and_stays_as_it_is() -> None:

@@ -2,14 +2,13 @@ import pytest
 
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.training.measure import measure_step
-from tests.training.toy import VOCABULARY, tiny_model
+from tests.training.toy import tiny_model
 
 
 @pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
 def test_time_and_memory_are_measured_and_extrapolated_to_all_steps(options):
     measured = measure_step(
         tiny_model(),
-        vocab_size=VOCABULARY,
         max_length=16,
         micro_batch_size=4,
         expected_batch_size=8,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.models.losses import per_example_losses
@@ -17,13 +17,13 @@ from tests.models.small import bert_config, language_model, shaken
 LONGEST = 20
 UNITS = [[0, 5], [1], [], [2, 3, 4], [6, 7, 8]]
 LAYOUTS = {
-    "gpt2": Layout(kind=CAUSAL),
-    "bert": Layout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)),
-    "roberta": Layout(
+    "gpt2": TextLayout(kind=CAUSAL),
+    "bert": TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)),
+    "roberta": TextLayout(
         kind=MASKED, answer=LABEL_WORDS, words=(3, 9), pad_token_id=1, takes_position_ids=False
     ),
-    "t5": Layout(kind=SEQ2SEQ, takes_position_ids=False, takes_token_types=False),
-    "classifier": Layout(kind=CLASSIFIER, answer=CLASSES, outputs=2),
+    "t5": TextLayout(kind=SEQ2SEQ, takes_position_ids=False, takes_token_types=False),
+    "classifier": TextLayout(kind=CLASSIFIER, answer=CLASSES, outputs=2),
 }
 
 
@@ -35,7 +35,7 @@ def made(kind: str) -> torch.nn.Module:
 
 
 def clipped_sum(
-    kind: str, engine: str, indices: range, layout: Layout, **limits: object
+    kind: str, engine: str, indices: range, layout: TextLayout, **limits: object
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Returns the sum, and all norms in order of size."""
     model = made(kind)

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL
@@ -71,7 +71,7 @@ def test_ranks_share_a_step_and_send_each_number_about_twice():
 
 def test_a_fused_head_gives_the_same_mean_gradient():
     model, gradients = gpt2().train(), []
-    layout = Layout(kind=CAUSAL, takes_position_ids=True)
+    layout = TextLayout(kind=CAUSAL, takes_position_ids=True)
     batch = layout.collate(synthetic_rows(layout, 6, 9, vocab_size=61))
     for _ in range(2):
         own = engine(model, batch_size=6)

@@ -8,12 +8,12 @@ from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
 from dpft.training.self_check import check_clipper
-from tests.training.toy import VOCABULARY, tiny_model
+from tests.training.toy import tiny_model
 
 
 def check(model, precision="fp32"):
     options = ClippingOptions(max_grad_norm=0.1)
-    return check_clipper(model, options, vocab_size=VOCABULARY, max_length=16, precision=precision)
+    return check_clipper(model, options, max_length=16, precision=precision)
 
 
 def test_a_sound_model_passes_in_training_mode_and_returns_to_its_own():

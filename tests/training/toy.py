@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.data.collation import Layout
+from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
 from dpft.privacy.accounting.curve import SpentEpsilon
@@ -38,7 +38,7 @@ def training_set(count: int = 12, micro_batch_size: int = 4) -> TrainingSet:
     return TrainingSet(
         examples=examples,
         micro_batch_size=micro_batch_size,
-        layout=Layout(pad_token_id=0),
+        layout=TextLayout(pad_token_id=0),
         device=torch.device("cpu"),
     )
 

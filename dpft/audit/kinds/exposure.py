@@ -50,8 +50,11 @@ class ExposureAudit(Audit):
         from dpft.audit.exposure_findings import exposed
         from dpft.audit.suffix_scores import suffix_scores
         from dpft.data.canaries import vocabulary, whole_words
+        from dpft.data.encoding import TokenEncoding
 
-        words = vocabulary(run.config.audit, whole_words(scorer.encoding.tokenizer))
+        encoding = scorer.encoding
+        assert isinstance(encoding, TokenEncoding)  # canaries are words
+        words = vocabulary(run.config.audit, whole_words(encoding.tokenizer))
         return [
             exposed(suffix_scores(scorer, run.config.task, canary, words)) for canary in canaries
         ]

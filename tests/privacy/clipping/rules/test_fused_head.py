@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from dpft import vocabulary_chunks
-from dpft.data.collation import Batch, Layout
+from dpft.data.batch import Batch
+from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ
@@ -60,9 +61,9 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
 
 def batch_for(model: nn.Module) -> Batch:
     """Ragged, padded rows; the first positions of each carry no loss."""
-    layout = Layout(kind=CAUSAL, takes_position_ids=type(model).__name__.startswith("GPT2"))
+    layout = TextLayout(kind=CAUSAL, takes_position_ids=type(model).__name__.startswith("GPT2"))
     if isinstance(model, T5ForConditionalGeneration):
-        layout = Layout(kind=SEQ2SEQ, decoder_start_token_id=0)
+        layout = TextLayout(kind=SEQ2SEQ, decoder_start_token_id=0)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return layout.collate(synthetic_rows(layout, ROWS, LENGTH, vocab_size=VOCABULARY))
