@@ -121,7 +121,7 @@ def take_steps(prepared: Prepared, folder: Path) -> None:
                 prepared.plan,
                 folder,
                 prepared.model,
-                prepared.tokenizer,
+                prepared.processor,
                 prepared.training_set,
                 listeners=(turns,),
             )

@@ -16,6 +16,10 @@ LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
 TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
 """What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
 
+TEXTS, LABELS, ATTRIBUTES = "texts", "labels", "attributes"
+"""What a task's answers are, and so how they are scored: texts; a class or a number of each record;
+several attributes of it, each there or not."""
+
 IGNORED_LABEL = -100
 """Label of a token that carries no loss, of every kind of model."""
 

@@ -15,9 +15,8 @@ from dpft.generation.inference import evaluation_mode
 from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
-from dpft.runs.lengths import with_max_length
 from dpft.runs.resuming import kept_here
-from dpft.runs.task_model import prepare_model, training_head
+from dpft.runs.task_model import fitted_to, prepare_model, training_head
 from dpft.runs.trained_model import trained_model_of_run
 from dpft.tasks.records import Record
 
@@ -86,6 +85,6 @@ def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
     """
     here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
     architecture = read_architecture(here.model)
-    here = with_max_length(here, architecture)
+    here = fitted_to(here, architecture)
     model, _ = prepare_model(here, architecture, training_head(here, architecture))
     return model

@@ -15,6 +15,7 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
+from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.launch_config import LaunchConfig
@@ -23,8 +24,8 @@ from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference import Reference
 from dpft.reports.run.reference_map import ReferenceMap
-from dpft.tasks.base import LabelTask, Task, chosen_task_class
-from dpft.tasks.corpus import CorpusTask
+from dpft.tasks.base import Task, chosen_task_class
+from dpft.tasks.corpus import CHUNKS
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
@@ -109,16 +110,16 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
     guarantee = privacy.guarantee
     if guarantee is None:
         return
-    chunks = task.chunks_per_record if isinstance(task, CorpusTask) else None
-    if guarantee.unit == CHUNK and chunks is None:
+    key, rows = task.rows_key, task.most_rows
+    if guarantee.unit == CHUNK and key != CHUNKS:
         raise InputError(
             f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
             " called so."
         )
     size = train.micro_batch_size
-    if guarantee.unit == EXAMPLE and chunks and isinstance(size, int) and chunks > size:
+    if guarantee.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
         raise InputError(
-            f"task.chunks_per_record must be at most train.micro_batch_size ({size}), got {chunks};"
+            f"task.{key} must be at most train.micro_batch_size ({size}), got {rows};"
             " a record is clipped as one piece: lower the one or raise the other."
         )
 
@@ -140,7 +141,7 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
     Raises:
         InputError: The task's answers are labels.
     """
-    if audit.exposure_canaries and isinstance(task, LabelTask):
+    if audit.exposure_canaries and task.answers != TEXTS:
         raise InputError(
             f"audit.exposure_canaries needs a task whose answers are texts, got task={task.name};"
             " use audit.canaries."

@@ -15,13 +15,14 @@ from typing import Any
 
 from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
+from dpft.kinds import TEXTS
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
-from dpft.tasks.base import Task, TextTask
+from dpft.tasks.base import Task
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
@@ -129,9 +130,10 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
 
 def _use(run: str, task: Task) -> list[str]:
     """Returns the command that makes something of the model: texts, or a folder to hand on."""
-    if not isinstance(task, TextTask):
+    if task.answers != TEXTS:
         return ["export", run]
-    return ["generate", run, "prompts=FILE" if task.from_nothing is None else "num=100"]
+    from_nothing = getattr(task, "from_nothing", None)
+    return ["generate", run, "prompts=FILE" if from_nothing is None else "num=100"]
 
 
 def _value(folder: Path) -> str:

@@ -100,12 +100,13 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
     """
     trained_model = trained_model_of_run(folder, saved)
     head = trained_model.head(saved.task)
-    model, tokenizer = saved.method.merge(trained_model.load(head)), trained_model.tokenizer(head)
+    model = saved.method.merge(trained_model.load(head))
+    processor = trained_model.processor(saved.task, head)
 
     def write(partial: Path, target: Path) -> None:
         partial.mkdir()
         model.save_pretrained(partial, safe_serialization=True)
-        tokenizer.save_pretrained(partial)
+        processor.save_pretrained(partial)
         share(partial)
 
     return write

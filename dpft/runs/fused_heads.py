@@ -8,10 +8,9 @@ from transformers import PreTrainedModel
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.fused_head import fuse_head
-from dpft.kinds import CAUSAL, SEQ2SEQ, Head
+from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
 from dpft.models.architecture import Architecture
 from dpft.privacy.clipping.wide import WIDE_ROWS
-from dpft.tasks.classification import ClassificationTask
 from dpft.training.training_config import AUTO
 
 PLAIN = frozenset(
@@ -51,7 +50,7 @@ def with_fused_head(
 def _obstacle(config: TrainConfig, architecture: Architecture, head: Head) -> str | None:
     """Returns what a fused head needs and this run has not, with what it has; None for nothing."""
     kind, guarantee = architecture.read.model_type, config.privacy.guarantee
-    if head.kind not in (CAUSAL, SEQ2SEQ) or isinstance(config.task, ClassificationTask):
+    if head.kind not in (CAUSAL, SEQ2SEQ) or config.task.answers != TEXTS:
         return f"a task whose answers are texts, got task={config.task.name}"
     if kind not in PLAIN:
         return f"a model of type {', '.join(sorted(PLAIN))}, got {kind}"

@@ -93,7 +93,9 @@ class Run:
             InputError: It cannot be found.
         """
         trained = self._trained
-        return trained.tokenizer(trained.head(self.config.task))
+        task = self.config.task
+        processor: PreTrainedTokenizerBase = trained.processor(task, trained.head(task))
+        return processor
 
     @cached_property
     def _trained(self) -> TrainedModel:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dpft.config.schema import PlanConfig
-from dpft.kinds import CLASSIFIER, Head
+from dpft.kinds import Head
 from dpft.memory import machine_memory
 from dpft.models.architecture import Architecture
 from dpft.parallel.cutting import check_can_be_sharded
@@ -20,7 +20,6 @@ from dpft.parallel.parallel_config import check_shards
 from dpft.runs.micro_batch_size import planned_model
 from dpft.runs.sharding import check_sharding
 from dpft.runs.task_model import layout_of
-from dpft.tasks.classification import ClassificationTask
 from dpft.training.activations import Activations, guessed_activations, trace_activations
 from dpft.training.estimate import model_shapes
 from dpft.training.rank_memory import (
@@ -132,14 +131,12 @@ class PlannedRanks:
         config = self.config
         model, _ = planned_model(config, self.architecture, self.head)
         guessed = guessed_activations(model_shapes(model), rows=self._rows, length=self._length)
-        labels = config.task.labels if isinstance(config.task, ClassificationTask) else ()
-        words = () if self.head.kind == CLASSIFIER else tuple(range(len(labels)))
         try:
             return trace_activations(
                 model,
                 rows=self._rows,
                 length=config.task.longest,
-                layout=layout_of(config.task, self.architecture, self.head, words=words),
+                layout=layout_of(config.task, self.architecture, self.head),
                 precision=config.train.precision,
                 recomputes=config.model.gradient_checkpointing,
             )

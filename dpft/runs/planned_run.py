@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpft.config.schema import PlanConfig
-from dpft.kinds import CLASSIFIER, Head
+from dpft.kinds import Head
 from dpft.methods.base import count_parameters, input_embeddings
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
-from dpft.runs.lengths import with_max_length
 from dpft.runs.micro_batch_size import (
     check_micro_batch_tokens,
     planned_model,
@@ -32,8 +31,7 @@ from dpft.runs.run_plan import (
     with_batch_size,
 )
 from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
-from dpft.runs.task_model import layout_of, prepare_model, training_head
-from dpft.tasks.classification import ClassificationTask
+from dpft.runs.task_model import fitted_to, layout_of, prepare_model, training_head
 from dpft.training.compiling import check_compiler
 from dpft.training.estimate import Estimate, estimate, model_shapes
 from dpft.training.measure import Measurement, measure_step
@@ -59,7 +57,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     """
     config = allow_large_delta(config)
     architecture = read_architecture(config.model)
-    config = with_max_length(config, architecture)
+    config = fitted_to(config, architecture)
     head = training_head(config, architecture)
     check_micro_batch_tokens(config)
     check_ranks(config, architecture, head)
@@ -184,8 +182,6 @@ def measure(
     fresh = dataclasses.replace(architecture.model, init="random")
     untrained = dataclasses.replace(architecture, model=fresh)
     model, _ = prepare_model(config, untrained, head, planned=True)
-    labels = config.task.labels if isinstance(config.task, ClassificationTask) else ()
-    words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
     model.to(device)  # type: ignore[arg-type]
     guarantee = config.privacy.guarantee
     return measure_step(
@@ -195,6 +191,6 @@ def measure(
         expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,
         options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
-        layout=layout_of(config.task, architecture, head, words=words),
+        layout=layout_of(config.task, architecture, head),
         precision=config.train.precision,
     )

@@ -5,8 +5,9 @@ No private record is used before the plan stands and the clipper has been proved
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary, make_canaries
@@ -17,8 +18,6 @@ from dpft.kinds import Head
 from dpft.methods.base import ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import RowsOfModel
-from dpft.models.loading import load_tokenizer
-from dpft.models.vocabulary import add_tokens
 from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
@@ -26,12 +25,18 @@ from dpft.parallel.shares import Share
 from dpft.privacy.keys import secret_key
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
-from dpft.runs.lengths import with_max_length
 from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs.modality.base import modality_of
 from dpft.runs.records import load_training_data, make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
-from dpft.runs.task_model import encoding_of, prepare_in_shards, prepare_model, training_head
+from dpft.runs.task_model import (
+    encoding_of,
+    fitted_to,
+    prepare_in_shards,
+    prepare_model,
+    training_head,
+)
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
 from dpft.runs.white_box import check_white_box
@@ -51,7 +56,8 @@ class Prepared:
     config: TrainConfig
     plan: RunPlan
     encoding: Encoding
-    tokenizer: PreTrainedTokenizerBase
+    processor: Any
+    """What is saved beside the model: its tokenizer, or its image processor."""
     division: Division
     model: PreTrainedModel
     """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
@@ -99,11 +105,11 @@ def prepare(
     warn_if_slow(config.train.precision, device)
     check_compiler(device, wanted=config.train.compile)
     architecture = read_architecture(config.model)
-    config = with_max_length(config, architecture)
+    config = fitted_to(config, architecture)
     head = _fitting_head(config, architecture)
-    tokenizer = load_tokenizer(architecture, kind=head.kind)
-    add_tokens(tokenizer, config.task.special_tokens)
-    encoding = encoding_of(config.task, architecture, head, tokenizer)
+    task = config.task
+    processor = modality_of(task).processor(task, architecture, head, tokens=task.special_tokens)
+    encoding = encoding_of(task, architecture, head, processor)
     check_micro_batch_tokens(config)
     data = load_training_data(config)
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
@@ -131,7 +137,7 @@ def prepare(
     key = unit_key(config) if secrets is None else secrets.unit_key
     audit_key = secret_key("audit", config.privacy.noise_seed)
     audit_key = audit_key if secrets is None else secrets.audit_key
-    canaries = make_canaries(config.audit, tokenizer, audit_key)
+    canaries = make_canaries(config.audit, processor, audit_key)
     training_set = make_training_set(
         config, data.only(division.kept), encoding, device, unit_key=key, canaries=canaries
     )
@@ -140,7 +146,7 @@ def prepare(
         config=config,
         plan=plan,
         encoding=encoding,
-        tokenizer=tokenizer,
+        processor=processor,
         division=division,
         model=model,
         counts=counts,

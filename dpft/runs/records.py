@@ -23,7 +23,6 @@ from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import private_path
 from dpft.tasks.base import Task
-from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet
 
@@ -169,7 +168,7 @@ def _encoded(
 
 def chunks_of(config: TrainConfig) -> int:
     """Returns how many rows a record may become."""
-    return config.task.chunks_per_record if isinstance(config.task, CorpusTask) else 1
+    return config.task.most_rows
 
 
 def _at(records: Sequence[Record], places: Sequence[int]) -> Sequence[Record]:

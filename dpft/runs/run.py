@@ -225,7 +225,7 @@ def finish(
             prepared.plan,
             folder,
             prepared.model,
-            prepared.tokenizer,
+            prepared.processor,
             prepared.training_set,
             resume_point,
             listeners=(*trackings, *white_box(prepared, folder)),

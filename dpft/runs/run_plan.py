@@ -21,7 +21,6 @@ from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
 from dpft.tasks.base import Task
-from dpft.tasks.corpus import CorpusTask
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH
 
@@ -62,7 +61,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
     """
     size = size_of_data(config.task, config.privacy, count_rows)
     if config.privacy.unit == CHUNK and config.privacy.num_examples is None:
-        chunks = config.task.chunks_per_record if isinstance(config.task, CorpusTask) else 1
+        chunks = config.task.most_rows
         size = replace(
             size,
             num_examples=size.num_examples * chunks,

@@ -1,21 +1,17 @@
-"""From a task and a model to what joins them: the model's head, its tokenizer and the encoding."""
+"""From a task and a model to what joins them: the head, the encoding, the model to train."""
 
 import logging
 from dataclasses import replace
-from functools import partial
+from typing import Any, TypeVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
-from dpft.data.chat import ChatEncoding
-from dpft.data.collation import TextLayout
-from dpft.data.corpus_rows import CorpusEncoding
-from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.label_words import LabelWordEncoding, label_word_ids
-from dpft.data.sentences import SentenceEncoding
+from dpft.data.encoding import Encoding
+from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.kinds import TEXTS, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import (
     CheckpointRows,
@@ -23,20 +19,14 @@ from dpft.models.checkpoint_rows import (
     RowsOfModel,
     checkpoint_rows,
 )
-from dpft.models.heads import padding_id
-from dpft.models.loading import language_head, meta_model, new_names, seeded
-from dpft.models.positions import takes_position_ids, takes_token_types
+from dpft.models.loading import new_names, seeded
 from dpft.models.source import loading_errors
-from dpft.models.vocabulary import grow_as_planned, known_tokens, load_with_tokens
+from dpft.models.vocabulary import grow_as_planned, load_with_tokens
 from dpft.runs.fused_heads import with_fused_head
-from dpft.runs.lengths import check_lengths, with_max_length
-from dpft.tasks.base import LabelTask, SeqToSeqTask, Task
-from dpft.tasks.classification import CLS, ClassificationTask
-from dpft.tasks.corpus import SPANS, CorpusTask
-from dpft.tasks.custom_chats import CustomChats
-from dpft.tasks.custom_texts import CustomTexts
-from dpft.tasks.records import LabelledExample
+from dpft.runs.modality.base import modality_of
+from dpft.tasks.base import Task
 
+Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
 
@@ -46,117 +36,21 @@ def head_of(task: Task, architecture: Architecture) -> Head:
     Raises:
         InputError: The model cannot do the task.
     """
-    kind, name = language_head(architecture).kind, architecture.model.name
-    if isinstance(task, ClassificationTask):
-        if task.objective != CLS:
-            return Head(kind=kind)
-        if kind == SEQ2SEQ:
-            raise InputError(
-                f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
-                " seq2seq; it answers with label words, task.objective=infilling."
-            )
-        return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
-    if isinstance(task, CorpusTask):
-        task.objective_for(kind)
-        return Head(kind=kind)
-    if isinstance(task, CustomChats) and kind != CAUSAL:
-        raise InputError(
-            f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
-        )
-    if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
-        raise InputError(
-            f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
-            f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
-        )
-    if kind == MASKED:
-        raise InputError(
-            f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
-            " which is a masked language model."
-        )
-    if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
-        raise InputError(
-            f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it reads"
-            " its prompt and writes the target alone; drop it, or choose a causal model."
-        )
-    return Head(kind=kind)
+    return modality_of(task).head(task, architecture)
 
 
-def layout_of(
-    task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
-) -> TextLayout:
-    """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
-
-    Args:
-        task: The task.
-        architecture: Of the model.
-        head: What it answers with.
-        words: Token ids of the label words; empty for tasks without.
-    """
-    config = architecture.config()
-    # T5's own configurations leave it out where it is the padding token.
-    start = getattr(config, "decoder_start_token_id", None)
-    return TextLayout(
-        kind=head.kind,
-        answer=_answer(task, head),
-        pad_token_id=padding_id(config),
-        takes_position_ids=takes_position_ids(meta_model(architecture, head)),
-        takes_token_types=takes_token_types(config),
-        decoder_start_token_id=(config.pad_token_id or 0) if start is None else start,
-        words=words,
-        outputs=head.num_outputs,
-    )
+def layout_of(task: Task, architecture: Architecture, head: Head) -> Layout:
+    """Returns how the task's rows would lie in a batch of that model; see ``Modality.layout``."""
+    return modality_of(task).layout(task, architecture, head)
 
 
-def encoding_of(
-    task: Task, architecture: Architecture, head: Head, tokenizer: PreTrainedTokenizerBase
-) -> Encoding:
+def encoding_of(task: Task, architecture: Architecture, head: Head, processor: Any) -> Encoding:
     """Returns how the task's records become what that model reads.
 
     Raises:
-        InputError: A label word is not one token of the tokenizer, a token of the task's is not
-            known to it, or ``max_length`` leaves no room for a record.
+        InputError: As ``Modality.encoding``.
     """
-    causal = head.kind != MASKED
-    if head.kind == CLASSIFIER:
-        # Padded with the model's own id, by which it finds a row's end.
-        layout = layout_of(task, architecture, head, words=())
-        return _fitting(
-            task,
-            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest),
-        )
-    if not isinstance(task, ClassificationTask):
-        layout = layout_of(task, architecture, head, words=())
-        layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
-        if isinstance(task, CorpusTask) and not _is_plain(task, head):
-            return CorpusEncoding(
-                tokenizer=tokenizer,
-                layout=layout,
-                max_length=task.longest,
-                span_corruption=task.objective_for(head.kind) == SPANS,
-                chunks=task.chunks_per_record,
-            )
-        kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
-        return kind(
-            tokenizer=tokenizer,
-            layout=layout,
-            max_length=task.longest,
-            special_tokens=known_tokens(task.name, task.special_tokens, tokenizer),
-        )
-    words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
-    layout = layout_of(task, architecture, head, words=words)
-    made = LabelWordEncoding(
-        tokenizer=tokenizer,
-        layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
-        max_length=task.longest,
-        pieces=partial(task.pieces, causal=causal),
-        distribution=task.distribution,
-    )
-    return _fitting(task, made)
-
-
-def _is_plain(task: CorpusTask, head: Head) -> bool:
-    """Returns whether a corpus's texts are rows as any text to learn as a whole is."""
-    return head.kind == CAUSAL and task.chunks_per_record == 1
+    return modality_of(task).encoding(task, architecture, head, processor)
 
 
 def prepare_model(
@@ -239,7 +133,7 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
     """
     head = head_of(config.task, architecture)
     new_names(architecture, head)
-    check_lengths(
+    modality_of(config.task).check_fit(
         config.task,
         architecture,
         max_new_tokens=written_tokens(config.task, config.decode) if config.eval.enabled else None,
@@ -250,7 +144,14 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
     """Returns the most tokens that evaluation writes after a prompt; None for labels."""
-    return None if isinstance(task, LabelTask) else decode.max_new_tokens
+    return decode.max_new_tokens if task.answers == TEXTS else None
+
+
+def fitted_to(config: Config, architecture: Architecture) -> Config:
+    """Returns a run's configuration with the size of its records; see ``Modality.fitted``."""
+    task, extra = config.task, config.method.extra_positions
+    fitted = modality_of(task).fitted(task, architecture, extra)
+    return config if fitted is task else replace(config, task=fitted)
 
 
 def check_fit(config: TrainConfig) -> None:
@@ -260,23 +161,4 @@ def check_fit(config: TrainConfig) -> None:
         InputError: As ``training_head``.
     """
     architecture = read_architecture(config.model)
-    training_head(with_max_length(config, architecture), architecture)
-
-
-def _fitting(task: Task, encoding: Encoding) -> Encoding:
-    """Returns the encoding of a task's labels once it has made a row of an empty record.
-
-    What must not be cut is the same in every record, so no record need be read to refuse it.
-    """
-    texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
-    encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
-    return encoding
-
-
-def _answer(task: Task, head: Head) -> str:
-    """Returns what the task's labels are to that model."""
-    if not isinstance(task, ClassificationTask):
-        return TEXT
-    if head.kind != CLASSIFIER:
-        return LABEL_WORDS
-    return SCORE if task.is_score else CLASSES
+    training_head(fitted_to(config, architecture), architecture)

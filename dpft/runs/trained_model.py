@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
@@ -13,10 +14,10 @@ from dpft.kinds import Head
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_tokenizer, new_names
-from dpft.models.vocabulary import add_tokens, load_with_tokens
+from dpft.models.loading import new_names
+from dpft.models.vocabulary import load_with_tokens
 from dpft.run_folder import MODEL
-from dpft.runs.lengths import check_lengths, fitted_task
+from dpft.runs.modality.base import modality_of
 from dpft.runs.task_model import encoding_of, head_of
 from dpft.tasks.base import Task
 
@@ -57,15 +58,11 @@ class TrainedModel:
             return model
         return self.method.restore(model, self.folder)
 
-    def tokenizer(self, head: Head) -> PreTrainedTokenizerBase:
-        """Returns the tokenizer, which a run saves beside its model."""
-        if self.folder is None:
-            tokenizer = load_tokenizer(self.architecture, kind=head.kind)
-            add_tokens(tokenizer, self.tokens)
-            return tokenizer
-        beside = replace(self.architecture.model, path=str(self.folder), tokenizer=None)
-        there = replace(self.architecture, model=beside)
-        return load_tokenizer(there, kind=head.kind, added=self.tokens)
+    def processor(self, task: Task, head: Head) -> Any:
+        """Returns what a run saves beside its model: a tokenizer, or an image processor."""
+        return modality_of(task).processor(
+            task, self.architecture, head, folder=self.folder, tokens=self.tokens
+        )
 
     def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
         """Returns how the task's records become what the model reads, once they are known to fit.
@@ -75,12 +72,12 @@ class TrainedModel:
             max_new_tokens: Tokens that the model may write after one; None where it writes none.
 
         Raises:
-            InputError: As ``check_lengths`` and ``encoding_of``.
+            InputError: As ``Modality.check_fit`` and ``encoding_of``.
         """
-        task = fitted_task(task, self.architecture, self.extra_positions)
+        task = self._fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
         head = self.head(task)
-        return encoding_of(task, self.architecture, head, self.tokenizer(head))
+        return encoding_of(task, self.architecture, head, self.processor(task, head))
 
     def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
         """Refuses texts longer than the positions that the model has for them.
@@ -88,12 +85,16 @@ class TrainedModel:
         Raises:
             InputError: Records, or an input with what is written after it, may not fit.
         """
-        check_lengths(
-            fitted_task(task, self.architecture, self.extra_positions),
+        modality_of(task).check_fit(
+            self._fitted(task),
             self.architecture,
             max_new_tokens=max_new_tokens,
             extra_positions=self.extra_positions,
         )
+
+    def _fitted(self, task: Task) -> Task:
+        fitted: Task = modality_of(task).fitted(task, self.architecture, self.extra_positions)
+        return fitted
 
     def has_random_head(self, task: Task) -> bool:
         """Returns whether nothing was trained of what the model answers the task with."""

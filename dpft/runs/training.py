@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
 from dpft.data.layout import Layout
@@ -87,7 +87,7 @@ def train(
     plan: RunPlan,
     folder: Path,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    processor: Any,
     training_set: TrainingSet,
     resume_point: ResumePoint | None = None,
     listeners: tuple[StepListener, ...] = (),
@@ -101,7 +101,7 @@ def train(
     def save_model() -> None:
         with _whole_to_save(config.method, shards, ranks):
             config.method.save(model, folder / MODEL)
-            tokenizer.save_pretrained(folder / MODEL)
+            processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
+from dpft.kinds import LABELS, TEXTS
 from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
@@ -42,9 +43,6 @@ class Task(ABC):
     """Folder with train|validation|test, a file each in one of the formats that are read."""
     num_train_examples: int | None = None
     """The public number of training records, as published."""
-    max_length: int | None = None
-    """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
-    the model has positions for where that is less."""
     hub_name: str | None = None
     """Data set on the Hugging Face hub."""
     hub_config: str | None = None
@@ -65,6 +63,10 @@ class Task(ABC):
     metrics: tuple[str, ...] = ()
     """Names of the metrics that score it."""
 
+    modality: ClassVar[str]
+    """What its records are made of: text or image; says how they reach a model."""
+    rows_key: ClassVar[str | None] = None
+    """The key of ``most_rows``; None: a record is one row."""
     ships_sample: ClassVar[bool] = False
     """Whether a sample of its data comes with dpft, for source=embedded."""
     takes_file: ClassVar[bool] = False
@@ -83,8 +85,6 @@ class Task(ABC):
             raise InputError(
                 f"task.source must be one of {', '.join(SOURCES)}, got {self.source!r}."
             )
-        if self.max_length is not None and self.max_length < 2:
-            raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
         for name in ("num_train_examples", "embedded_num_train_examples"):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -138,20 +138,19 @@ class Task(ABC):
         return ()
 
     @property
+    def answers(self) -> str:
+        """What a model answers with, and so how it is scored: ``TEXTS``, ``LABELS`` and others."""
+        return TEXTS
+
+    @property
     def longest(self) -> int:
-        """The length of the longest tokenized example, once a model is known (``fitted``)."""
-        return LONGEST_DEFAULT if self.max_length is None else self.max_length
+        """The length of the longest row: of a text, in tokens; 1 where rows have no length."""
+        return 1
 
-    def fitted(self, positions: int | None) -> Self:
-        """Returns the task with a length for its examples, that of the model where none is given.
-
-        Args:
-            positions: Positions that the model has for a text; None: no limit.
-        """
-        if self.max_length is not None:
-            return self
-        longest = self.longest if positions is None else min(self.longest, positions)
-        return replace(self, max_length=longest)
+    @property
+    def most_rows(self) -> int:
+        """How many rows a record may become."""
+        return 1
 
     def parts(self, split: str) -> tuple[str, ...]:
         """Returns the names under which a split is stored, in the order they are scored."""
@@ -223,7 +222,39 @@ class Task(ABC):
         return text
 
 
-class TextTask(Task):
+@dataclass(frozen=True, kw_only=True)
+class TextualTask(Task):
+    """A task whose records are made of text."""
+
+    max_length: int | None = None
+    """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
+    the model has positions for where that is less."""
+
+    modality: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length is not None and self.max_length < 2:
+            raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
+
+    @property
+    def longest(self) -> int:
+        """See ``Task.longest``; known once a model is (``fitted``)."""
+        return LONGEST_DEFAULT if self.max_length is None else self.max_length
+
+    def fitted(self, positions: int | None) -> Self:
+        """Returns the task with a length for its examples, that of the model where none is given.
+
+        Args:
+            positions: Positions that the model has for a text; None: no limit.
+        """
+        if self.max_length is not None:
+            return self
+        longest = self.longest if positions is None else min(self.longest, positions)
+        return replace(self, max_length=longest)
+
+
+class TextTask(TextualTask):
     """A task whose answers are texts."""
 
     holds_lists: ClassVar[bool] = False
@@ -291,6 +322,11 @@ class SeqToSeqTask(TextTask):
 
 class LabelTask(Task):
     """A task whose answers are labels: classes, or scores."""
+
+    @property
+    def answers(self) -> str:
+        """See ``Task.answers``."""
+        return LABELS
 
     @abstractmethod
     def label(self, value: Any) -> float:

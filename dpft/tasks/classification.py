@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelTask
+from dpft.tasks.base import LabelTask, TextualTask
 from dpft.tasks.records import LabelledExample, Piece
 from dpft.tasks.templates import Template
 
@@ -20,7 +20,7 @@ OBJECTIVES: tuple[str, ...] = (INFILLING, CLS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationTask(LabelTask):
+class ClassificationTask(LabelTask, TextualTask):
     """A task whose answers are classes."""
 
     objective: str = INFILLING

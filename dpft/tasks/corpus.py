@@ -14,6 +14,7 @@ from dpft.tasks.base import TASKS, CorpusForm, TextTask
 from dpft.tasks.records import Example
 
 LINE, DOCUMENT = "line", "document"
+CHUNKS = "chunks_per_record"
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 """Name to the kind of model that learns it; of two for a kind the first is its own."""
@@ -42,6 +43,7 @@ class CorpusTask(TextTask):
     """Most chunks of a record that are trained on, each as long as max_length allows; they are
     clipped as one, unless privacy.unit=chunk."""
 
+    rows_key: ClassVar[str | None] = CHUNKS
     takes_file: ClassVar[bool] = True
     streams_hub: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "allenai/c4"
@@ -64,6 +66,11 @@ class CorpusTask(TextTask):
                 f"task.text must be the name of a column, as in task.text=text, got"
                 f" {self.text_column!r}."
             )
+
+    @property
+    def most_rows(self) -> int:
+        """See ``Task.most_rows``: its chunks."""
+        return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
         """Returns what a model of a kind learns of a text.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import Task
+from dpft.tasks.base import TextualTask
 from dpft.tasks.classification import CLS
 from dpft.tasks.records import Record
 
@@ -28,7 +28,7 @@ FORMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomFields(Task):
+class CustomFields(TextualTask):
     """The fields of every form; by itself, a task whose form is not chosen yet."""
 
     source: str = "local"

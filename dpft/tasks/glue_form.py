@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import Task
+from dpft.tasks.base import TextualTask
 from dpft.tasks.classification import INFILLING, as_number, check_classes, class_number
 
 HIDDEN_LABEL = -1
@@ -17,7 +17,7 @@ HIDDEN_LABEL = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlueFields(Task):
+class GlueFields(TextualTask):
     """The fields of every form."""
 
     text_columns: tuple[str, ...] = ("sentence",)

@@ -14,8 +14,7 @@ from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
-from dpft.runs.lengths import with_max_length
-from dpft.runs.task_model import encoding_of, prepare_model, training_head
+from dpft.runs.task_model import encoding_of, fitted_to, prepare_model, training_head
 from tests.config.test_conf import loaded
 
 FEW = CanaryConfig(exposure_canaries=1, vocabulary=3, suffix_words=3)
@@ -25,7 +24,7 @@ FEW = CanaryConfig(exposure_canaries=1, vocabulary=3, suffix_words=3)
 def scored():
     config = loaded("train", ["task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=3"])
     architecture = read_architecture(config.model)
-    config = with_max_length(config, architecture)
+    config = fitted_to(config, architecture)
     head = training_head(config, architecture)
     tokenizer = load_tokenizer(architecture, kind=head.kind)
     encoding = encoding_of(config.task, architecture, head, tokenizer)

@@ -12,9 +12,8 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.runs import micro_batch_size as module
-from dpft.runs.lengths import with_max_length
 from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
-from dpft.runs.task_model import training_head
+from dpft.runs.task_model import fitted_to, training_head
 from dpft.training import usable_memory as memory_module
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -48,7 +47,7 @@ def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
 
 def resolved(config: TrainConfig, device: torch.device = CPU) -> int:
     architecture = read_architecture(config.model)
-    config = with_max_length(config, architecture)
+    config = fitted_to(config, architecture)
     head = training_head(config, architecture)
     return with_micro_batch_size(config, architecture, head, device).train.most_rows
 

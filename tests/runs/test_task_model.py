@@ -17,7 +17,7 @@ from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
-from dpft.runs.lengths import check_lengths
+from dpft.runs.modality.lengths import check_lengths
 from dpft.runs.task_model import encoding_of, head_of, layout_of
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.custom_texts import CustomTexts
@@ -152,7 +152,7 @@ def test_a_layout_needs_no_more_than_config_json(models, tmp_path):
     )
     bare = read_architecture(ModelConfig(name="bare", path=str(folder)))
     chosen = task("sst2", **CLS)
-    layout = layout_of(chosen, bare, head_of(chosen, bare), words=())
+    layout = layout_of(chosen, bare, head_of(chosen, bare))
     assert (layout.kind, layout.outputs, layout.pad_token_id) == (CLASSIFIER, 2, 1)
 
 

@@ -98,11 +98,7 @@ def test_the_clipper_of_every_phase_is_proved_as_it_will_be_used(
     assert [norm for norm, _ in checked] == [0.1, 0.7]
     assert steps == [0, 2, 0], "what trains is at last what the first phase trains"
     settings = checked[0][1]
-    assert (settings["vocab_size"], settings["max_length"], settings["has_units"]) == (
-        17,
-        12,
-        False,
-    )
+    assert (settings["max_length"], settings["has_units"]) == (12, False)
 
 
 def test_without_the_self_check_a_model_that_cannot_be_clipped_is_refused_all_the_same(

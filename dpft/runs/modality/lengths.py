@@ -1,20 +1,18 @@
 """How long a task's records may be on a model: a length that fits, and whether a given one does."""
 
 import logging
-from dataclasses import replace
-from typing import TypeVar
 
-from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.models.architecture import Architecture
 from dpft.models.positions import max_positions
-from dpft.tasks.base import Task
+from dpft.tasks.base import TextualTask
 
-Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
 
-def fitted_task(task: Task, architecture: Architecture, extra_positions: int = 0) -> Task:
+def fitted_task(
+    task: TextualTask, architecture: Architecture, extra_positions: int = 0
+) -> TextualTask:
     """Returns the task with a length for its examples that the model has positions for.
 
     Args:
@@ -34,14 +32,12 @@ def fitted_task(task: Task, architecture: Architecture, extra_positions: int = 0
     return fitted
 
 
-def with_max_length(config: Config, architecture: Architecture) -> Config:
-    """Returns a run's configuration with the length of its examples, as ``fitted_task`` has it."""
-    task = fitted_task(config.task, architecture, config.method.extra_positions)
-    return config if task is config.task else replace(config, task=task)
-
-
 def check_lengths(
-    task: Task, architecture: Architecture, *, max_new_tokens: int | None, extra_positions: int = 0
+    task: TextualTask,
+    architecture: Architecture,
+    *,
+    max_new_tokens: int | None,
+    extra_positions: int = 0,
 ) -> None:
     """Refuses texts longer than the positions that the model has for them.
 

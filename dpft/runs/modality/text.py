@@ -1,0 +1,228 @@
+"""Records of text: tokenizers, and the heads and encodings of language models and classifiers."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dpft.data.chat import ChatEncoding
+from dpft.data.collation import TextLayout
+from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.encoding import Encoding, TextEncoding
+from dpft.data.label_words import LabelWordEncoding, label_word_ids
+from dpft.data.sentences import SentenceEncoding
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.models.architecture import Architecture
+from dpft.models.heads import padding_id
+from dpft.models.loading import language_head, load_tokenizer, meta_model
+from dpft.models.positions import takes_position_ids, takes_token_types
+from dpft.models.vocabulary import add_tokens, known_tokens
+from dpft.runs.modality.base import MODALITIES, Modality
+from dpft.runs.modality.lengths import check_lengths, fitted_task
+from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
+from dpft.tasks.classification import CLS, ClassificationTask
+from dpft.tasks.corpus import SPANS, CorpusTask
+from dpft.tasks.custom_chats import CustomChats
+from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.records import LabelledExample
+
+
+class TextModality(Modality):
+    """Texts, read in tokens."""
+
+    def head(self, task: TextualTask, architecture: Architecture) -> Head:
+        """See ``Modality.head``."""
+        return _head(task, architecture)
+
+    def fitted(
+        self, task: TextualTask, architecture: Architecture, extra_positions: int
+    ) -> TextualTask:
+        """See ``Modality.fitted``: the length of the longest example."""
+        return fitted_task(task, architecture, extra_positions)
+
+    def check_fit(
+        self,
+        task: TextualTask,
+        architecture: Architecture,
+        *,
+        max_new_tokens: int | None,
+        extra_positions: int = 0,
+    ) -> None:
+        """See ``Modality.check_fit``."""
+        check_lengths(
+            task, architecture, max_new_tokens=max_new_tokens, extra_positions=extra_positions
+        )
+
+    def processor(
+        self,
+        task: TextualTask,
+        architecture: Architecture,
+        head: Head,
+        *,
+        folder: Path | None = None,
+        tokens: tuple[str, ...] = (),
+    ) -> PreTrainedTokenizerBase:
+        """See ``Modality.processor``: the tokenizer."""
+        if folder is None:
+            tokenizer = load_tokenizer(architecture, kind=head.kind)
+            add_tokens(tokenizer, tokens)
+            return tokenizer
+        beside = replace(architecture.model, path=str(folder), tokenizer=None)
+        there = replace(architecture, model=beside)
+        return load_tokenizer(there, kind=head.kind, added=tokens)
+
+    def layout(self, task: TextualTask, architecture: Architecture, head: Head) -> TextLayout:
+        """See ``Modality.layout``."""
+        labels = task.labels if isinstance(task, ClassificationTask) else ()
+        words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
+        return text_layout(task, architecture, head, words=words)
+
+    def encoding(
+        self, task: TextualTask, architecture: Architecture, head: Head, processor: Any
+    ) -> Encoding:
+        """See ``Modality.encoding``."""
+        return _encoding(task, architecture, head, processor)
+
+
+def _head(task: Task, architecture: Architecture) -> Head:
+    """Returns what the model must answer with to do the task.
+
+    Raises:
+        InputError: The model cannot do the task.
+    """
+    kind, name = language_head(architecture).kind, architecture.model.name
+    if isinstance(task, ClassificationTask):
+        if task.objective != CLS:
+            return Head(kind=kind)
+        if kind == SEQ2SEQ:
+            raise InputError(
+                f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
+                " seq2seq; it answers with label words, task.objective=infilling."
+            )
+        return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
+    if isinstance(task, CorpusTask):
+        task.objective_for(kind)
+        return Head(kind=kind)
+    if isinstance(task, CustomChats) and kind != CAUSAL:
+        raise InputError(
+            f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
+        )
+    if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
+        raise InputError(
+            f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
+            f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
+        )
+    if kind == MASKED:
+        raise InputError(
+            f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
+            " which is a masked language model."
+        )
+    if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
+        raise InputError(
+            f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it reads"
+            " its prompt and writes the target alone; drop it, or choose a causal model."
+        )
+    return Head(kind=kind)
+
+
+def text_layout(
+    task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
+) -> TextLayout:
+    """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
+
+    Args:
+        task: The task.
+        architecture: Of the model.
+        head: What it answers with.
+        words: Token ids of the label words; empty for tasks without.
+    """
+    config = architecture.config()
+    # T5's own configurations leave it out where it is the padding token.
+    start = getattr(config, "decoder_start_token_id", None)
+    return TextLayout(
+        kind=head.kind,
+        answer=_answer(task, head),
+        pad_token_id=padding_id(config),
+        takes_position_ids=takes_position_ids(meta_model(architecture, head)),
+        takes_token_types=takes_token_types(config),
+        decoder_start_token_id=(config.pad_token_id or 0) if start is None else start,
+        words=words,
+        outputs=head.num_outputs,
+    )
+
+
+def _encoding(
+    task: TextualTask, architecture: Architecture, head: Head, tokenizer: PreTrainedTokenizerBase
+) -> Encoding:
+    """Returns how the task's records become what that model reads.
+
+    Raises:
+        InputError: A label word is not one token of the tokenizer, a token of the task's is not
+            known to it, or ``max_length`` leaves no room for a record.
+    """
+    causal = head.kind != MASKED
+    if head.kind == CLASSIFIER:
+        # Padded with the model's own id, by which it finds a row's end.
+        layout = text_layout(task, architecture, head, words=())
+        return _fitting(
+            task,
+            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest),
+        )
+    if not isinstance(task, ClassificationTask):
+        layout = text_layout(task, architecture, head, words=())
+        layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
+        if isinstance(task, CorpusTask) and not _is_plain(task, head):
+            return CorpusEncoding(
+                tokenizer=tokenizer,
+                layout=layout,
+                max_length=task.longest,
+                span_corruption=task.objective_for(head.kind) == SPANS,
+                chunks=task.chunks_per_record,
+            )
+        kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
+        return kind(
+            tokenizer=tokenizer,
+            layout=layout,
+            max_length=task.longest,
+            special_tokens=known_tokens(task.name, task.special_tokens, tokenizer),
+        )
+    words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
+    layout = text_layout(task, architecture, head, words=words)
+    made = LabelWordEncoding(
+        tokenizer=tokenizer,
+        layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
+        max_length=task.longest,
+        pieces=partial(task.pieces, causal=causal),
+        distribution=task.distribution,
+    )
+    return _fitting(task, made)
+
+
+def _is_plain(task: CorpusTask, head: Head) -> bool:
+    """Returns whether a corpus's texts are rows as any text to learn as a whole is."""
+    return head.kind == CAUSAL and task.chunks_per_record == 1
+
+
+def _fitting(task: Task, encoding: Encoding) -> Encoding:
+    """Returns the encoding of a task's labels once it has made a row of an empty record.
+
+    What must not be cut is the same in every record, so no record need be read to refuse it.
+    """
+    texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
+    encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
+    return encoding
+
+
+def _answer(task: Task, head: Head) -> str:
+    """Returns what the task's labels are to that model."""
+    if not isinstance(task, ClassificationTask):
+        return TEXT
+    if head.kind != CLASSIFIER:
+        return LABEL_WORDS
+    return SCORE if task.is_score else CLASSES
+
+
+MODALITIES.register("text")(TextModality())
