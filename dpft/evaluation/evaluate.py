@@ -10,26 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
+from dpft.evaluation.answers import answers_of
 from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.groups import group_examples
-from dpft.evaluation.labels import label_input, read_labels
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.evaluation.predictions import Prediction
-from dpft.evaluation.scored import (
-    OnProgress,
-    Scored,
-    groups_to_score,
-    labels_to_score,
-    model_labels,
-    model_texts,
-    scored_labels,
-    scored_texts,
-)
+from dpft.evaluation.scored import OnProgress, Scored
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.tasks.base import LabelTask, Task
-from dpft.tasks.records import Record, are_labelled, are_texts
+from dpft.tasks.base import Task
+from dpft.tasks.records import Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,12 +104,9 @@ def evaluate_model(
         extra_positions=extra_positions,
         ranks=ranks,
     )
-    if isinstance(task, LabelTask):
-        records = labels_to_score(task, examples, config, name)
-        scored = model_labels(task, records, outputs, on_progress)
-    else:
-        groups = groups_to_score(task, examples, config, name)
-        scored = model_texts(task, groups, outputs, decode, on_progress)
+    answers = answers_of(task)
+    chosen = answers.to_score(task, examples, config, name)
+    scored = answers.of_model(task, chosen, outputs, decode, on_progress)
     if not ranks.is_first:
         scored = Scored(count=scored.count, predictions=(), columns={})
     return _evaluation(task, name, stage, scored, metrics)
@@ -166,11 +153,7 @@ def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
         task: The task the examples are of.
         examples: A split, or a part of one.
     """
-    if isinstance(task, LabelTask):
-        assert are_labelled(examples)
-        return [label_input(number, example) for number, example in enumerate(examples)]
-    assert are_texts(examples)
-    return [group.input for group in group_examples(examples)]
+    return answers_of(task).inputs(task, examples)
 
 
 def score_predictions(
@@ -201,14 +184,10 @@ def score_predictions(
             inputs differ.
     """
     name = split or config.split
-    if isinstance(task, LabelTask):
-        records = labels_to_score(task, examples, config, name)
-        _check_count(predictions, len(records), name)
-        scored = scored_labels(task, records, read_labels(task, predictions))
-    else:
-        groups = groups_to_score(task, examples, config, name)
-        _check_count(predictions, len(groups), name)
-        scored = scored_texts(task, groups, predictions)
+    answers = answers_of(task)
+    chosen = answers.to_score(task, examples, config, name)
+    _check_count(predictions, len(chosen), name)
+    scored = answers.of_file(task, chosen, predictions)
     return _evaluation(task, name, stage, scored, metrics)
 
 

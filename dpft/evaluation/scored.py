@@ -17,7 +17,7 @@ from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.base import LabelTask, Task, TextTask
-from dpft.tasks.records import LabelledExample, Record, are_labelled, are_texts
+from dpft.tasks.records import LabelledExample, Record, are_texts
 
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
@@ -47,22 +47,9 @@ def groups_to_score(
     Raises:
         InputError: The split is empty.
     """
-    _check_not_empty(task, examples, split)
+    check_not_empty(task, examples, split)
     assert are_texts(examples)
     return group_examples(examples, limit=config.limit)
-
-
-def labels_to_score(
-    task: LabelTask, examples: Sequence[Record], config: EvalConfig, split: str
-) -> Sequence[LabelledExample]:
-    """Returns the records of a split that are scored, ``config.limit`` at most.
-
-    Raises:
-        InputError: The split is empty.
-    """
-    _check_not_empty(task, examples, split)
-    assert are_labelled(examples)
-    return examples[: config.limit]
 
 
 def scored_texts(task: Task, groups: Sequence[Group], texts: Sequence[str]) -> Scored:
@@ -127,7 +114,12 @@ def model_labels(
     return scored_labels(task, records, [task.predicted(answer) for answer in answers])
 
 
-def _check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:
+def check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:
+    """Refuses a split without records.
+
+    Raises:
+        InputError: It is empty.
+    """
     if not examples:
         raise InputError(
             f"the {split} split of task {task.name} must have at least one example, got none;"

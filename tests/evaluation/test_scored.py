@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from dpft.errors import InputError
+from dpft.evaluation.answers import LabelAnswers
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.groups import Group
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
 from dpft.evaluation.scored import (
     groups_to_score,
-    labels_to_score,
     model_labels,
     model_texts,
     scored_labels,
@@ -102,11 +102,11 @@ def test_the_limit_counts_distinct_inputs_of_texts_and_records_of_labels() -> No
     config = EvalConfig(limit=2)
     groups = groups_to_score(letters("bleu"), EXAMPLES, config, "test")
     assert [(group.input, len(group.examples)) for group in groups] == [("a b", 2), ("f", 1)]
-    assert labels_to_score(SENTIMENT, RECORDS, config, "test") == RECORDS[:2]
+    assert LabelAnswers().to_score(SENTIMENT, RECORDS, config, "test") == RECORDS[:2]
 
 
 @pytest.mark.parametrize(
-    ("choose", "task"), [(groups_to_score, letters("bleu")), (labels_to_score, SENTIMENT)]
+    ("choose", "task"), [(groups_to_score, letters("bleu")), (LabelAnswers().to_score, SENTIMENT)]
 )
 def test_an_empty_split_is_refused(choose: Callable[..., Any], task: Any) -> None:
     with pytest.raises(InputError, match=f"validation split of task {task.name} .* eval.split"):
