@@ -10,6 +10,8 @@ MASKED = "masked"
 """Fills in a masked token: BERT, RoBERTa."""
 CLASSIFIER = "classifier"
 """Has a classification head."""
+IMAGE_CLASSIFIER = "image_classifier"
+"""Sees an image and has a classification head: ViT, ConvNeXt."""
 
 LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
 

@@ -116,6 +116,11 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
             f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
             " called so."
         )
+    if guarantee.has_units and rows > 1 and key != CHUNKS:
+        raise InputError(
+            f"task.{key} above 1 needs privacy.unit=example, got {guarantee.unit}: the views of a"
+            " record are a unit by themselves; drop one."
+        )
     size = train.micro_batch_size
     if guarantee.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
         raise InputError(

@@ -21,6 +21,11 @@ class EncodedRows(Sequence[Any]):
     def truncated(self) -> NDArray[np.bool_]:
         """Whether a part of each row's record had no room; private."""
 
+    @property
+    def unreadable(self) -> list[str]:
+        """Names of the records that could not be read, and so have nothing to learn; private."""
+        return []
+
     @abstractmethod
     def only(self, places: NDArray[np.bool_]) -> Self:
         """Returns the rows at the places that are True."""

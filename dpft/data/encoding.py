@@ -6,7 +6,7 @@ Label words are in ``label_words``, sentences for a classifier in ``sentences``.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Encoding(ABC):
     def rows_together(self, examples: Sequence[Any]) -> EncodedRows:
         """Returns the rows of ``rows`` as they are kept for training; none of no records."""
 
+    def by_record(self) -> Self:
+        """Returns it for steps that do not clip: a record is at most one random view of it."""
+        return self
+
     def cuts(self, example: Any) -> bool:
         """Returns whether a part of a record would have no room."""
         return False
@@ -80,6 +84,10 @@ class TokenEncoding(Encoding):
     def rows_together(self, examples: Sequence[Any]) -> TokenRows:
         """See ``Encoding.rows_together``: in flat arrays."""
         return TokenRows(self.rows(examples) if examples else ())
+
+    def by_record(self) -> Self:
+        """Returns it for steps that do not clip: a record is at most one random view of it."""
+        return self
 
     def cuts(self, example: Any) -> bool:
         """See ``Encoding.cuts``."""

@@ -6,11 +6,13 @@ who lacks the key. Each unit falls on a side on its own, so one record more or l
 holds as for all the records.
 """
 
+import hashlib
 import hmac
 import json
 import secrets
 from collections.abc import Iterable
 
+from dpft.tasks.image_records import LabelledImage
 from dpft.tasks.records import Example, Record
 
 KEY_BYTES = 32
@@ -57,6 +59,10 @@ def fingerprint(records: Iterable[Record], units: Iterable[str], key: bytes) -> 
 def _content(record: Record) -> tuple[object, ...]:
     if isinstance(record, Example):
         return record.prompt, record.target
+    if isinstance(record, LabelledImage):
+        image = record.image
+        content = hashlib.sha256(image.content).hexdigest()
+        return image.file, image.offset, *image.shape, content, *record.answer
     return *record.texts, record.label
 
 

@@ -18,7 +18,7 @@ from dpft.tasks.records import Record
 TOGETHER = 4096
 """Records that are packed, and encoded, at once: enough for every core to have some thousands."""
 
-_AS_THEY_ARE = frozenset({str, bool, int, float, type(None)})
+_AS_THEY_ARE = frozenset({str, bool, int, float, bytes, type(None)})
 Item = TypeVar("Item")
 
 

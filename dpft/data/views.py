@@ -8,7 +8,7 @@ depend on the others of its batch (docs/design.md, rule 3).
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +29,18 @@ class ViewBits(Protocol):
 
 
 class View(ABC):
-    """Makes what a model reads of a row of tokens."""
+    """Makes what a model reads of a row."""
 
     @abstractmethod
-    def __call__(self, row: TokenizedExample, bits: Bits) -> TokenizedExample:
+    def __call__(self, row: Any, bits: Bits) -> Any:
         """Returns the row as it is read this time."""
 
 
-class ViewedRows(Sequence[TokenizedExample]):
+class ViewedRows(Sequence[Any]):
     """Rows as they are read at one step."""
 
     def __init__(
-        self, rows: Sequence[TokenizedExample], view: View, source: ViewBits, step: int
+        self, rows: Sequence[Any], view: View, source: ViewBits, step: int
     ) -> None:
         """Views ``rows`` by what ``source`` draws for ``step``."""
         self._rows, self._view, self._source, self._step = rows, view, source, step
@@ -49,12 +49,12 @@ class ViewedRows(Sequence[TokenizedExample]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, at: int) -> TokenizedExample: ...
+    def __getitem__(self, at: int) -> Any: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[TokenizedExample]: ...
+    def __getitem__(self, at: slice) -> list[Any]: ...
 
-    def __getitem__(self, at: int | slice) -> TokenizedExample | list[TokenizedExample]:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return [self[number] for number in range(*at.indices(len(self)))]
         return self._view(self._rows[at], lambda size: self._source.bits(self._step, at, size))

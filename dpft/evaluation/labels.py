@@ -9,6 +9,7 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.tasks.base import LabelTask
+from dpft.tasks.image_records import LabelledImage
 from dpft.tasks.records import LabelledExample
 
 
@@ -46,6 +47,6 @@ def read_labels(task: LabelTask, predictions: Sequence[str]) -> list[float]:
     return labels
 
 
-def label_input(number: int, example: LabelledExample) -> str:
+def label_input(number: int, example: LabelledExample | LabelledImage) -> str:
     """Returns a record in words; its number tells it from others of the same text."""
-    return f"{number}: {' | '.join(example.texts)}"
+    return f"{number}: {example.shown}"

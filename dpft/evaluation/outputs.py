@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,8 +17,8 @@ from dpft.evaluation.groups import Group
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
-from dpft.kinds import SCORE, SEQ2SEQ
-from dpft.models.losses import answer_logits, token_hits, token_nll
+from dpft.kinds import SEQ2SEQ
+from dpft.models.losses import answer_values, token_hits, token_nll
 from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
@@ -170,9 +169,7 @@ class ModelOutputs:
         answers: dict[int, list[float]] = {}
         with self.ranks.settled():
             for indices, batch in self._batches(mine):
-                with torch.no_grad():
-                    outputs = answer_logits(self.model, batch)
-                values = outputs if batch.answer == SCORE else outputs.softmax(dim=1)
+                values = answer_values(self.model, batch)
                 answers.update(zip(indices, values.tolist(), strict=True))
                 self._of_all(on_batch)(len(batch))
         return put_together([answers[index] for index in range(len(mine))], self.ranks)

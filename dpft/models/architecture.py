@@ -63,11 +63,24 @@ def read_architecture(model: ModelConfig) -> Architecture:
     if model.folder is not None:
         check_folder(model, model.folder)
     with loading_errors(model):
-        read = _drawn(model) if model.is_drawn else AutoConfig.from_pretrained(**source(model))
+        read = _read(model)
     folder = own_tokenizer_folder(model)
     if folder is not None:
         fit_to_tokenizer(read, folder)
     return Architecture(model=model, read=read)
+
+
+def _read(model: ModelConfig) -> PretrainedConfig:
+    """Returns the configuration of a folder or repository; out of reach, what stands for it."""
+    if model.is_drawn:
+        return _drawn(model)
+    try:
+        found: PretrainedConfig = AutoConfig.from_pretrained(**source(model))
+    except OSError:
+        if not model.architecture or model.folder is not None:
+            raise
+        return _drawn(model)
+    return found
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:

@@ -4,6 +4,7 @@ A head that the checkpoint's own architecture lacks starts at random. It is part
 counted apart: ``new_parameters`` of privacy.json (docs/design.md, the run's folder).
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import transformers
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -20,7 +22,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.pooling import PooledClassifier
 
 AUTO_CLASSES: dict[str, Any] = {
@@ -28,6 +30,7 @@ AUTO_CLASSES: dict[str, Any] = {
     SEQ2SEQ: AutoModelForSeq2SeqLM,
     MASKED: AutoModelForMaskedLM,
     CLASSIFIER: AutoModelForSequenceClassification,
+    IMAGE_CLASSIFIER: AutoModelForImageClassification,
 }
 
 
@@ -51,16 +54,19 @@ def language_kind(config: PretrainedConfig) -> str:
 
 def describe(head: Head) -> str:
     """Returns a head in words, for messages."""
-    return head.kind if head.kind == CLASSIFIER else f"{head.kind} language model"
+    if head.kind == IMAGE_CLASSIFIER:
+        return "classifier of images"
+    return f"{head.kind} language model" if head.kind in LANGUAGE_KINDS else head.kind
 
 
 def configure(config: PretrainedConfig, head: Head) -> None:
     """Writes a classifier's classes into the architecture, where config.json will carry them."""
-    if head.kind != CLASSIFIER:
+    if head.kind in LANGUAGE_KINDS:
         return
     config.num_labels = head.num_outputs
-    # A causal classifier answers at a row's last token, which it tells from padding by this id.
-    config.pad_token_id = padding_id(config)
+    if head.kind == CLASSIFIER:
+        # A causal classifier answers at a row's last token, known from padding by this id.
+        config.pad_token_id = padding_id(config)
     if head.labels:
         config.id2label = dict(enumerate(head.labels))
         config.label2id = {name: number for number, name in enumerate(head.labels)}
@@ -91,20 +97,47 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
     return model
 
 
-def new_parameters(config: PretrainedConfig, head: Head, pooling: str | None) -> frozenset[str]:
+def new_parameters(
+    config: PretrainedConfig, head: Head, pooling: str | None, *, num_labels: int | None = None
+) -> frozenset[str]:
     """Returns the names of what the model has and the checkpoint's own architecture lacks.
 
     Read off config.json alone, whatever the weights are: ``architectures`` names the class that
     the checkpoint was saved from; a config.json without it stands for the bare encoder, or for
     the language model itself.
+
+    Args:
+        config: Of the model, with ``head`` written into it.
+        head: What it shall answer with.
+        pooling: As in ``fresh_model``.
+        num_labels: Classes of the checkpoint's own head: that of an image classifier is another
+            where it has others. None: it has the same.
     """
     with torch.device("meta"):
         wanted = fresh_model(config, head, pooling)
         known = _checkpoint_class(config, head)
-        if known is None or isinstance(wanted, known):
+        if known is None or (isinstance(wanted, known) and head.kind != IMAGE_CLASSIFIER):
             return frozenset()
+        if isinstance(wanted, known):
+            if num_labels is None:
+                return frozenset()
+            return _of_other_shape(wanted, config, head, pooling, num_labels)
         own = set(_bare_names(known(config)).values())
     return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
+
+
+def _of_other_shape(
+    wanted: PreTrainedModel,
+    config: PretrainedConfig,
+    head: Head,
+    pooling: str | None,
+    num_labels: int,
+) -> frozenset[str]:
+    """Returns the names of what has another shape with the checkpoint's own number of classes."""
+    theirs = copy.deepcopy(config)
+    theirs.num_labels = num_labels
+    shapes = {name: p.shape for name, p in fresh_model(theirs, head, pooling).named_parameters()}
+    return frozenset(name for name, p in wanted.named_parameters() if shapes[name] != p.shape)
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:

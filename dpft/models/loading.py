@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
+from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
@@ -41,8 +41,14 @@ def language_head(architecture: Architecture) -> Head:
     """Returns the model's own language-model head.
 
     Raises:
-        InputError: The architecture is no language model.
+        InputError: The architecture is no language model, or there is no tokenizer for it.
     """
+    model = architecture.model
+    if model.has_no_weights and model.tokenizer is None:
+        raise InputError(
+            f"model={model.name} has no tokenizer; give model.tokenizer=RUN, the folder of a"
+            " dpft tokenizer run, or of any tokenizer."
+        )
     return Head(kind=language_kind(architecture.config()))
 
 
@@ -66,7 +72,12 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
     """
     model = architecture.model
     with loading_errors(model, describe(head)):
-        new = new_parameters(architecture.config(head), head, architecture.pooling)
+        new = new_parameters(
+            architecture.config(head),
+            head,
+            architecture.pooling,
+            num_labels=architecture.read.num_labels,
+        )
     if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
             f"{origin(model)} has no trained head of a {head.kind} language model"
@@ -160,10 +171,12 @@ def _pretrained(
             dtype=torch.float32,
             use_safetensors=True,
             output_loading_info=True,
+            # of an image classifier's own head, which is new where its classes are others
+            ignore_mismatched_sizes=head.kind == IMAGE_CLASSIFIER,
         )
     else:
         loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
-    missing = sorted(set(loaded[1]["missing_keys"]) - new)
+    missing = sorted({*loaded[1]["missing_keys"], *_mismatched(loaded[1])} - new)
     # A pooler that the mean takes the place of may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
     if missing:
@@ -177,6 +190,11 @@ def _pretrained(
     if pooled and not isinstance(model, PooledClassifier):
         return PooledClassifier(config, model)
     return model
+
+
+def _mismatched(found: dict[str, Any]) -> list[str]:
+    """Returns the names of weights whose shape in the checkpoint is another."""
+    return [each if isinstance(each, str) else each[0] for each in found.get("mismatched_keys", ())]
 
 
 def _with_stand_ins(

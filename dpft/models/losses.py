@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpft.fused_head import loss_head_of
-from dpft.kinds import CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
+from dpft.kinds import (
+    ATTRIBUTES,
+    CAUSAL,
+    CLASSIFIER,
+    IGNORED_LABEL,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+)
 
 
 class Batch(Protocol):
@@ -45,13 +53,18 @@ class Batch(Protocol):
     def words(self) -> Tensor | None:
         """Token ids of the label words, shape (k,)."""
 
+    @property
+    def weights(self) -> Tensor | None:
+        """What each example's loss is multiplied with, shape (b,)."""
+
 
 def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Returns each example's loss.
 
     A text's is the cross-entropy averaged over its own target tokens; a label's is the
     cross-entropy over the label words' logits (Li et al. 2022, section 4) or the classes'; a
-    score's is the squared error.
+    score's is the squared error; attributes' the binary cross-entropy, summed over them (Bu et al.
+    2022, the authors' code). A weight multiplies it.
 
     Args:
         model: A model of the batch's kind.
@@ -64,10 +77,19 @@ def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     Guarantees:
         Entry i depends on row i of the batch only (given a model that passes ``check_model``).
     """
+    losses = _losses(model, batch)
+    return losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
+
+
+def _losses(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns each example's loss before it is weighted, shape (b,)."""
     if batch.answer == TEXT:
         return _nll(model, batch, mean=True)[0]
     outputs = answer_logits(model, batch)
     labels = batch.labels.to(outputs.dtype)
+    if batch.answer == ATTRIBUTES:
+        each = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+        return each.sum(dim=1)
     if batch.answer == SCORE:
         return (outputs - labels).square().sum(dim=1)
     return -(labels * outputs.log_softmax(dim=1)).sum(dim=1)
@@ -88,6 +110,22 @@ def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
         rows = torch.arange(len(logits), device=logits.device)
         logits = logits[rows, batch.positions][:, batch.words]
     return _full_precision(logits)
+
+
+@torch.no_grad()
+def answer_values(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns what a model's answers are as numbers, shape (b, k), float32 at least.
+
+    Probabilities of label words or classes, a probability of each attribute, or a score.
+
+    Args:
+        model: As in ``answer_logits``; put it in eval mode first.
+        batch: As in ``answer_logits``.
+    """
+    outputs = answer_logits(model, batch)
+    if batch.answer == SCORE:
+        return outputs
+    return outputs.sigmoid() if batch.answer == ATTRIBUTES else outputs.softmax(dim=1)
 
 
 @torch.no_grad()

@@ -38,8 +38,10 @@ class ModelConfig:
     embedded: bool = False
     """The small model that ships with dpft."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """A model's config.json, model_type among it, where no folder or repository has one; such a
-    model starts at random, and its tokenizer says how large its vocabulary is."""
+    """A model's config.json, model_type among it: what model.init=random and dpft plan go by where
+    no folder is given. Of a language model the tokenizer says how large its vocabulary is."""
+    replace_batch_norm: bool = False
+    """Replace each BatchNorm, which mixes the examples of a batch, by a GroupNorm of its weights."""
     init: str = "pretrained"
     """pretrained, or random to train from a fresh initialisation of the same architecture."""
     gradient_checkpointing: bool = False
@@ -71,20 +73,21 @@ class ModelConfig:
         places = (self.path, self.hub_name, self.embedded or None, self.architecture or None)
         if all(place is None for place in places):
             raise InputError("model needs model.path, model.hub_name or model.embedded=true.")
-        if self.is_drawn and self.init == "random" and self.tokenizer is None:
-            raise InputError(
-                f"model={self.name} has no tokenizer; give model.tokenizer=RUN, the folder of a"
-                " dpft tokenizer run, or of any tokenizer."
-            )
-        if self.is_drawn and self.init != "random":
+        if self.has_no_weights and self.init != "random":
             raise InputError(
                 f"model={self.name} has no weights, only an architecture; set model.init=random."
             )
 
     @property
-    def is_drawn(self) -> bool:
+    def has_no_weights(self) -> bool:
         """Whether nothing but ``architecture`` says what it is."""
         return self.path is None and self.hub_name is None and not self.embedded
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether ``architecture`` says what it is: where nothing else does, or needs to."""
+        starts_at_random = self.init == "random" and self.path is None and not self.embedded
+        return bool(self.architecture) and (self.has_no_weights or starts_at_random)
 
     @property
     def folder(self) -> Path | None:

@@ -18,6 +18,7 @@ from dpft.runs.held_out import Division
 from dpft.runs.records import TrainingData
 from dpft.training.loop import TrainingSet
 
+MOST_NAMED = 100
 NOTE = "Private: these numbers depend on the records and are not covered by epsilon."
 
 
@@ -52,6 +53,8 @@ class DataSummary:
     """Records that canaries added, as their coins said."""
     chunks: int = 0
     """Rows that long records have beyond their first one."""
+    unreadable: tuple[str, ...] = ()
+    """Names of some of those left out because they could not be read."""
 
 
 def summarize(
@@ -93,6 +96,7 @@ def summarize(
         max_length=config.task.longest,
         canaries=canaries,
         chunks=chunks,
+        unreadable=tuple(encoded_rows(training_set.examples).unreadable[:MOST_NAMED]),
     )
 
 
@@ -116,8 +120,11 @@ def render(summary: DataSummary) -> str:
     cut = f"of those, cut to task.max_length={summary.max_length} tokens"
     rows.append((cut, str(summary.truncated)))
     table = [f"| {name} | {value} |" for name, value in rows]
+    named = [f"- {name}" for name in summary.unreadable]
+    if named:
+        named = ["", f"Could not be read, and so left out (at most {MOST_NAMED} named):", "", *named]
     heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
-    return "\n".join([*heading, "|---|---:|", *table, ""])
+    return "\n".join([*heading, "|---|---:|", *table, *named, ""])
 
 
 def _trained_on(training_set: TrainingSet) -> Sequence[int]:

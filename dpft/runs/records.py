@@ -85,6 +85,7 @@ def make_training_set(
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
     guarantee = config.privacy.guarantee
+    encoding = encoding if guarantee is not None else encoding.by_record()
     in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
     keeps_empty = guarantee is not None and (data.units is not None or in_chunks)
     check_canaries(canaries, config.task, encoding)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from dpft.errors import InputError
+from dpft.tasks.image_records import LabelledImage
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
@@ -46,6 +49,11 @@ class LabelledExample:
     label: float
     """Number of the class, or the score."""
 
+    @property
+    def shown(self) -> str:
+        """The record in words, for predictions."""
+        return " | ".join(self.texts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -59,11 +67,17 @@ class Piece:
     """Whether it is the record's own text, which gives way where there is no room."""
 
 
-Record = Example | LabelledExample
+Record = Example | LabelledExample | LabelledImage
 
 
 def text_of(record: Record) -> str:
-    """Returns all of a record's text: prompt and target, or its sentences."""
+    """Returns all of a record's text: prompt and target, or its sentences.
+
+    Raises:
+        InputError: It is an image.
+    """
+    if isinstance(record, LabelledImage):
+        raise InputError("a record must have text, got one that is an image; choose another task.")
     if isinstance(record, LabelledExample):
         return " ".join(record.texts)
     return f"{record.prompt} {record.target}"

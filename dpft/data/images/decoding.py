@@ -1,0 +1,176 @@
+"""From where an image is to its pixels: read, decoded and resized, by Pillow, in worker processes.
+
+What becomes of an image depends on it and on public configuration alone. An image is decoded each
+time a batch needs it, so that no more of them are in memory than a batch has; all of them are
+looked at once before training, to leave out what is none and to know them by a hash.
+"""
+
+import atexit
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpft.errors import InputError
+from dpft.tasks.image_records import ImagePlace
+
+Pixels = NDArray[np.uint8]
+Made = TypeVar("Made")
+
+GREY, COLOUR = 1, 3
+FEW = 16
+"""Encoded images of a batch that are not worth handing to other processes."""
+MOST_PIXELS = 2**28
+"""Of one image: a file of few bytes can spell an image that no memory holds."""
+
+
+class BrokenImage(Exception):
+    """A file that is no image, or not all of one; the message names it and shows nothing of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageForm:
+    """What every image is made into; public."""
+
+    channels: int
+    """1, grey, or 3, colour."""
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """What is known of an image before training; private."""
+
+    is_broken: bool
+    is_converted: bool
+    """Whether it has other channels than those wanted."""
+    digest: bytes
+    """SHA-256 of its pixels; of a broken one, nothing."""
+
+
+class Decoder:
+    """Makes pixels of images, those that are encoded in worker processes where it has any."""
+
+    def __init__(self, form: ImageForm, workers: int = 0) -> None:
+        """Makes them into ``form``; ``workers`` processes start when they are first needed."""
+        self.form, self._workers = form, workers
+
+    def decode(self, places: Sequence[ImagePlace]) -> Pixels:
+        """Returns the pixels of images, shape (n, channels, height, width), uint8.
+
+        Raises:
+            BrokenImage: One cannot be decoded; names its file.
+        """
+        form = self.form
+        made = self._each(_pixels, places)
+        broken = next((at for at, pixels in enumerate(made) if pixels is None), None)
+        if broken is not None:
+            raise BrokenImage(f"{places[broken].name} is not a complete image.")
+        shape = (len(places), form.channels, form.height, form.width)
+        return np.stack([pixels for pixels in made if pixels is not None]).reshape(shape)
+
+    def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
+        """Returns what is known of each image once it was decoded; nothing of it is kept."""
+        return self._each(_examined, places)
+
+    def _each(
+        self, work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace]
+    ) -> list[Made]:
+        encoded = sum(not place.shape for place in places)
+        if not self._workers or encoded <= FEW:
+            return [work(place, self.form) for place in places]
+        pool = _pool(self._workers)
+        size = max(1, len(places) // (4 * self._workers))
+        return list(pool.map(work, places, [self.form] * len(places), chunksize=size))
+
+
+@cache
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # spawned: a forked process would have the threads' locks and the random states of this one
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    atexit.register(pool.shutdown, wait=False, cancel_futures=True)
+    return pool
+
+
+def _pixels(place: ImagePlace, form: ImageForm) -> Pixels | None:
+    """Returns an image's pixels, shape (channels, height, width); None of what is no image."""
+    found = _read(place, form)
+    return None if found is None else found[0]
+
+
+def _examined(place: ImagePlace, form: ImageForm) -> Examined:
+    found = _read(place, form)
+    if found is None:
+        return Examined(is_broken=True, is_converted=False, digest=b"")
+    pixels, is_converted = found
+    digest = hashlib.sha256(pixels.tobytes()).digest()
+    return Examined(is_broken=False, is_converted=is_converted, digest=digest)
+
+
+def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
+    """Returns the pixels, and whether they had other channels."""
+    from PIL import Image, ImageOps
+
+    try:
+        with _opened(place) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                return None
+            upright = ImageOps.exif_transpose(opened)
+            mode = "L" if form.channels == GREY else "RGB"
+            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOUR
+            if own == 1 and upright.mode in ("I", "F", "I;16"):
+                upright = Image.fromarray(_of_16_bits(np.asarray(upright)))
+            if "A" in upright.getbands() or "transparency" in upright.info:
+                layer = upright.convert("RGBA")
+                upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))
+                upright.alpha_composite(layer)
+            made = upright.convert(mode)
+            if made.size != (form.width, form.height):
+                made = made.resize((form.width, form.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(made)
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError):
+        return None
+    grey = pixels[None] if form.channels == GREY else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(grey), own != form.channels
+
+
+def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] # noqa: F821
+    from PIL import Image
+
+    if not place.shape:
+        return Image.open(io.BytesIO(place.content) if place.content else place.file)
+    channels, height, width = place.shape
+    count = channels * height * width
+    if place.file:
+        raw = np.fromfile(place.file, np.uint8, count, offset=place.offset)
+    else:
+        raw = np.frombuffer(place.content, np.uint8, count, offset=place.offset)
+    planes = raw.reshape(channels, height, width)
+    return Image.fromarray(planes[0] if channels == GREY else planes.transpose(1, 2, 0).copy())
+
+
+def _of_16_bits(values: NDArray[np.generic]) -> Pixels:
+    """Returns grey values of 16 bits, or of any other range below, in 8."""
+    return (np.clip(values.astype(np.float64), 0, 65535) / 257).round().astype(np.uint8)
+
+
+def check_pillow() -> None:
+    """Refuses to go on where images cannot be read.
+
+    Raises:
+        InputError: Pillow is not installed.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "images need Pillow, which is not installed; pip install 'dpft[vision]'."
+        ) from error
