@@ -2,9 +2,9 @@
 
 Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
 and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in
-every step ``begin_step``, the private gradient of what requires grad, ``finish_gradient``, and the
-optimizer over ``moved_parameters``; ``save`` at the end. Most methods say only what trains, in
-``adapt``.
+every step ``begin_step``, the private gradient of what requires grad, ``finish_gradient``,
+``begin_update``, and the optimizer over ``moved_parameters``; ``save`` at the end. Most methods say
+only what trains, in ``adapt``.
 """
 
 from abc import ABC, abstractmethod
@@ -18,6 +18,7 @@ from dpft.registration import Registry
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
 LARGEST_FILE = "5GB"
@@ -119,6 +120,13 @@ class Method(ABC):
 
     def finish_gradient(self, model: "nn.Module") -> None:
         """Turns the private gradient into that of ``moved_parameters``: post-processing."""
+        return
+
+    def begin_update(self, optimizer: "Optimizer", step: int) -> None:
+        """Makes the optimizer ready for step ``step`` (counted from 0), just before it moves.
+
+        What is done follows from ``step`` alone, so that a run that is resumed there does it too.
+        """
         return
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":

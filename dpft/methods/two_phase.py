@@ -7,15 +7,17 @@ trains, the clipping norm and the learning rate change at the switch, which is p
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, MethodPhase
+from dpft.methods.bitfit import bias_names
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -34,10 +36,19 @@ class _Run:
 @METHODS.register("two_phase")
 @dataclass(frozen=True, kw_only=True)
 class TwoPhase(Method):
-    """Every parameter trains for ``full_epochs``, then every bias; the rest is frozen there.
+    """Every parameter trains for ``full_epochs``, then what method=bitfit trains; the rest freezes.
 
     In the second phase train also what ``train_new_modules`` and ``train_embeddings`` open; in
-    the first everything does. One value serves one run: it remembers what ``phases`` planned and
+    the first everything does.
+
+    The optimizer keeps its moments over the switch unless ``reset_optimizer``. Most of a private
+    gradient is noise, whose size per number depends on the clipping norm and not on how many
+    numbers train, so what Adam knows of the biases stays right; a new Adam takes its first steps at
+    the full learning rate whatever the gradient, and the second phase's is the larger. Bu et al.'s
+    results are of the new one, as their code has it; it also suits a ``bitfit_max_grad_norm`` that
+    changes the noise's size.
+
+    One value serves one run: it remembers what ``phases`` planned and
     ``prepare`` found, so a resumed run asks both again.
     """
 
@@ -48,6 +59,9 @@ class TwoPhase(Method):
     fine-tuning is usual (Bu et al. 2022, Table 15)."""
     bitfit_max_grad_norm: float | None = None
     """Clipping norm of the second phase; null keeps privacy.max_grad_norm."""
+    reset_optimizer: bool = False
+    """Begin the second phase with an optimizer that has seen no gradient, as the authors' code
+    does; false goes on with the first phase's moments."""
 
     def __post_init__(self) -> None:
         if not self.full_epochs > 0:
@@ -69,8 +83,8 @@ class TwoPhase(Method):
         Raises:
             InputError: It has nothing to train in the second phase.
         """
-        second = set(replace(self, train_biases=True)._also_trained(model, new))
-        names = frozenset(name for name, p in model.named_parameters() if p in second)
+        biases, added = bias_names(model), set(self._also_trained(model, new))
+        names = frozenset(n for n, p in model.named_parameters() if n in biases or p in added)
         if not names:
             raise InputError(
                 f"method={self.name} must have a bias to train in its second phase, got none in"
@@ -114,6 +128,11 @@ class TwoPhase(Method):
         full = step < self._run.switch
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(full or name in self._run.second)
+
+    def begin_update(self, optimizer: "Optimizer", step: int) -> None:
+        """Forgets, where it is to, what the optimizer knows when the second phase begins."""
+        if self.reset_optimizer and step == self._run.switch:
+            optimizer.state.clear()
 
     @cached_property
     def _run(self) -> _Run:

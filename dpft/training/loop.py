@@ -77,6 +77,9 @@ class StepHooks(Protocol):
     def finish_gradient(self, model: nn.Module) -> None:
         """Turns the finished gradient into that of what the optimizer moves."""
 
+    def begin_update(self, optimizer: Optimizer, step: int) -> None:
+        """Makes the optimizer ready to move the weights at step ``step`` (counted from 0)."""
+
 
 class NoHooks:
     """The same parameters train in every step, and their gradient is what moves them."""
@@ -85,6 +88,9 @@ class NoHooks:
         """Changes nothing."""
 
     def finish_gradient(self, model: nn.Module) -> None:
+        """Changes nothing."""
+
+    def begin_update(self, optimizer: Optimizer, step: int) -> None:
         """Changes nothing."""
 
 
@@ -209,6 +215,7 @@ def train(
             statistics = compute_gradient(model, training_set, engine, step, ranks)
             hooks.finish_gradient(model)
             with ranks.settled():
+                hooks.begin_update(optimizer, step - 1)
                 optimizer.step()
                 scheduler.step()
                 check_weights(model, step)

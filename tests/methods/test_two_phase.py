@@ -102,7 +102,7 @@ def test_new_modules_and_embeddings_train_in_the_second_phase_where_they_are_ask
         assert trainable(model) == {name for name, _ in model.named_parameters()}
         method.begin_step(model, SWITCH)
         extra = set(new) if train_new else {embedding}
-        assert trainable(model) == (biases(model) - new) | extra
+        assert trainable(model) == biases(model) | extra
 
 
 def test_a_model_without_a_bias_is_refused():
@@ -125,7 +125,7 @@ def test_what_a_run_is_remembered_by_is_no_part_of_the_configuration():
     method, _ = prepared()
     assert set(plain(method)) == {
         "name", "full_epochs", "bitfit_learning_rate", "bitfit_max_grad_norm",
-        "train_new_modules", "train_biases", "train_embeddings",
+        "reset_optimizer", "train_new_modules", "train_biases", "train_embeddings",
     }  # fmt: skip
     assert method == two_phase()
 
@@ -216,6 +216,31 @@ def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_the_second_phase_begins_with_a_new_optimizer_where_it_is_asked_for(tmp_path, reset):
+    """After the switch a new Adam has seen one gradient, and knows of the biases alone."""
+    method, model = prepared(reset_optimizer=reset)
+    phases = method.phases(STEPS, lambda epochs: SWITCH)
+    own = toy.session(tmp_path, model, checkpoint_every=1, keep=STEPS + 1)
+    object.__setattr__(own, "method", method)
+    object.__setattr__(own, "phases", phases)
+    privacy = toy.privacy()
+    plan = make_plan(privacy, num_examples=12, expected_batch_size=6, phases=phases)
+    train_privately(own, plan, privacy, epsilon_after=toy.spent)
+    for step in range(1, STEPS + 1):
+        path = tmp_path / f"private/checkpoints/step-{step:08d}/optimizer.safetensors"
+        gradients_seen = {
+            label.removesuffix("/step"): int(number)
+            for label, number in load_file(path).items()
+            if label.endswith("/step")
+        }
+        forgot = reset and step > SWITCH
+        everything = {name for name, _ in model.named_parameters()}
+        assert gradients_seen.keys() == (biases(model) if forgot else everything)
+        of_biases = {gradients_seen[name] for name in biases(model)}
+        assert of_biases == {step - SWITCH if forgot else step}
+
+
 def take_steps(method: TwoPhase, state: TrainingState, steps: range) -> None:
     for step in steps:
         method.begin_step(state.model, step)
@@ -224,20 +249,22 @@ def take_steps(method: TwoPhase, state: TrainingState, steps: range) -> None:
             parameter.grad = None
             if parameter.requires_grad:
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
+        method.begin_update(state.optimizer, step)
         state.optimizer.step()
         state.scheduler.step()
 
 
+@pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("stopped_after", [SWITCH, SWITCH + 1])
 def test_going_on_in_the_second_phase_is_bit_identical_to_never_having_stopped(
-    tmp_path, stopped_after
+    tmp_path, stopped_after, reset
 ):
-    method, model = prepared()
+    method, model = prepared(reset_optimizer=reset)
     first = training_state(method, model)
     take_steps(method, first, range(stopped_after))
     path = save_checkpoint(tmp_path / "checkpoints", stopped_after, first)
     take_steps(method, first, range(stopped_after, STEPS))
-    again, model = prepared(toy.tiny_model(seed=9))
+    again, model = prepared(toy.tiny_model(seed=9), reset_optimizer=reset)
     second = training_state(again, model)
     assert restore_checkpoint(path, second) == stopped_after
     take_steps(again, second, range(stopped_after, STEPS))

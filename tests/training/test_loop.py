@@ -50,6 +50,9 @@ class Hooks:
     def finish_gradient(self, model):
         self.calls.append("project")
 
+    def begin_update(self, optimizer, step):
+        self.calls.append(f"update {step}")
+
 
 def run(engine, model=None, hooks=None, units=None):
     model = model or tiny_model()
@@ -80,8 +83,8 @@ def test_a_method_is_asked_before_the_draw_and_after_the_private_gradient():
     run(engine, hooks=Hooks(engine.calls))
     assert engine.calls == [
         "enter",
-        "begin 0", "draw from 12", "accumulate 1", "finish", "project",
-        "begin 1", "draw from 12", "finish", "project",
+        "begin 0", "draw from 12", "accumulate 1", "finish", "project", "update 0",
+        "begin 1", "draw from 12", "finish", "project", "update 1",
         "exit",
     ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward
 from dpft.privacy.clipping.rules.recurrent import recurrent_forward
 from dpft.privacy.clipping.rules.rms_norm import rms_norm_forward
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
+from dpft.standardized_convolution import StandardizedConv2d
 
 Rule = Callable[[Any, Recorder], Callable[..., Any]]
 """(layer, recorder) -> a forward with the layer's arithmetic that records its weight's uses."""
@@ -39,6 +40,7 @@ LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
         nn.GroupNorm: group_norm_forward,
         nn.Conv1d: convolution_forward,
         nn.Conv2d: convolution_forward,
+        StandardizedConv2d: convolution_forward,
         nn.LSTM: recurrent_forward,
         nn.GRU: recurrent_forward,
         nn.RNN: recurrent_forward,

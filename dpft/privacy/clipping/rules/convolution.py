@@ -15,14 +15,14 @@ from torch.nn.grad import conv1d_input, conv2d_input
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
 from dpft.privacy.clipping.uses import GradientUse
+from dpft.standardized_convolution import StandardizedConv2d, pulled_back, standardized
 
 Convolution = nn.Conv1d | nn.Conv2d
 
 
 def is_plain(layer: Convolution) -> bool:
-    """Whether the layer computes what the rule knows, and pads by zeros, as many as it says."""
-    own = type(layer)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
-    return own and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    """Whether the layer convolves as its kind does, whatever it pads its input with."""
+    return type(layer)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
 
 
 def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Tensor], Tensor]:
@@ -33,6 +33,8 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
         if inputs is not None:
             gradients = _weight_gradients(layer, inputs, backprops)
             gradients = gradients.unflatten(0, (count, -1)).sum(1)
+            if isinstance(layer, StandardizedConv2d):
+                gradients = pulled_back(layer.weight, gradients)
             recorder.record(layer, "weight", GradientUse(gradients))
         if layer.bias is not None and layer.bias.requires_grad:
             sums = backprops.flatten(2).sum(2, dtype=sum_dtype(backprops))
@@ -41,7 +43,7 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
     def forward(inputs: Tensor) -> Tensor:
         # Inside a region examples come as (b, 1, channels, …).
         leading = inputs.shape[: -1 - spatial]
-        flat = for_product(inputs.flatten(0, -2 - spatial))
+        flat = _padded(layer, for_product(inputs.flatten(0, -2 - spatial)))
         outputs = _Convolution.apply(flat, layer.weight, layer.bias, layer, leading[0], record)
         unflattened: Tensor = outputs.unflatten(0, leading)
         return unflattened
@@ -49,14 +51,39 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
     return forward
 
 
+def _pads_its_input(layer: Convolution) -> bool:
+    """Whether padding is a step before the convolution: of other than zeros, or given by name."""
+    return layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+
+
+def _padded(layer: Convolution, inputs: Tensor) -> Tensor:
+    """Returns the inputs with the padding that the convolution itself will not add."""
+    padding = layer._reversed_padding_repeated_twice
+    if not (_pads_its_input(layer) and any(padding)):
+        return inputs
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(inputs, padding, mode=mode)
+
+
+def _padding(layer: Convolution) -> Any:
+    """Returns the zeros that the convolution adds on both sides of each spatial dimension."""
+    return (0,) * (layer.weight.dim() - 2) if _pads_its_input(layer) else layer.padding
+
+
+def _convolved_with(layer: Convolution) -> Tensor:
+    """Returns what the layer convolves with: its weight, or its weight standardised."""
+    weight = layer.weight.detach()
+    return standardized(weight) if isinstance(layer, StandardizedConv2d) else weight
+
+
 def _weight_gradients(layer: Convolution, inputs: Tensor, backprops: Tensor) -> Tensor:
-    """Returns the gradient of each row of ``inputs``, shape (rows, *weight.shape)."""
+    """Returns each row's gradient of what it is convolved with, shape (rows, *weight.shape)."""
     kernel, stride, padding, dilation = (
         _two_numbers(numbers, fill)
         for numbers, fill in (
             (layer.kernel_size, 1),
             (layer.stride, 1),
-            (layer.padding, 0),
+            (_padding(layer), 0),
             (layer.dilation, 1),
         )
     )
@@ -88,15 +115,18 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.count, ctx.record = layer, count, record
         ctx.shape = inputs.shape
-        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        used = _convolved_with(layer)
+        # A weight is saved as itself: what is saved for a backward pass may be offloaded or sharded
+        kept = used if isinstance(layer, StandardizedConv2d) else weight
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, kept)
         convolve = F.conv1d if inputs.dim() == 3 else F.conv2d
         bias = None if bias is None else bias.to(inputs.dtype)
         return convolve(
             inputs,
-            weight.to(inputs.dtype),
+            used.to(inputs.dtype),
             bias,
             layer.stride,
-            layer.padding,
+            _padding(layer),
             layer.dilation,
             layer.groups,
         )
@@ -114,7 +144,7 @@ class _Convolution(torch.autograd.Function):
             weight.to(backprops.dtype),
             backprops,
             layer.stride,
-            layer.padding,
+            _padding(layer),
             layer.dilation,
             layer.groups,
         )

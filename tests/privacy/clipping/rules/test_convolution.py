@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.privacy.clipping.rules import find_rule
+from dpft.standardized_convolution import StandardizedConv2d
 from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,
     assert_forward_and_input_gradient_are_the_layers_own,
@@ -18,6 +20,21 @@ LAYERS = {
     "1d depthwise": (lambda: nn.Conv1d(4, 8, 4, groups=4, padding=3), (4, 4, 9)),
     "same padding": (lambda: nn.Conv2d(3, 6, 3, padding="same"), (4, 3, 6, 6)),
     "reflected": (lambda: nn.Conv1d(3, 6, 3, padding=1, padding_mode="reflect"), (4, 3, 6)),
+    "same padding, uneven": (lambda: nn.Conv2d(3, 6, (4, 3), padding="same"), (4, 3, 6, 7)),
+    "same padding, dilated": (
+        lambda: nn.Conv2d(4, 6, 2, padding="same", dilation=3, groups=2),
+        (4, 4, 6, 7),
+    ),
+    "valid padding": (lambda: nn.Conv2d(3, 6, 3, padding="valid", stride=2), (4, 3, 6, 7)),
+    "circular": (
+        lambda: nn.Conv2d(3, 6, 3, padding=(2, 1), padding_mode="circular"),
+        (4, 3, 6, 7),
+    ),
+    "standardised": (lambda: StandardizedConv2d(3, 6, 3, stride=2, padding=1), (4, 3, 7, 9)),
+    "standardised, grouped": (
+        lambda: StandardizedConv2d(4, 6, 3, groups=2, padding="same", bias=False),
+        (4, 4, 6, 6),
+    ),
     "transposed": (lambda: nn.ConvTranspose2d(3, 6, 3, stride=2), (4, 3, 5, 5)),
     "3d": (lambda: nn.Conv3d(2, 3, 2), (4, 2, 3, 4, 4)),
 }
@@ -42,3 +59,9 @@ def test_a_frozen_weight_with_a_trainable_bias():
     layer.weight.requires_grad = False
     inputs = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(inputs))
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"transposed", "3d"}))
+def test_a_convolution_has_a_rule_whatever_it_pads_with(name):
+    make, _ = LAYERS[name]
+    assert find_rule(make()) is not None

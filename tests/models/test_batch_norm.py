@@ -1,0 +1,92 @@
+import pytest
+import torch
+from torch import nn
+from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTModel
+
+from dpft.batch_mixing import check_model
+from dpft.models.batch_norm import group_norm_like, replace_batch_norm, standardize_weights
+from dpft.standardized_convolution import StandardizedConv2d
+
+SMALL = {"embedding_size": 8, "hidden_sizes": [48, 64], "depths": [1, 1], "layer_type": "basic"}
+
+
+def resnet(**options) -> nn.Module:
+    torch.manual_seed(0)
+    return ResNetForImageClassification(ResNetConfig(**SMALL | options))
+
+
+def test_every_batch_norm_becomes_a_group_norm_with_its_weights():
+    model = resnet()
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    before = dict(model.named_parameters())
+    assert replace_batch_norm(model) == tuple(norms)
+    assert dict(model.named_parameters()) == before
+    for name, old in norms.items():
+        new = model.get_submodule(name)
+        assert type(new) is nn.GroupNorm
+        assert new.weight is old.weight and new.bias is old.bias and new.eps == old.eps
+    assert not [name for name, _ in model.named_buffers() if "running" in name]
+    check_model(model)
+
+
+def test_images_no_longer_change_each_other():
+    model, pixels = resnet().train(), torch.randn(4, 3, 32, 32)
+    replace_batch_norm(model)
+    together = model(pixel_values=pixels).logits
+    alone = torch.cat([model(pixel_values=image[None]).logits for image in pixels])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(64, 32), (48, 24), (8, 8), (37, 1), (1, 1), (96, 32), (2048, 32)]
+)
+def test_there_are_32_groups_or_the_most_that_divide_the_channels(channels, groups):
+    assert group_norm_like(nn.BatchNorm2d(channels)).num_groups == groups
+
+
+def test_a_group_norm_is_what_a_batch_norm_would_be_without_weights():
+    made = group_norm_like(nn.BatchNorm2d(8, affine=False))
+    assert made.weight is None and made.bias is None
+
+
+def test_a_model_without_batch_norm_is_left_as_it_is():
+    model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    before = list(model.modules())
+    assert replace_batch_norm(model) == ()
+    assert list(model.modules()) == before
+
+
+def test_it_works_without_storage():
+    with torch.device("meta"):
+        model = ResNetForImageClassification(ResNetConfig(**SMALL))
+    assert replace_batch_norm(model)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_norm_in_two_places_stays_one():
+    shared = nn.BatchNorm2d(4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    assert replace_batch_norm(model) == ("0",)
+    assert model[0] is model[2] and isinstance(model[0], nn.GroupNorm)
+
+
+def test_mode_and_what_is_frozen_are_kept():
+    norm = nn.BatchNorm2d(4).eval()
+    norm.weight.requires_grad_(False)
+    made = group_norm_like(norm)
+    assert not made.training and not made.weight.requires_grad and made.bias.requires_grad
+
+
+def test_convolutions_are_standardised_with_their_weights_kept():
+    model = resnet()
+    before = dict(model.named_parameters())
+    names = standardize_weights(model)
+    assert names == tuple(n for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    assert all(type(model.get_submodule(name)) is StandardizedConv2d for name in names)
+    assert dict(model.named_parameters()) == before
+
+
+def test_a_filter_of_one_number_is_not_standardised():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1, groups=4))
+    assert standardize_weights(model) == ()
+    assert type(model[0]) is nn.Conv2d
