@@ -11,9 +11,8 @@ from typing import Any
 
 from dpft.audit.words import written_text
 from dpft.data.prompts import split_files
-from dpft.data.readers import FORMATS
+from dpft.data.readers import FORMATS, file_rows
 from dpft.data.rows import examples_of
-from dpft.data.sources import file_rows
 from dpft.errors import InputError, StateError
 from dpft.evaluation.samples import spread
 from dpft.files import read_json

@@ -8,8 +8,10 @@ read is refused, since what was trained on, and how much of it, must be what the
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
+from dpft.data.local_forms import LocalForm
 from dpft.data.memory import TRAIN
 from dpft.data.readers import (
     FORMATS,
@@ -17,6 +19,7 @@ from dpft.data.readers import (
     Row,
     csv_rows,
     decoded_lines,
+    file_rows,
     line_place,
     packed,
 )
@@ -94,6 +97,15 @@ def corpus_split(task: Task, split: str) -> list[Path]:
             f" each a folder of files or a file such as {split}.txt."
         )
     return files[split]
+
+
+def _rows(task: Task, split: str) -> Iterator[Row]:
+    assert task.corpus_form is not None
+    readers = corpus_formats(task.corpus_form)
+    return chain.from_iterable(file_rows(file, readers) for file in corpus_split(task, split))
+
+
+FORM = LocalForm(rows=_rows, splits=known_splits)
 
 
 def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dpft.data.memory import MEMORY, memory_rows
-from dpft.data.readers import FORMATS, Row
+from dpft.data.readers import FORMATS, Row, file_rows
 from dpft.data.rows import made_at, row_values
-from dpft.data.sources import file_rows
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, Task, TextTask
 from dpft.tasks.records import Example

@@ -12,6 +12,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
 from dpft.errors import InputError
@@ -212,3 +213,20 @@ FORMATS: dict[str, Reader] = {
     ".parquet": _parquet_rows,
 }
 """Endings of a file's name, in the order they are listed to the user, and their readers."""
+
+
+def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
+    """Yields a file's rows, not yet checked.
+
+    Args:
+        path: The file.
+        formats: As ``read_rows``.
+
+    Raises:
+        InputError: It cannot be read; names file and line.
+    """
+    try:
+        with path.open("rb") as stream:
+            yield from read_rows(stream, str(path), formats)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error

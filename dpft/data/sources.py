@@ -5,17 +5,16 @@ and line and never quotes the row: rows may be private, messages are not (docs/d
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 
 from huggingface_hub import constants
 
-from dpft.data.corpora import corpus_formats, corpus_split, known_splits
 from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
+from dpft.data.local_forms import local_form
 from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
-from dpft.data.readers import FORMATS, Reader, Row, read_rows
+from dpft.data.readers import FORMATS, Row, file_rows, read_rows
 from dpft.data.rows import examples_of, set_apart, unit_of
 from dpft.errors import InputError
 from dpft.hub import hub_is_reachable
@@ -90,9 +89,8 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
     if task.data_dir is None:
         raise InputError(f"task.source=local needs task.data_dir={_places(task)}.")
-    if task.corpus_form is not None:
-        readers, files = corpus_formats(task.corpus_form), corpus_split(task, split)
-        return chain.from_iterable(file_rows(file, readers) for file in files)
+    if task.local_form is not None:
+        return local_form(task.local_form).rows(task, split)
     folder = Path(task.data_dir).expanduser()
     if task.takes_file and folder.is_file():
         return file_rows(_only_file(folder, split))
@@ -116,8 +114,8 @@ def has_training_split_alone(task: Task) -> bool:
         return held_splits() == (TRAIN,)
     if task.effective_source != "local" or task.data_dir is None:
         return False
-    if task.corpus_form is not None:
-        return known_splits(task) == {TRAIN}
+    if task.local_form is not None:
+        return local_form(task.local_form).splits(task) == {TRAIN}
     return task.takes_file and Path(task.data_dir).expanduser().is_file()
 
 
@@ -127,8 +125,8 @@ def has_split(task: Task, split: str) -> bool:
         return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
         return False
-    if task.corpus_form is not None:
-        return not known_splits(task).isdisjoint(task.parts(split))
+    if task.local_form is not None:
+        return not local_form(task.local_form).splits(task).isdisjoint(task.parts(split))
     folder = Path(task.data_dir).expanduser()
     names = [part + ending for part in task.parts(split) for ending in FORMATS]
     return any((folder / name).exists() for name in names)
@@ -157,6 +155,9 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
             f"task={task.name} ships no sample for task.source=embedded; take task.source=hub, or"
             " local files with task.data_dir=DIR."
         )
+    if task.local_form is not None:
+        yield from local_form(task.local_form).rows(task, split)
+        return
     sample = resources.files("dpft") / "models" / "embedded" / "sample"
     with resources.as_file(sample) as folder:
         yield from file_rows(_split_file(folder, split))
@@ -177,23 +178,6 @@ def _split_file(folder: Path, split: str) -> Path:
 def _file_names(split: str) -> str:
     *names, last = (split + ending for ending in FORMATS)
     return f"{', '.join(names)} or {last}"
-
-
-def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
-    """Yields a file's rows, not yet checked.
-
-    Args:
-        path: The file.
-        formats: As ``read_rows``.
-
-    Raises:
-        InputError: It cannot be read; names file and line.
-    """
-    try:
-        with path.open("rb") as stream:
-            yield from read_rows(stream, str(path), formats)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _url_rows(task: Task, split: str) -> Iterator[Row]:

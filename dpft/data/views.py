@@ -39,9 +39,7 @@ class View(ABC):
 class ViewedRows(Sequence[Any]):
     """Rows as they are read at one step."""
 
-    def __init__(
-        self, rows: Sequence[Any], view: View, source: ViewBits, step: int
-    ) -> None:
+    def __init__(self, rows: Sequence[Any], view: View, source: ViewBits, step: int) -> None:
         """Views ``rows`` by what ``source`` draws for ``step``."""
         self._rows, self._view, self._source, self._step = rows, view, source, step
 

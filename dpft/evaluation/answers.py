@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpft.evaluation.attributes import model_attributes, read_attributes, scored_attributes
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.groups import group_examples
 from dpft.evaluation.labels import label_input, read_labels
@@ -22,7 +23,7 @@ from dpft.evaluation.scored import (
     scored_texts,
 )
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import LABELS, TEXTS
+from dpft.kinds import ATTRIBUTES, LABELS, TEXTS
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record, are_texts
 
@@ -127,7 +128,30 @@ class LabelAnswers(Answers):
         return scored_labels(task, chosen, read_labels(task, texts))
 
 
-ANSWERS: dict[str, Answers] = {TEXTS: TextAnswers(), LABELS: LabelAnswers()}
+class AttributeAnswers(LabelAnswers):
+    """Several attributes of each record, each there or not."""
+
+    def of_model(
+        self,
+        task: Any,
+        chosen: Sequence[Any],
+        outputs: "ModelOutputs",
+        decode: DecodeConfig,
+        on_progress: OnProgress | None,
+    ) -> Scored:
+        """See ``Answers.of_model``."""
+        return model_attributes(task, chosen, outputs, on_progress)
+
+    def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
+        """See ``Answers.of_file``: names of the attributes that are there, a comma between."""
+        return scored_attributes(task, chosen, read_attributes(task, texts))
+
+
+ANSWERS: dict[str, Answers] = {
+    TEXTS: TextAnswers(),
+    LABELS: LabelAnswers(),
+    ATTRIBUTES: AttributeAnswers(),
+}
 """By what ``Task.answers`` says."""
 
 

@@ -210,7 +210,7 @@ def _evaluation(
         split=split,
         examples=scored.count,
         stage=stage,
-        metrics=values,
+        metrics={**values, **scored.more},
         not_computed=not_computed,
         predictions=scored.predictions,
     )

@@ -10,7 +10,15 @@ from typing import Any
 import datasets
 import evaluate
 
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, NEXT_TOKENS, TEXTS, MetricSpec
+from dpft.evaluation.metrics.base import (
+    ATTRIBUTES,
+    LABELS,
+    LIKELIHOODS,
+    NEXT_TOKENS,
+    RANKINGS,
+    TEXTS,
+    MetricSpec,
+)
 from dpft.evaluation.metrics_config import MetricsConfig
 
 FEATURES = {
@@ -28,6 +36,15 @@ FEATURES = {
     ),
     LABELS: datasets.Features(
         {"predicted": datasets.Value("float64"), "gold": datasets.Value("float64")}
+    ),
+    RANKINGS: datasets.Features(
+        {"ranked": datasets.List(datasets.Value("float64")), "gold": datasets.Value("float64")}
+    ),
+    ATTRIBUTES: datasets.Features(
+        {
+            "predicted": datasets.List(datasets.Value("float64")),
+            "gold": datasets.List(datasets.Value("float64")),
+        }
     ),
 }
 """Kind of columns to their types."""

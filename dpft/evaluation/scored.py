@@ -5,14 +5,21 @@ for labels one for each record.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.labels import label_columns, label_predictions
-from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, NEXT_TOKENS, TEXTS, metric_specs
+from dpft.evaluation.metrics.base import (
+    LABELS,
+    LIKELIHOODS,
+    NEXT_TOKENS,
+    RANKINGS,
+    TEXTS,
+    metric_specs,
+)
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
@@ -37,6 +44,8 @@ class Scored:
     columns: Mapping[str, Columns] = field(repr=False)
     """Kind of columns (texts, likelihoods, labels) to the columns; kinds nothing gave are absent.
     """
+    more: Mapping[str, float] = field(default_factory=dict)
+    """Scores beside those of the metrics, such as each attribute's."""
 
 
 def groups_to_score(
@@ -111,7 +120,12 @@ def model_labels(
     """Returns the label that the model gives each record."""
     count = counter("predictions", len(records), on_progress)
     answers = outputs.answers(records, count)
-    return scored_labels(task, records, [task.predicted(answer) for answer in answers])
+    scored = scored_labels(task, records, [task.predicted(answer) for answer in answers])
+    if len(answers[0]) == 1:
+        return scored
+    ranked = [sorted(range(len(one)), key=lambda k: -one[k]) for one in answers]  # noqa: B023
+    rankings: Columns = {"ranked": ranked, "gold": [record.label for record in records]}
+    return replace(scored, columns={**scored.columns, RANKINGS: rankings})
 
 
 def check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:

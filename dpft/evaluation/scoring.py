@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpft.evaluation.metrics.base import (
+    ATTRIBUTES,
     LABELS,
     LIKELIHOODS,
     NEXT_TOKENS,
+    RANKINGS,
     TEXTS,
     MetricSpec,
     NotComputed,
@@ -23,6 +25,8 @@ _WHY_MISSING = {
     LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
     NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
     LABELS: "needs labels, a predicted and a right one per input",
+    RANKINGS: "needs the model's probabilities; a predictions file holds one class per input",
+    ATTRIBUTES: "needs attributes, predicted and right ones per input",
 }
 
 

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
+from dpft.models.batch_norm import replace_batch_norm
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
 from dpft.models.own_tokenizer import load_own_tokenizer, own_tokenizer_folder
@@ -33,6 +34,9 @@ from dpft.models.source import (
     origin,
     source,
 )
+
+STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
+"""Names of what a BatchNorm knows of its batches, as they end."""
 
 CAUSAL_HEAD = Head(kind=CAUSAL)
 
@@ -60,7 +64,8 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
     """
     config = architecture.config(head)
     with loading_errors(architecture.model, describe(head)), torch.device("meta"):
-        return fresh_model(config, head, architecture.pooling)
+        model = fresh_model(config, head, architecture.pooling)
+    return _changed(model, architecture.model)
 
 
 def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset[str]:
@@ -112,6 +117,7 @@ def load_model(
             model = fresh_model(architecture.config(head), head, architecture.pooling)
         else:
             model = _pretrained(architecture, head, new, rows)
+    model = _changed(model, architecture.model)
     if architecture.model.gradient_checkpointing:
         model.activation_checkpointing_enable()
     return model
@@ -149,6 +155,16 @@ def _tokenizer_of(model: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
+    """Returns the model with what the configuration puts in the place of some of its layers."""
+    if settings.replace_batch_norm and not replace_batch_norm(model):
+        raise InputError(
+            f"model.replace_batch_norm=true needs a model with BatchNorm, got {origin(settings)}"
+            " without; set it to false."
+        )
+    return model
+
+
 def _pretrained(
     architecture: Architecture,
     head: Head,
@@ -177,6 +193,8 @@ def _pretrained(
     else:
         loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
     missing = sorted({*loaded[1]["missing_keys"], *_mismatched(loaded[1])} - new)
+    if settings.replace_batch_norm:  # of a model that was saved after it, which has no statistics
+        missing = [name for name in missing if not name.endswith(STATISTICS)]
     # A pooler that the mean takes the place of may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
     if missing:

@@ -41,7 +41,7 @@ class ModelConfig:
     """A model's config.json, model_type among it: what model.init=random and dpft plan go by where
     no folder is given. Of a language model the tokenizer says how large its vocabulary is."""
     replace_batch_norm: bool = False
-    """Replace each BatchNorm, which mixes the examples of a batch, by a GroupNorm of its weights."""
+    """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
     init: str = "pretrained"
     """pretrained, or random to train from a fresh initialisation of the same architecture."""
     gradient_checkpointing: bool = False

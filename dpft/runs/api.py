@@ -19,7 +19,7 @@ from dpft.config.load import from_values
 from dpft.config.words import given_text
 from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
 from dpft.data.prompts import PROMPTS
-from dpft.data.sources import file_rows
+from dpft.data.readers import file_rows
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.models.loading import quiet_transformers

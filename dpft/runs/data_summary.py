@@ -122,7 +122,8 @@ def render(summary: DataSummary) -> str:
     table = [f"| {name} | {value} |" for name, value in rows]
     named = [f"- {name}" for name in summary.unreadable]
     if named:
-        named = ["", f"Could not be read, and so left out (at most {MOST_NAMED} named):", "", *named]
+        which = f"Could not be read, and so left out (at most {MOST_NAMED} named):"
+        named = ["", which, "", *named]
     heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
     return "\n".join([*heading, "|---|---:|", *table, *named, ""])
 

@@ -75,6 +75,8 @@ class Task(ABC):
     """The hub data set whose splits are published; another one is the user's own."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
+    local_form: ClassVar[str | None] = None
+    """Form of its data on disk, one of ``dpft.data.local_forms``; None: a table for each split."""
     streams_hub: ClassVar[bool] = False
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     scores_rows: ClassVar[bool] = False

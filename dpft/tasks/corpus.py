@@ -45,6 +45,7 @@ class CorpusTask(TextTask):
 
     rows_key: ClassVar[str | None] = CHUNKS
     takes_file: ClassVar[bool] = True
+    local_form: ClassVar[str | None] = "corpus"
     streams_hub: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "allenai/c4"
 

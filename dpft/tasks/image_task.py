@@ -41,7 +41,8 @@ class ImageTask(LabelTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_classes(self.labels)
+        if self.labels:
+            check_classes(self.labels)
         if self.image_size is not None and self.image_size < 1:
             raise InputError(f"task.image_size must be at least 1, got {self.image_size}.")
         for name in ("augmentations", "workers"):
@@ -49,6 +50,13 @@ class ImageTask(LabelTask):
                 raise InputError(f"task.{name} must be 0 or more, got {getattr(self, name)}.")
         if not all(value > 0 for value in self.std):
             raise InputError(f"task.std must be above 0, got {list(self.std)}.")
+
+    @property
+    def lacks(self) -> str | None:
+        """See ``Task.lacks``: names of the classes."""
+        if self.labels:
+            return None
+        return f"task={self.name} needs task.labels, the names of its classes, got none."
 
     @property
     def most_rows(self) -> int:
@@ -66,9 +74,25 @@ class ImageTask(LabelTask):
         return ATTRIBUTES if self.has_attributes else LABELS
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of what a model answers with: its classes, or its attributes."""
+        return self.labels
+
+    @property
+    def image_column(self) -> str:
+        """The column of the image."""
+        return IMAGE
+
+    @property
+    def label_column(self) -> str:
+        """The column of the class."""
+        return "label"
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """The image and its label."""
-        return (IMAGE, *(self.labels if self.has_attributes else ("label",)))
+        """The image and its label, or its attributes."""
+        labels = self.labels if self.has_attributes else (self.label_column,)
+        return (self.image_column, *labels)
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
@@ -88,30 +112,35 @@ class ImageTask(LabelTask):
         """See ``Task.examples``.
 
         Args:
-            row: ``image``, an ``ImagePlace`` or what a hub's data set holds, and ``label``, or a
-                number for each attribute.
+            row: The image, an ``ImagePlace`` or what a hub's data set holds, and its label,
+                or a number for each attribute.
 
         Raises:
             InputError: The image or a label is of no such kind.
         """
-        answer = (
-            tuple(_attribute(row[name], name) for name in self.labels)
-            if self.has_attributes
-            else (self.label(row["label"]),)
-        )
-        return (LabelledImage(image=_place(row[IMAGE]), answer=answer),)
+        return (LabelledImage(image=_place(row[self.image_column]), answer=self.answer(row)),)
+
+    def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Returns the number of a row's class, or 0 or 1 for each attribute.
+
+        Raises:
+            InputError: A label is none of the task's; the message does not quote it.
+        """
+        if self.has_attributes:
+            return tuple(attribute_value(row[name], name) for name in self.labels)
+        return (self.label(row[self.label_column]),)
 
     def label(self, value: Any) -> float:
         """See ``LabelTask.label``."""
-        return class_number(self.labels, value, "label")
+        return class_number(self.classes, value, "label")
 
     def prediction(self, text: str) -> float:
         """See ``LabelTask.prediction``."""
-        return class_number(self.labels, text, "a prediction")
+        return class_number(self.classes, text, "a prediction")
 
     def label_text(self, value: float) -> str:
         """See ``LabelTask.label_text``."""
-        return self.labels[int(value)]
+        return self.classes[int(value)]
 
     def predicted(self, outputs: Sequence[float]) -> float:
         """See ``LabelTask.predicted``: the likeliest class."""
@@ -143,7 +172,7 @@ def _place(value: Any) -> ImagePlace:
     raise InputError("the column image must hold an encoded image.")
 
 
-def _attribute(value: Any, name: str) -> float:
+def attribute_value(value: Any, name: str) -> float:
     """Returns 0 or 1 of an attribute that is spelled so, as false or true, or as -1 or 1.
 
     Raises:

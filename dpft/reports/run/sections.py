@@ -110,9 +110,26 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config['train']['weight_decay']:g}"),
         ("optimizer", config["optimizer"]["name"]),
-        ("longest example", f"{config['task']['max_length']} tokens"),
+        *input_rows(config),
         ("precision", precision_note(config["train"].get("precision", "fp32"))),
     ]
+
+
+def input_rows(config: Config) -> list[Row]:
+    """Returns what every record is made into before the model reads it; public constants."""
+    task, model = config["task"], config["model"]
+    rows: list[Row] = []
+    if "max_length" in task:
+        rows.append(("longest example", f"{task['max_length']} tokens"))
+    if "image_size" in task:
+        size, views = task["image_size"], task["augmentations"]
+        made = f"{size} x {size}, less mean {task['mean']}, by {task['std']}"
+        rows.append(("images", made))
+        if views:
+            rows.append(("random views of a record", f"{views}, clipped as one"))
+    if model.get("replace_batch_norm"):
+        rows.append(("BatchNorm", "each replaced by a GroupNorm before training"))
+    return rows
 
 
 def precision_note(precision: str) -> str:

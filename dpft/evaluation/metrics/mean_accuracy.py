@@ -1,0 +1,33 @@
+"""Mean accuracy over attributes: of each the share of examples where it is told right."""
+
+from collections.abc import Sequence
+
+from dpft.evaluation.metrics.base import ATTRIBUTES, MetricSpec, register
+
+
+def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[float]]) -> float:
+    """Returns the mean over attributes of the share of equal entries, 0..1.
+
+    Every attribute has as many examples, so that it is the share of all entries.
+
+    Args:
+        predicted: 0 or 1 for each attribute of each example.
+        gold: The right ones.
+    """
+    told = [
+        one == right
+        for ones, rights in zip(predicted, gold, strict=True)
+        for one, right in zip(ones, rights, strict=True)
+    ]
+    return sum(told) / len(told)
+
+
+register(
+    MetricSpec(
+        name="mean_accuracy",
+        inputs=ATTRIBUTES,
+        score=mean_accuracy,
+        description="Mean over attributes of the share of examples told right; 0..1.",
+        citation="Bu et al. 2022 (arXiv 2210.00036), Table 17.",
+    )
+)

@@ -1,0 +1,83 @@
+"""What images a model sees: how large they may be, and how many channels they have."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
+
+from dpft.data.images.decoding import COLOUR, GREY, ImageForm
+from dpft.errors import InputError
+
+USUAL_SIZE = 224
+"""Of models that take any size: what their checkpoints on ImageNet were trained at."""
+
+
+def own_size(config: PretrainedConfig, place: str) -> int:
+    """Returns the height and width that a model was made for.
+
+    Args:
+        config: Of the model.
+        place: The model in the user's words.
+
+    Raises:
+        InputError: It is no classifier of images, or sees others than square ones.
+    """
+    if config.model_type not in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        raise InputError(
+            f"task needs a classifier of images, got {place} of model type {config.model_type};"
+            " choose one, such as model=vit-base."
+        )
+    size: Any = getattr(config, "image_size", None)
+    if isinstance(size, list | tuple):
+        if len(set(size)) != 1:
+            raise InputError(f"the model must see square images, got {place}, made for {size}.")
+        size = size[0]
+    return USUAL_SIZE if size is None else int(size)
+
+
+def channels_of(config: PretrainedConfig) -> int:
+    """Returns how many channels a model sees: 1, grey, or 3, colour.
+
+    Raises:
+        InputError: It is another number.
+    """
+    channels = int(getattr(config, "num_channels", COLOUR))
+    if channels not in (GREY, COLOUR):
+        raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
+    return channels
+
+
+def check_size(form: ImageForm, config: PretrainedConfig) -> None:
+    """Refuses a size that the model cannot take.
+
+    A model with positions takes the one that they are for; convolutions take any that is not
+    smaller than what their strides make one number of.
+
+    Raises:
+        InputError: It is such a size.
+    """
+    made_for: Any = getattr(config, "image_size", None)
+    made_for = made_for[0] if isinstance(made_for, list | tuple) else made_for
+    has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
+    if has_positions and made_for is not None and form.height != made_for:
+        raise InputError(
+            f"task.image_size must be {made_for}, which the positions of the model are for, got"
+            f" {form.height}; leave it out."
+        )
+    least = smallest_size(config)
+    if form.height < least:
+        raise InputError(
+            f"task.image_size must be at least {least}, of which the model's strides leave one"
+            f" number, got {form.height}; raise it, or choose a smaller model."
+        )
+
+
+def smallest_size(config: Any) -> int:
+    """Returns the product of a model's strides; 1 where config.json does not say them."""
+    if config.model_type == "convnext":
+        return int(config.patch_size * 2 ** (len(config.hidden_sizes) - 1))
+    if config.model_type == "resnet":
+        first = 2 if config.downsample_in_first_stage else 1
+        return int(4 * first * 2 ** (len(config.hidden_sizes) - 1))
+    patch = getattr(config, "patch_size", 1)
+    return int(patch if isinstance(patch, int) else max(patch))

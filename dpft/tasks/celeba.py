@@ -1,0 +1,55 @@
+"""CelebA (Liu et al. 2015): 162,770 faces to train on, with 40 attributes, each there or not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import TASKS
+from dpft.tasks.image_task import IMAGE, ImageTask, attribute_value
+
+
+@TASKS.register("celeba")
+@dataclass(frozen=True, kw_only=True)
+class CelebA(ImageTask):
+    """All attributes, by one summed loss an image; or one of them, as two classes."""
+
+    attribute: str | None = None
+    """The one attribute to learn, such as Smiling; null: all that labels names."""
+
+    published_hub_name: ClassVar[str | None] = "flwrlabs/celeba"
+    local_form: ClassVar[str | None] = "celeba"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attribute is not None and self.attribute not in self.labels:
+            raise InputError(
+                f"task.attribute must be one of task.labels, such as {self.labels[0]}, got"
+                f" {self.attribute!r}."
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """See ``ImageTask.classes``."""
+        return self.labels if self.attribute is None else (f"not {self.attribute}", self.attribute)
+
+    @property
+    def has_attributes(self) -> bool:
+        """See ``ImageTask.has_attributes``."""
+        return self.attribute is None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See ``Task.columns``."""
+        return super().columns if self.attribute is None else (IMAGE, self.attribute)
+
+    @property
+    def column_names(self) -> Mapping[str, str]:
+        """Names of columns as files may have them, to the task's own."""
+        return {"img": IMAGE}
+
+    def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """See ``ImageTask.answer``."""
+        if self.attribute is None:
+            return super().answer(row)
+        return (attribute_value(row[self.attribute], self.attribute),)

@@ -1,0 +1,39 @@
+"""Handwritten digits: 1437 grey images to train on, which scikit-learn brings; for a first run."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import TASKS
+from dpft.tasks.image_task import ImageTask
+
+HALVES = ("all", "public", "private")
+
+
+@TASKS.register("digits")
+@dataclass(frozen=True, kw_only=True)
+class DigitsTask(ImageTask):
+    """Ten classes of images of 8 x 8."""
+
+    source: str = "embedded"
+    half: str = "all"
+    """Of the training digits: all; public, every second one, to train on without privacy first; or
+    private, the others."""
+
+    ships_sample: ClassVar[bool] = True
+    local_form: ClassVar[str | None] = "digits"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.effective_source != "embedded":
+            raise InputError("task=digits comes with scikit-learn; leave task.data_dir out.")
+        if self.half not in HALVES:
+            raise InputError(f"task.half must be one of {', '.join(HALVES)}, got {self.half!r}.")
+
+    @property
+    def public_num_train_examples(self) -> int | None:
+        """See ``Task.public_num_train_examples``: of the half that is trained on."""
+        whole = self.embedded_num_train_examples
+        if whole is None or self.half == "all":
+            return whole
+        return whole // 2 + (whole % 2 if self.half == "public" else 0)
