@@ -10,7 +10,7 @@ from transformers import BertConfig, GPT2Config, T5Config
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
-from dpft.models.loading import load_tokenizer
+from dpft.models.loading import language_head, load_tokenizer
 from dpft.models.own_tokenizer import own_tokenizer_folder
 from dpft.models.source import ModelConfig
 from dpft.tokenizers.pieces import Pieces
@@ -92,7 +92,6 @@ def test_an_architecture_that_transformers_does_not_know_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer": None}, "model=drawn has no tokenizer; give model.tokenizer=RUN"),
         ({"init": "pretrained", "tokenizer": None}, "has no weights, only an architecture"),
         ({"init": "pretrained"}, "model.tokenizer needs model.init=random"),
     ],
@@ -102,3 +101,9 @@ def test_an_architecture_alone_needs_a_tokenizer_and_starts_at_random(
 ) -> None:
     with pytest.raises(InputError, match=message):
         replace(drawn(vocabulary, model_type="t5"), **changes)
+
+
+def test_an_architecture_of_a_language_model_alone_needs_a_tokenizer(vocabulary: Path) -> None:
+    architecture = read_architecture(replace(drawn(vocabulary, model_type="t5"), tokenizer=None))
+    with pytest.raises(InputError, match="model=drawn has no tokenizer; give model.tokenizer=RUN"):
+        language_head(architecture)
