@@ -144,8 +144,13 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
     """Refuses canaries whose suffix nobody learns to write.
 
     Raises:
-        InputError: The task's answers are labels.
+        InputError: The task's answers are labels, or its records no texts.
     """
+    if audit.wanted and not task.has_canaries:
+        raise InputError(
+            f"audit.canaries needs a task of texts, got task={task.name}: canaries are words; set"
+            " audit.canaries=0."
+        )
     if audit.exposure_canaries and task.answers != TEXTS:
         raise InputError(
             f"audit.exposure_canaries needs a task whose answers are texts, got task={task.name};"

@@ -219,7 +219,10 @@ def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
     base: Any = model
     if hasattr(model, "peft_config"):
         base = base.get_base_model()
-    return set(base.get_input_embeddings().parameters())
+    try:
+        return set(base.get_input_embeddings().parameters())
+    except NotImplementedError:  # what sees images by convolutions has none
+        return set()
 
 
 def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:

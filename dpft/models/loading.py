@@ -47,13 +47,13 @@ def language_head(architecture: Architecture) -> Head:
     Raises:
         InputError: The architecture is no language model, or there is no tokenizer for it.
     """
-    model = architecture.model
+    model, kind = architecture.model, language_kind(architecture.config())
     if model.has_no_weights and model.tokenizer is None:
         raise InputError(
             f"model={model.name} has no tokenizer; give model.tokenizer=RUN, the folder of a"
             " dpft tokenizer run, or of any tokenizer."
         )
-    return Head(kind=language_kind(architecture.config()))
+    return Head(kind=kind)
 
 
 def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrainedModel:

@@ -19,7 +19,9 @@ from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
 from dpft.runs.fused_heads import with_fused_head
-from dpft.training.estimate import largest_micro_batch, model_shapes
+from dpft.runs.task_model import layout_of
+from dpft.training.estimate import ModelShapes, largest_micro_batch, model_shapes
+from dpft.training.positions import record_positions
 from dpft.training.training_config import AUTO
 from dpft.training.usable_memory import usable_memory
 
@@ -94,6 +96,19 @@ def planned_model(
     return with_fused_head(prepared, config, architecture, head), new
 
 
+def planned_shapes(config: TrainConfig, architecture: Architecture, head: Head) -> ModelShapes:
+    """Returns what the cost of a step follows from, of the model that would be trained."""
+    positions = None
+    layout = layout_of(config.task, architecture, head)
+    if not layout.has_lengths:
+        positions = record_positions(planned_model(config, architecture, head)[0], layout)
+    return model_shapes(
+        planned_model(config, architecture, head)[0],
+        enters_early=config.method.extra_positions > 0,
+        positions=positions,
+    )
+
+
 def _largest(
     config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
 ) -> int:
@@ -105,9 +120,8 @@ def _largest(
     memory, least, train = usable_memory(device), _least(config), config.train
     guarantee, longest = config.privacy.guarantee, config.task.longest
     assert train.expected_batch_size is not None
-    model, _ = planned_model(config, architecture, head)
     size = largest_micro_batch(
-        model_shapes(model),
+        planned_shapes(config, architecture, head),
         memory_bytes=memory,
         clipper_bytes=None if guarantee is None else guarantee.clipper_memory_mb * 2**20,
         max_length=longest + config.method.extra_positions,

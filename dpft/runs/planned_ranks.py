@@ -17,11 +17,10 @@ from dpft.memory import machine_memory
 from dpft.models.architecture import Architecture
 from dpft.parallel.cutting import check_can_be_sharded
 from dpft.parallel.parallel_config import check_shards
-from dpft.runs.micro_batch_size import planned_model
+from dpft.runs.micro_batch_size import planned_model, planned_shapes
 from dpft.runs.sharding import check_sharding
 from dpft.runs.task_model import layout_of
 from dpft.training.activations import Activations, guessed_activations, trace_activations
-from dpft.training.estimate import model_shapes
 from dpft.training.rank_memory import (
     RankShapes,
     StepShapes,
@@ -130,7 +129,8 @@ class PlannedRanks:
         """Of a micro-batch of ``_rows``."""
         config = self.config
         model, _ = planned_model(config, self.architecture, self.head)
-        guessed = guessed_activations(model_shapes(model), rows=self._rows, length=self._length)
+        shapes = planned_shapes(config, self.architecture, self.head)
+        guessed = guessed_activations(shapes, rows=self._rows, length=self._length)
         try:
             return trace_activations(
                 model,

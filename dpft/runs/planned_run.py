@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from dpft.config.schema import PlanConfig
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters, input_embeddings
@@ -19,6 +21,7 @@ from dpft.reports.run.privacy_record import non_private_record, parameter_record
 from dpft.runs.micro_batch_size import (
     check_micro_batch_tokens,
     planned_model,
+    planned_shapes,
     with_micro_batch_size,
 )
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks
@@ -33,7 +36,7 @@ from dpft.runs.run_plan import (
 from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
 from dpft.runs.task_model import fitted_to, layout_of, prepare_model, training_head
 from dpft.training.compiling import check_compiler
-from dpft.training.estimate import Estimate, estimate, model_shapes
+from dpft.training.estimate import Estimate, estimate
 from dpft.training.measure import Measurement, measure_step
 from dpft.training.probe import probe_machine
 
@@ -149,8 +152,8 @@ def probe(
     """
     device, settings = config.train.prepare(), config.train
     model, _ = planned_model(config, architecture, head)
-    width = max(weight.shape[-1] for weight in input_embeddings(model))
-    shapes = model_shapes(model, enters_early=config.method.extra_positions > 0)
+    width = _width(model)
+    shapes = planned_shapes(config, architecture, head)
     guarantee = config.privacy.guarantee
     processes = config.parallel.planned_processes
     batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
@@ -172,6 +175,14 @@ def probe(
         steps=plan.steps,
         peak_memory_bytes=peak_memory_bytes,
     )
+
+
+def _width(model: nn.Module) -> int:
+    """Returns the width that a probe's product has: that of what a token, or a patch, becomes."""
+    tables = [table for table in input_embeddings(model) if table.dim() > 1]
+    if not tables:  # convolutions alone
+        return max(len(weight) for weight in model.parameters() if weight.dim() > 1)
+    return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
 
 
 def measure(

@@ -65,6 +65,8 @@ class Task(ABC):
 
     modality: ClassVar[str]
     """What its records are made of: text or image; says how they reach a model."""
+    has_canaries: ClassVar[bool] = False
+    """Whether ``canary`` makes records of words."""
     rows_key: ClassVar[str | None] = None
     """The key of ``most_rows``; None: a record is one row."""
     ships_sample: ClassVar[bool] = False
@@ -233,6 +235,7 @@ class TextualTask(Task):
     the model has positions for where that is less."""
 
     modality: ClassVar[str] = "text"
+    has_canaries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

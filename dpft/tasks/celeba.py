@@ -22,6 +22,8 @@ class CelebA(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.attribute is not None and self.metrics == ("mean_accuracy",):
+            object.__setattr__(self, "metrics", ("accuracy",))
         if self.attribute is not None and self.attribute not in self.labels:
             raise InputError(
                 f"task.attribute must be one of task.labels, such as {self.labels[0]}, got"

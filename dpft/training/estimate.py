@@ -6,6 +6,7 @@ gradient goes through, and 2 for the gradient of a weight that trains; where gra
 outputs and, once a step, noise and optimizer. ``measure`` times a model of random weights instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -72,17 +73,25 @@ class Estimate:
 HOW = "a probe of this machine and the model's shapes; evaluation and loading left out"
 
 
-def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes:
+def model_shapes(
+    model: nn.Module,
+    *,
+    enters_early: bool = False,
+    positions: Mapping[str, float] | None = None,
+) -> ModelShapes:
     """Returns the shapes of a prepared model, which may be without weights (``meta``).
 
     Args:
         model: After ``Method.prepare``.
         enters_early: What trains stands at the model's input, whatever its place among modules.
+        positions: How often a record uses each layer, by its name; then numbers are of a record,
+            not of a token. None: a record uses each once for a token.
     """
     forward = frozen = trained = outputs = logits = layers = fused = 0
     reached = enters_early
-    for module in model.modules():
+    for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
+        often = 1.0 if positions is None else positions.get(name, 0.0)
         layers += bool(own)
         reached = reached or any(parameter.requires_grad for parameter in own)
         if isinstance(module, nn.Embedding):
@@ -91,14 +100,15 @@ def model_shapes(model: nn.Module, *, enters_early: bool = False) -> ModelShapes
             if isinstance(module, LossHead):
                 fused, outputs = len(matrix), outputs + 2 * matrix.shape[1]
             else:
-                outputs += sum(matrix.shape[:2])
-                logits = max(logits, *matrix.shape[:2])
+                outputs += round(often * sum(matrix.shape[:2]))
+                logits = max(logits, *(round(often * size) for size in matrix.shape[:2]))
+            used = round(often * matrix.numel())
             if matrix.requires_grad:
-                trained += matrix.numel()
+                trained += used
             elif reached:
-                frozen += matrix.numel()
+                frozen += used
             else:
-                forward += matrix.numel()
+                forward += used
     return ModelShapes(
         layers=layers,
         forward_weights=forward,

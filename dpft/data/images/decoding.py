@@ -5,14 +5,10 @@ time a batch needs it, so that no more of them are in memory than a batch has; a
 looked at once before training, to leave out what is none and to know them by a hash.
 """
 
-import atexit
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import get_context
 from typing import TypeVar
 
 import numpy as np
@@ -87,17 +83,20 @@ class Decoder:
         encoded = sum(not place.shape for place in places)
         if not self._workers or encoded <= FEW:
             return [work(place, self.form) for place in places]
-        pool = _pool(self._workers)
-        size = max(1, len(places) // (4 * self._workers))
-        return list(pool.map(work, places, [self.form] * len(places), chunksize=size))
+        from joblib import Parallel, delayed
+
+        size = max(1, -(-len(places) // (4 * self._workers)))
+        pieces = [places[at : at + size] for at in range(0, len(places), size)]
+        # Processes stay for the next batch; nothing of an image is written to share it with them.
+        parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
+        done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
+        return [one for each in done for one in each]
 
 
-@cache
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # spawned: a forked process would have the threads' locks and the random states of this one
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    atexit.register(pool.shutdown, wait=False, cancel_futures=True)
-    return pool
+def _worked(
+    work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace], form: ImageForm
+) -> list[Made]:
+    return [work(place, form) for place in places]
 
 
 def _pixels(place: ImagePlace, form: ImageForm) -> Pixels | None:

@@ -33,6 +33,11 @@ class ImageLayout(Layout):
     workers: int = 0
     """Processes that decode."""
 
+    @property
+    def has_lengths(self) -> bool:
+        """See ``Layout.has_lengths``."""
+        return False
+
     def length(self, row: ImageRow) -> int:
         """See ``Layout.length``."""
         return 1

@@ -63,6 +63,11 @@ def summary_line(record: Mapping[str, Any]) -> str:
     return ", ".join([*taken, spent])
 
 
+def _of_length(tokens: int) -> str:
+    """Returns how long a record is taken to be; one that has no length is 1."""
+    return "one size" if tokens == 1 else f"{tokens} tokens"
+
+
 def in_words(seconds: float) -> str:
     """Returns a time as somebody would say it.
 
@@ -105,7 +110,7 @@ def _cost_lines(record: Mapping[str, Any]) -> list[str]:
         cost = record["estimated"]
         how = [
             "estimated by a probe of this machine as it is now, for records of"
-            f" {cost['typical_length']} tokens;",
+            f" {_of_length(cost['typical_length'])};",
             "loading and evaluation left out; plan.measure=true times the model instead:",
         ]
     else:
