@@ -33,7 +33,9 @@ OVERRIDES = f"{HYDRA}/overrides.yaml"
 
 # Public, or in private/ where the evaluation split is: the same names in either place.
 PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
-TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md")
+WRONG_IMAGES = "wrong_images.png"
+"""Some images of a public split that were classed wrongly; of a private one there is none."""
+TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md", "wrong_images*.png")
 """Patterns of the files with an evaluation's texts: one each, or one for each part of a split."""
 SHEET, SHEET_KEY = "human_eval.csv", "human_eval_key.json"
 

@@ -51,6 +51,10 @@ class Encoding(ABC):
         """Returns it for steps that do not clip: a record is at most one random view of it."""
         return self
 
+    def picture(self, examples: Sequence[Any]) -> bytes | None:
+        """Returns some records as one PNG, to be looked at; None of what is no image."""
+        return None
+
     def cuts(self, example: Any) -> bool:
         """Returns whether a part of a record would have no room."""
         return False
@@ -88,6 +92,10 @@ class TokenEncoding(Encoding):
     def by_record(self) -> Self:
         """Returns it for steps that do not clip: a record is at most one random view of it."""
         return self
+
+    def picture(self, examples: Sequence[Any]) -> bytes | None:
+        """Returns some records as one PNG, to be looked at; None of what is no image."""
+        return None
 
     def cuts(self, example: Any) -> bool:
         """See ``Encoding.cuts``."""

@@ -44,6 +44,10 @@ class Evaluation:
     """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
     not_computed: dict[str, str]
     """Metric name to why it has no value."""
+    confusion: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Of classes: ``labels``, and ``counts``, how many of each were taken for each; or nothing."""
+    picture: bytes | None = field(default=None, repr=False)
+    """Some records that were classed wrongly, as PNG; it may be private."""
     predictions: tuple[Prediction, ...] = field(repr=False)
     """In the order of the split; they may be private, ``record`` leaves them out."""
 
@@ -212,5 +216,9 @@ def _evaluation(
         stage=stage,
         metrics={**values, **scored.more},
         not_computed=not_computed,
+        confusion={"labels": list(task.confusable), "counts": scored.confusion}
+        if scored.confusion
+        else {},
+        picture=scored.picture,
         predictions=scored.predictions,
     )

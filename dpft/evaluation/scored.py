@@ -6,7 +6,7 @@ for labels one for each record.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
@@ -29,6 +29,9 @@ from dpft.tasks.records import LabelledExample, Record, are_texts
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
 
+MOST_SHOWN = 40
+"""Wrongly classed records in a picture."""
+
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
@@ -44,6 +47,10 @@ class Scored:
     columns: Mapping[str, Columns] = field(repr=False)
     """Kind of columns (texts, likelihoods, labels) to the columns; kinds nothing gave are absent.
     """
+    confusion: Sequence[Sequence[int]] = field(default=(), repr=False)
+    """How many records of each class, a row each, were taken for each class."""
+    picture: bytes | None = field(default=None, repr=False)
+    """Some records that were classed wrongly, as PNG."""
     more: Mapping[str, float] = field(default_factory=dict)
     """Scores beside those of the metrics, such as each attribute's."""
 
@@ -120,12 +127,36 @@ def model_labels(
     """Returns the label that the model gives each record."""
     count = counter("predictions", len(records), on_progress)
     answers = outputs.answers(records, count)
-    scored = scored_labels(task, records, [task.predicted(answer) for answer in answers])
+    labels = [task.predicted(answer) for answer in answers]
+    scored = scored_labels(task, records, labels)
+    if task.confusable:
+        counts, picture = confused(task, records, labels, outputs)
+        scored = replace(scored, confusion=counts, picture=picture)
     if len(answers[0]) == 1:
         return scored
     ranked = [sorted(range(len(one)), key=lambda k: -one[k]) for one in answers]  # noqa: B023
     rankings: Columns = {"ranked": ranked, "gold": [record.label for record in records]}
     return replace(scored, columns={**scored.columns, RANKINGS: rankings})
+
+
+def confused(
+    task: Task, records: Sequence[Any], labels: Sequence[float], outputs: "ModelOutputs"
+) -> tuple[list[list[int]], bytes | None]:
+    """Returns which class was taken for which, and some wrongly classed records as a picture.
+
+    Args:
+        task: Its ``confusable`` classes are counted.
+        records: With their right labels.
+        labels: Those a model gave them.
+        outputs: The model's, whose encoding reads the records.
+    """
+    counts = [[0] * len(task.confusable) for _ in task.confusable]
+    wrong: list[Any] = []
+    for record, label in zip(records, labels, strict=True):
+        counts[int(record.label)][int(label)] += 1
+        if record.label != label and len(wrong) < MOST_SHOWN:
+            wrong.append(record)
+    return counts, outputs.encoding.picture(wrong)
 
 
 def check_not_empty(task: Task, examples: Sequence[Record], split: str) -> None:

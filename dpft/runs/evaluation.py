@@ -22,6 +22,7 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import sample_records, write_samples
+from dpft.files import write_bytes
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
@@ -35,6 +36,7 @@ from dpft.run_folder import (
     PREDICTIONS,
     PRIVACY,
     SAMPLES,
+    WRONG_IMAGES,
     hold_run,
     private_folder,
 )
@@ -288,7 +290,7 @@ def write_evaluations(
         part = "" if len(last) == 1 else evaluation.split
         if not public and was_public(folder / METRICS, evaluation):
             # It may have been scored with other parts then, or alone.
-            for name in (PREDICTIONS, SAMPLES):
+            for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):
                     (folder / named(name, part_then)).unlink(missing_ok=True)
         if not evaluation.predictions:
@@ -296,6 +298,8 @@ def write_evaluations(
         write_predictions(
             shown / named(PREDICTIONS, part), evaluation.predictions, private=not public
         )
+        if public and evaluation.picture is not None:
+            write_bytes(folder / named(WRONG_IMAGES, part), evaluation.picture)
         if not training:
             write_samples(
                 shown / named(SAMPLES, part),
@@ -310,8 +314,13 @@ def write_evaluations(
 
 def scores_of(evaluation: Evaluation, *, public: bool) -> dict[str, Any]:
     """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
-    samples = sample_records(evaluation.predictions) if public else []
-    return evaluation.record() | ({"samples": samples} if samples else {})
+    if not public:
+        return evaluation.record()
+    shown = {
+        "samples": sample_records(evaluation.predictions),
+        "confusion": dict(evaluation.confusion),
+    }
+    return evaluation.record() | {name: value for name, value in shown.items() if value}
 
 
 def named(file: str, part: str) -> str:

@@ -147,6 +147,11 @@ class Task(ABC):
         return TEXTS
 
     @property
+    def confusable(self) -> tuple[str, ...]:
+        """Names of the classes of which reports show which is taken for which; none: not shown."""
+        return ()
+
+    @property
     def longest(self) -> int:
         """The length of the longest row: of a text, in tokens; 1 where rows have no length."""
         return 1

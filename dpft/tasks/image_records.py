@@ -45,4 +45,4 @@ class LabelledImage:
     @property
     def shown(self) -> str:
         """The record in words, for predictions: its file's name."""
-        return PurePath(self.image.file).name
+        return PurePath(self.image.file).name or "image"

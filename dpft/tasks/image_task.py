@@ -79,6 +79,11 @@ class ImageTask(LabelTask):
         return self.labels
 
     @property
+    def confusable(self) -> tuple[str, ...]:
+        """See ``Task.confusable``."""
+        return () if self.has_attributes else self.classes
+
+    @property
     def image_column(self) -> str:
         """The column of the image."""
         return IMAGE

@@ -19,7 +19,6 @@ CONF = Path(__file__).parents[2] / "conf" / "task"
 @pytest.mark.parametrize("name", TASKS.entries())
 def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    values.pop("defaults", None)  # Hydra's own: which conf/train is the task's
     assert set(values) == {key_name(field) for field in fields(TASKS.named(name))}
     assert built(values | FORMS.get(name, {})).name == name
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dpft.data.encoding import Encoding
 from dpft.data.images.augment import RandomView
+from dpft.data.images.grid import grid
 from dpft.data.images.layout import ImageLayout, decoder
 from dpft.data.images.rows import ImageRow, ImageRows
 from dpft.data.views import View
@@ -48,6 +49,13 @@ class ImageEncoding(Encoding):
     def view(self) -> View | None:
         """See ``Encoding.view``."""
         return RandomView() if self.views else None
+
+    def picture(self, examples: Sequence[LabelledImage]) -> bytes | None:
+        """See ``Encoding.picture``: rows of small images, in order."""
+        if not examples:
+            return None
+        form = self.layout.form
+        return grid(decoder(form, self.layout.workers).decode([one.image for one in examples]))
 
     def by_record(self) -> Self:
         """See ``Encoding.by_record``: one random view, where there would be several."""

@@ -14,6 +14,7 @@ from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.audited import alarms, audited_rows, figures_of_audits
 from dpft.reports.run.card import write_card
+from dpft.reports.run.confusion import confusions
 from dpft.reports.run.figures import figures, meaning
 from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
@@ -103,6 +104,7 @@ def render_page(record: RunRecord) -> str:
         about=metric_words(record.config, sorted(names)),
         private=record.privacy.get("private", False),
         plot=epsilon_plot(record.privacy),
+        confusions=confusions(record.evaluations, record.folder),
         audit_figures=figures_of_audits(record.folder),
         command=command(record),
         configuration=configuration(record),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
+SHOWN_OF_PUBLIC = ("samples", "confusion")
+"""What an entry of metrics.json has of a public split alone."""
 TRAINING_SPLIT = "computed on training records, not covered by epsilon"
 
 
@@ -50,7 +52,7 @@ def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:
 
 def without_samples(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an entry of metrics.json without texts, for a split that may no longer be shown."""
-    return {name: value for name, value in entry.items() if name != "samples"}
+    return {name: value for name, value in entry.items() if name not in SHOWN_OF_PUBLIC}
 
 
 def score_tables(evaluations: Sequence[Mapping[str, Any]]) -> list[ScoreTable]:

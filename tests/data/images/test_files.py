@@ -1,0 +1,150 @@
+"""CIFAR, CelebA, digits and folders of your own, as they lie on a disk; what is refused of them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.data.sources import has_split, has_training_split_alone, load_examples
+from dpft.errors import InputError
+from dpft.tasks.celeba import CelebA
+from dpft.tasks.cifar import Cifar10, Cifar100
+from dpft.tasks.digits import DigitsTask
+from dpft.tasks.images import ImagesTask
+from tests.data.images import made
+
+TEN = tuple(f"class {n}" for n in range(10))
+HUNDRED = tuple(f"class {n}" for n in range(100))
+
+
+def own(folder: Path, **values: Any) -> ImagesTask:
+    return ImagesTask(
+        name="images", data_dir=str(folder), **{"labels": ("dark", "bright"), **values}
+    )
+
+
+def refusal(task: Any, split: str = "train") -> str:
+    with pytest.raises(InputError) as error:
+        load_examples(task, split)
+    return str(error.value)
+
+
+def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path) -> None:
+    made.cifar_binary(tmp_path / "cifar-10-batches-bin", count=50)
+    task = Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN)
+    records = load_examples(task, "train")
+    assert [record.answer for record in records] == [(float(n % 10),) for n in range(50)]
+    assert {record.image.content for record in records} == {b""}, "no image is held"
+    assert len(load_examples(task, "test")) == 10
+    assert has_split(task, "test") and not has_split(task, "validation")
+
+
+def test_cifar_100_has_a_coarse_label_before_its_own(tmp_path: Path) -> None:
+    folder = made.cifar_binary(tmp_path, hundred=True, count=50)
+    task = Cifar100(name="cifar100", data_dir=str(folder), labels=HUNDRED)
+    assert [record.label for record in load_examples(task, "train")] == list(range(50))
+
+
+def test_cifar_is_read_from_parquet_as_well(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        made.parquet(tmp_path / "data" / f"{name}.parquet", range(5), fine_label=[3] * 5)
+    task = Cifar100(name="cifar100", data_dir=str(tmp_path), labels=HUNDRED)
+    assert [record.label for record in load_examples(task, "train")] == [3.0] * 10
+
+
+@pytest.mark.parametrize("name", ["data_batch_1", "cifar-10-python.tar.gz", "train.pkl"])
+def test_rule_11_a_pickled_version_is_refused_by_name_and_never_opened(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    task = Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN)
+    sentence = refusal(task)
+    assert name in sentence and "nothing is unpickled" in sentence and "binary" in sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"\0" * 3072, "whole records"), (b"\x0a" + b"\0" * 3072, "record 1")]
+)
+def test_a_binary_file_of_another_form_is_refused(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "data_batch_1.bin").write_bytes(content)
+    assert says in refusal(Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN))
+
+
+def test_celeba_has_all_attributes_or_one(tmp_path: Path) -> None:
+    folder = str(made.celeba(tmp_path, count=20))
+    task = CelebA(name="celeba", data_dir=folder, labels=made.ATTRIBUTES)
+    records = load_examples(task, "train")
+    assert len(records) == 14
+    assert [record.answer for record in records[:3]] == [(0, 0, 0), (1, 0, 0), (0, 1, 0)]
+    one = CelebA(name="celeba", data_dir=folder, labels=made.ATTRIBUTES, attribute="Male")
+    assert one.classes == ("not Male", "Male") and one.answers == "labels"
+    assert [record.label for record in load_examples(one, "train")[:4]] == [0, 0, 1, 1]
+
+
+def test_celebas_lists_are_needed_and_say_what_is_wrong_by_line(tmp_path: Path) -> None:
+    task = CelebA(name="celeba", data_dir=str(tmp_path), labels=made.ATTRIBUTES)
+    assert "list_attr_celeba.txt cannot be read" in refusal(task)
+    made.celeba(tmp_path, count=4)
+    file = tmp_path / "list_attr_celeba.txt"
+    file.write_text(file.read_text().replace("000002.jpg  1", "000002.jpg"))
+    assert "list_attr_celeba.txt, line 4: 2 attributes where 3" in refusal(task)
+
+
+def test_digits_have_fixed_splits_and_a_public_half() -> None:
+    def task(half: str = "all") -> DigitsTask:
+        return DigitsTask(name="digits", half=half, labels=TEN, embedded_num_train_examples=1437)
+
+    assert len(load_examples(task(), "test")) == 360
+    for half in ("all", "public", "private"):
+        count = len(load_examples(task(half), "train"))
+        assert count == task(half).public_num_train_examples
+    assert task("public").is_published("train")
+
+
+def test_a_folder_is_a_class(tmp_path: Path) -> None:
+    made.folders(tmp_path, count=6)
+    task = own(tmp_path)
+    assert Counter(record.label for record in load_examples(task, "train")) == {0: 3, 1: 3}
+    assert not has_training_split_alone(task)
+    assert not task.is_published("test")
+
+
+def test_folders_of_classes_alone_are_a_training_split(tmp_path: Path) -> None:
+    task = own(made.folders(tmp_path, count=4, splits=()))
+    assert len(load_examples(task, "train")) == 4
+    assert has_training_split_alone(task)
+    assert "no test split" in refusal(task, "test")
+
+
+def test_a_table_names_its_images(tmp_path: Path) -> None:
+    made.folders(tmp_path / "x", count=4, splits=())
+    table = tmp_path / "mine.csv"
+    table.write_text("path,kind\nx/dark/0.png,dark\nx/bright/1.png,bright\n")
+    task = own(table, image_column="path", label_column="kind")
+    assert [record.label for record in load_examples(task, "train")] == [0, 1]
+    table.write_text("path,kind\n../secret.png,dark\n")
+    assert "mine.csv, line 2: the path of an image must lie within" in refusal(task)
+    table.write_text("path,kind\nx/dark/0.png,grey\n")
+    sentence = refusal(task)
+    assert "line 2" in sentence and "grey" not in sentence
+
+
+def test_what_is_no_class_and_no_image_is_refused(tmp_path: Path) -> None:
+    assert "must hold a folder for each class" in refusal(own(tmp_path))
+    made.folders(tmp_path, count=2)
+    assert "a folder that is no class" in refusal(own(tmp_path, labels=("dark", "other")))
+    (tmp_path / "train" / "dark" / "notes.txt").write_text("secret")
+    assert "nothing but images" in refusal(own(tmp_path))
+    empty = tmp_path / "empty"
+    (empty / "dark").mkdir(parents=True)
+    assert "holds no images" in refusal(own(empty))
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    made.folders(tmp_path / "data", count=2, splits=())
+    (tmp_path / "else.png").write_bytes(b"")
+    (tmp_path / "data" / "dark" / "link.png").symlink_to(tmp_path / "else.png")
+    assert "leads out of it" in refusal(own(tmp_path / "data"))
