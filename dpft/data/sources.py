@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 
@@ -209,6 +210,7 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             split=split,
             streaming=task.streams_hub,
         )
+        rows = _as_they_lie(rows)
         for number, values in enumerate(rows, start=1):
             yield Row(f"{task.hub_name}, {split} split, row {number}", values)
     except (OSError, ValueError, RuntimeError) as error:
@@ -217,6 +219,16 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             f" {split} could not be read ({type(error).__name__}); correct them, or"
             f" {OFFLINE_WAYS_OUT}."
         ) from error
+
+
+def _as_they_lie(rows: Any) -> Any:
+    """Returns a data set of the hub with its images encoded: they are decoded when they are used."""
+    import datasets
+
+    for name, feature in (rows.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(name, datasets.Image(decode=False))
+    return rows
 
 
 def _origin(task: Task, split: str) -> str:

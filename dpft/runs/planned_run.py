@@ -40,6 +40,9 @@ from dpft.training.estimate import Estimate, estimate
 from dpft.training.measure import Measurement, measure_step
 from dpft.training.probe import probe_machine
 
+LEAST_PROBED = 1024
+"""Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
@@ -161,7 +164,7 @@ def probe(
     speed = probe_machine(
         device,
         width=width,
-        tokens=size * config.task.longest,
+        tokens=max(size * config.task.longest, LEAST_PROBED),
         options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
         precision=settings.precision,
     )

@@ -4,6 +4,7 @@ What is done to an image before a model sees it is public and the same for all: 
 model's size, scaled to 0..1 and normalised by constants. Nothing is computed from the records.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -174,6 +175,10 @@ def _place(value: Any) -> ImagePlace:
         return ImagePlace(file="", content=value["bytes"])
     if isinstance(value, bytes):
         return ImagePlace(content=value)
+    if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow's, as a program gives it
+        stream = io.BytesIO()
+        value.save(stream, "PNG")
+        return ImagePlace(content=stream.getvalue())
     raise InputError("the column image must hold an encoded image.")
 
 

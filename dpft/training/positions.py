@@ -40,8 +40,8 @@ def record_positions(model: nn.Module, layout: Layout) -> Mapping[str, float] | 
     matrices = {
         name: (module, parameter)
         for name, module in model.named_modules()
-        for parameter in module.parameters(recurse=False)
-        if parameter.dim() >= MATRIX
+        for own, parameter in module.named_parameters(recurse=False)
+        if own == "weight" and parameter.dim() >= MATRIX
     }
     handles = [watch(name, module, weight) for name, (module, weight) in matrices.items()]
     losses = synthetic_losses(model, 1, 1, layout=layout)

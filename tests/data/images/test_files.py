@@ -4,8 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+from PIL import Image
 
+from dpft.data.images.decoding import Decoder, ImageForm
+from dpft.data.memory import rows_in_memory
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.errors import InputError
 from dpft.tasks.celeba import CelebA
@@ -19,9 +23,8 @@ HUNDRED = tuple(f"class {n}" for n in range(100))
 
 
 def own(folder: Path, **values: Any) -> ImagesTask:
-    return ImagesTask(
-        name="images", data_dir=str(folder), **{"labels": ("dark", "bright"), **values}
-    )
+    given = {"data_dir": str(folder), "labels": ("dark", "bright"), **values}
+    return ImagesTask(name="images", **given)
 
 
 def refusal(task: Any, split: str = "train") -> str:
@@ -148,3 +151,26 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "else.png").write_bytes(b"")
     (tmp_path / "data" / "dark" / "link.png").symlink_to(tmp_path / "else.png")
     assert "leads out of it" in refusal(own(tmp_path / "data"))
+
+
+def test_images_of_the_hub_stay_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    png = made.encoded(made.pixels(4))
+    table = datasets.Dataset.from_dict({"img": [{"bytes": png, "path": None}], "label": [4]})
+    monkeypatch.setattr("dpft.data.sources.hub_is_reachable", lambda: True)
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **__: table.cast_column("img", datasets.Image())
+    )
+    task = Cifar10(
+        name="cifar10", labels=TEN, hub_name="uoft-cs/cifar10", column_aliases={"img": "image"}
+    )
+    (record,) = load_examples(task, "train")
+    assert record.image.content == png and record.label == 4
+    assert task.is_published("train")
+
+
+def test_a_program_may_give_images_of_pillow() -> None:
+    image = Image.fromarray(made.pixels(1))
+    with rows_in_memory([{"image": image, "label": "dark"}]):
+        (record,) = load_examples(own(Path(), source="memory", data_dir=None), "train")
+    (pixels,) = Decoder(ImageForm(channels=3, height=32, width=32)).decode([record.image])
+    assert (pixels == made.pixels(1).transpose(2, 0, 1)).all()
