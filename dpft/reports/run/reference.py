@@ -11,6 +11,7 @@ OTHER_ACCOUNTANTS = frozenset({"gdp", "prv"})
 FRACTIONS = frozenset(
     {"accuracy", "f1", "meteor", "rouge_1", "rouge_2", "rouge_l", "matthews_correlation"}
     | {"pearson", "spearman", "distinct_1", "distinct_2", "token_accuracy"}
+    | {"top_5_accuracy", "mean_accuracy"}
 )
 """Metrics whose scale ends at 1, where papers often give percentages."""
 
