@@ -222,7 +222,7 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def _as_they_lie(rows: Any) -> Any:
-    """Returns a data set of the hub with its images encoded: they are decoded when they are used."""
+    """Returns a data set of the hub with its images encoded, as they lie there."""
     import datasets
 
     for name, feature in (rows.features or {}).items():

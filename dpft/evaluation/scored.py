@@ -132,7 +132,7 @@ def model_labels(
     if task.confusable:
         counts, picture = confused(task, records, labels, outputs)
         scored = replace(scored, confusion=counts, picture=picture)
-    if len(answers[0]) == 1:
+    if RANKINGS not in {spec.inputs for spec in metric_specs(task.metrics)}:
         return scored
     ranked = [sorted(range(len(one)), key=lambda k: -one[k]) for one in answers]  # noqa: B023
     rankings: Columns = {"ranked": ranked, "gold": [record.label for record in records]}

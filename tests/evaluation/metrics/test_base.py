@@ -14,6 +14,8 @@ COLUMNS = {
     "likelihoods": ["nll_sums", "token_counts"],
     "next_tokens": ["right_counts", "token_counts"],
     "labels": ["predicted", "gold"],
+    "rankings": ["ranked", "gold"],
+    "attributes": ["predicted", "gold"],
 }
 
 
