@@ -59,6 +59,7 @@ def test_an_architecture_has_the_published_size_and_needs_no_network(name):
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_model_takes_digits(name):
     model = model_of(name)
+    assert read_architecture(random(name)).config().image_size == 8
     assert sum(p.numel() for p in model.parameters()) < 150_000
     assert model(pixel_values=torch.rand(2, 1, 8, 8)).logits.shape == (2, 10)
     check_model(model.train())
