@@ -13,6 +13,7 @@ from dpft.runs.held_out import keep_key
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import save_key
 from dpft.runs.resuming import save_fingerprint
+from dpft.runs.spending.starting_models import starting_models
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ def write_beginning(
         asked: What tells the configuration that was asked for from any other.
     """
     start_anew(folder)
-    write_begun(folder, asked=asked, job=submitted_job())
+    starting = starting_models(prepared.config.model)
+    write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
     if write_request is not None:
         write_request(folder)
     dump(prepared.config, folder / CONFIGURATION)

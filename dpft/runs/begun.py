@@ -6,6 +6,7 @@ steps took (docs/design.md, rule 7).
 """
 
 import subprocess
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,23 +20,32 @@ from dpft.reports.run.origin import data_name, model_name
 from dpft.run_folder import BEGUN, private_path
 
 LIBRARIES = ("torch", "transformers")
-KEYS = ("date", "versions", "commit")
+KEYS = ("date", "versions", "commit", "starting_models")
 """What privacy.json has of it."""
 
 
-def write_begun(folder: Path, *, asked: str | None = None, job: str | None = None) -> None:
+def write_begun(
+    folder: Path,
+    *,
+    asked: str | None = None,
+    job: str | None = None,
+    starting_models: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Writes down that the run in a folder begins today (UTC), and with which versions.
 
     Args:
         folder: The run's; it exists.
         asked: What tells the configuration that was asked for from any other.
         job: What tells the job of submitit that begins it from any other; None: there is none.
+        starting_models: What the model that it starts from has promised already.
     """
     versions = {"dpft": dpft.__version__, **{name: version(name) for name in LIBRARIES}}
     begun: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
     commit = checked_out_commit(Path(dpft.__file__).parents[1])
     if commit is not None:
         begun["commit"] = commit
+    if starting_models:
+        begun["starting_models"] = list(starting_models)
     if asked is not None:
         begun["asked"] = asked
     if job is not None:
@@ -69,7 +79,7 @@ def _word_of(folder: Path, key: str) -> str | None:
 
 
 def read_begun(folder: Path) -> dict[str, Any]:
-    """Returns ``date``, ``versions`` and maybe ``commit``; nothing of a run that is older.
+    """Returns ``date``, ``versions`` and what else is known; nothing of a run that is older.
 
     Raises:
         InputError: The file is of another schema version.

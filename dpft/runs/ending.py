@@ -21,6 +21,7 @@ from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
+from dpft.reports.run.started_from import started_from
 from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
 from dpft.tasks.base import Task
 
@@ -91,7 +92,7 @@ def _promise(privacy: Mapping[str, Any]) -> str:
         steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
         unit=privacy["unit"],
     )
-    both = with_tokenizer(privacy).replace("*", "").strip()
+    both = (with_tokenizer(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")
 
 

@@ -13,6 +13,7 @@ from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.scores import PRIVATE_SPLIT
+from dpft.reports.run.started_from import started_from, starting_sentences
 from dpft.reports.run.witness import witness_rows
 from dpft.run_folder import LEDGER
 
@@ -49,10 +50,12 @@ def headline(privacy: Config) -> str:
     if "epsilon" not in privacy:
         return (
             "**NOT PRIVATE: this model was trained without differential privacy (`privacy=none`).**"
+            f"{started_from(privacy)}"
         )
     if not privacy["private"]:
         return (
             "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+            f"{started_from(privacy)}"
         )
     relation = privacy["neighboring_relation"].replace("_", " ")
     return (
@@ -61,7 +64,7 @@ def headline(privacy: Config) -> str:
         f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
         f" {privacy['steps']} planned, noise {privacy['noise_source']}."
-        f"{with_tokenizer(privacy)}"
+        f"{with_tokenizer(privacy)}{started_from(privacy)}"
     )
 
 
@@ -217,7 +220,7 @@ def coverage(
 ) -> list[str]:
     """Returns what epsilon covers and what it does not, a sentence each."""
     if "epsilon" not in privacy:
-        return []
+        return starting_sentences(privacy)
     covered = [
         "Covered: the released model, as a function of the training records, against anyone who"
         " sees the model and this report.",
@@ -239,6 +242,7 @@ def coverage(
         " showed is ten or more steps apart, which mitigates.",
         *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
         *([_LOSSES_NOT_COVERED] if shown else []),
+        *starting_sentences(privacy),
         *network_sentences(privacy),
         *canary_sentences(config),
         f"Not private at all: the configuration, the number of {counted} above among it.",

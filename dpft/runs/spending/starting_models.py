@@ -1,0 +1,53 @@
+"""What the model that a run starts from has promised already, as its own privacy.json states.
+
+What is done to a private model without the records that made it is post-processing: its epsilon for
+them stays, whatever it is trained on next. Where the same people are in both data sets, the costs
+add up (simple composition; Dwork and Roth 2014, theorem 3.16), which a report can only say: nobody
+tells dpft who they are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpft.models.source import ModelConfig
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import MODEL, PRIVACY
+
+KEPT = (
+    "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
+    "model", "neighboring_relation", "num_examples", "private", "unit", "unit_definition",
+)  # fmt: skip
+"""What is kept of another run's privacy.json."""
+
+
+def starting_models(model: ModelConfig) -> list[dict[str, Any]]:
+    """Returns what each private training promised that a model has behind it, the last one first.
+
+    Args:
+        model: ``model.path`` is a run's model, or an exported one; another has none.
+
+    Raises:
+        InputError: Its privacy.json is of another schema version.
+        StateError: It is damaged.
+    """
+    record = _record_beside(model)
+    if record is None:
+        return []
+    earlier: list[dict[str, Any]] = list(record.get("starting_models", []))
+    return [_entry(record), *earlier] if "epsilon" in record else earlier
+
+
+def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
+    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
+    if model.path is None:
+        return None
+    folder = Path(model.path).expanduser().resolve()
+    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
+    found = next((place for place in places if place.is_file()), None)
+    return None if found is None else read_privacy(found)
+
+
+def _entry(record: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: record[key] for key in KEPT if key in record}
+    return kept | {"ledger": record["ledger"]["head"]}
