@@ -171,7 +171,7 @@ def row(work: Work, tokenizer: str, eps: str) -> str:
     minutes = sum(float((each / "seconds").read_text()) for each in (run, tuned)) / 60
     cost = "none" if tokenizer == "public" else tokenizer
     name = "SP, public" if tokenizer == "public" else "DP-SP"
-    spans, sst2 = score(run, "token_accuracy"), score(tuned, "text_accuracy")
+    spans, sst2 = score(run, "token_accuracy"), score(tuned, "accuracy")
     return (
         f"| {name} | {cost} | {eps} | {tokens:.2f} |"
         f" {unknown:.1%} | {spans:.3f} | {sst2:.3f} | {minutes:.1f} |\n"

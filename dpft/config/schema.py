@@ -129,6 +129,20 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
         )
 
 
+def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
+    """Refuses to leave out records of a private run because others come before them.
+
+    Raises:
+        InputError: A mixture's tasks are limited.
+    """
+    limit = getattr(task, "mixture_limit", None)
+    if limit is not None and privacy.guarantee is not None:
+        raise InputError(
+            f"task.mixture_limit={limit} needs privacy=none: which rows come first depends on the"
+            " others, so one record more would put another out; set it to null."
+        )
+
+
 def check_start(method: Method, model: ModelConfig) -> None:
     """Refuses a model that does not start as the method needs it to.
 
@@ -198,6 +212,7 @@ class TrainConfig(CrossChecked):
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
+        (("task", "privacy"), check_mixture),
         (("privacy", "train"), check_loop),
         (("task", "privacy", "train"), check_chunks),
         (("privacy", "model", "train"), check_compile),

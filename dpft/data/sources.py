@@ -7,6 +7,7 @@ and line and never quotes the row: rows may be private, messages are not (docs/d
 import io
 from collections.abc import Iterator
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
     taken: set[str] = set()
     is_empty = True
-    for row in _ROWS[task.effective_source](task, split):
+    for member, row in _rows_of_members(task, split):
         unit = "" if column is None else unit_of(row, column)
-        examples = examples_of(task, row)
+        examples = examples_of(member, row)
         if task.scores_rows:
             examples = set_apart(examples, taken)
         for example in examples:
@@ -85,6 +86,14 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
         raise InputError(
             f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
         )
+
+
+def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
+    """Yields the rows of a split, each with the task that it is of."""
+    for member in task.members(split):
+        rows = _ROWS[member.task.effective_source](member.task, member.part)
+        for row in islice(rows, member.limit):
+            yield member.task, row
 
 
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
@@ -126,6 +135,9 @@ def has_split(task: Task, split: str) -> bool:
         return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
         return False
+    members = [each.task for part in task.parts(split) for each in task.members(part)]
+    if any(member is not task for member in members):
+        return any(has_split(member, split) for member in members)
     if task.local_form is not None:
         return not local_form(task.local_form).splits(task).isdisjoint(task.parts(split))
     folder = Path(task.data_dir).expanduser()

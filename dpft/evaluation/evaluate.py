@@ -130,8 +130,11 @@ def evaluate_parts(
     on_progress: OnProgress | None = None,
     ranks: Ranks = ALONE,
 ) -> list[Evaluation]:
-    """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``."""
-    return [
+    """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``.
+
+    Where the task says so, the mean of them follows, under the split's own name.
+    """
+    scored = [
         evaluate_model(
             model,
             encoding,
@@ -148,6 +151,30 @@ def evaluate_parts(
         )
         for part, examples in parts.items()
     ]
+    if not task.averages_parts or len(scored) < 2:
+        return scored
+    return [*scored, mean_of(scored, config.split)]
+
+
+def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
+    """Returns the mean of each score over parts of a split, each part counting alike.
+
+    A metric without a value for one of them has none.
+    """
+    first, others = evaluations[0], evaluations[1:]
+    named = [name for name in first.metrics if all(name in each.metrics for each in others)]
+    return Evaluation(
+        task=first.task,
+        split=split,
+        examples=sum(each.examples for each in evaluations),
+        stage=first.stage,
+        metrics={
+            name: sum(each.metrics[name] for each in evaluations) / len(evaluations)
+            for name in named
+        },
+        not_computed={},
+        predictions=(),
+    )
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:

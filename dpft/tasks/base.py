@@ -81,6 +81,8 @@ class Task(ABC):
     """Form of its data on disk, one of ``dpft.data.local_forms``; None: a table for each split."""
     streams_hub: ClassVar[bool] = False
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
+    averages_parts: ClassVar[bool] = False
+    """Whether the mean of the scores of a split's parts is a score, too."""
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 
@@ -161,6 +163,10 @@ class Task(ABC):
         """How many rows a record may become."""
         return 1
 
+    def members(self, part: str) -> "Sequence[Member]":
+        """Returns what a part's rows are read of: the task itself, unless it is a mixture."""
+        return (Member(task=self, part=part),)
+
     def parts(self, split: str) -> tuple[str, ...]:
         """Returns the names under which a split is stored, in the order they are scored."""
         return self.split_parts.get(split, (split,))
@@ -229,6 +235,16 @@ class Task(ABC):
         Outputs files are joined to references on repaired text.
         """
         return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A task whose rows are read, and which of them."""
+
+    task: Task
+    part: str
+    limit: int | None = None
+    """Most rows, the first ones; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,141 @@
+"""GLUE's tasks together, as T5 is fine-tuned on them (Raffel et al. 2020, section 3.5.2).
+
+Each task's records are as often in a batch as there are of them, at most as if there were
+``mixture_limit`` (examples-proportional mixing with an artificial limit; here the first so many
+rows). Which rows come first depends on the others, so a run that is private takes all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.tasks.base import TASKS, Member, SeqToSeqTask
+from dpft.tasks.glue import NAMES
+from dpft.tasks.glue_texts import GlueTexts
+from dpft.tasks.records import Example
+
+TRAIN = "train"
+
+
+@TASKS.register("glue_mixture")
+@dataclass(frozen=True, kw_only=True)
+class GlueMixture(SeqToSeqTask):
+    """Several tasks of GLUE, text to text; each is scored by itself, and their mean."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The tasks by name, each with text_columns, labels, max_score, num_train_examples and the
+    parts of its validation split."""
+    mixture_limit: int | None = None
+    """Most training records of a task; null: all. For privacy=none."""
+
+    published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
+    scores_rows: ClassVar[bool] = True
+    averages_parts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = sorted(set(self.tasks) - set(NAMES))
+        if unknown:
+            raise InputError(
+                f"task.tasks must name tasks of GLUE, {', '.join(NAMES)}, got {unknown[0]!r}."
+            )
+        if not self.tasks:
+            raise InputError("task.tasks must name at least one task of GLUE, got none.")
+        if self.mixture_limit is not None and self.mixture_limit < 1:
+            raise InputError(
+                f"task.mixture_limit must be at least 1, or null for all, got {self.mixture_limit}."
+            )
+        for name in self.tasks:
+            self._member(name)  # what is wrong with one is said now
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """No columns: each task has its own."""
+        return ()
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """No columns: which task a row is of, it does not say."""
+        return ()
+
+    @property
+    def from_nothing(self) -> None:
+        """See ``TextTask.from_nothing``: a prompt says which task it is."""
+        return
+
+    @property
+    def public_num_train_examples(self) -> int | None:
+        """See ``Task.public_num_train_examples``: of all tasks, each at most ``mixture_limit``."""
+        if self.effective_source != "hub":
+            return None
+        sizes = [int(values["num_train_examples"]) for values in self.tasks.values()]
+        return sum(min(size, self.mixture_limit or size) for size in sizes)
+
+    @property
+    def unit_definition(self) -> str:
+        """See ``Task.unit_definition``."""
+        return "row of one of the tasks; equal rows are records of their own"
+
+    def parts(self, split: str) -> tuple[str, ...]:
+        """See ``Task.parts``: those of each task, its name before them; training rows are one."""
+        if split == TRAIN:
+            return (TRAIN,)
+        return tuple(
+            f"{name}_{part}" for name in self.tasks for part in self._member(name).parts(split)
+        )
+
+    def members(self, part: str) -> Sequence[Member]:
+        """See ``Task.members``."""
+        if part == TRAIN:
+            limit = self.mixture_limit
+            return [Member(task=self._member(name), part=TRAIN, limit=limit) for name in self.tasks]
+        name, _, own = part.partition("_")
+        return (Member(task=self._member(name), part=own),)
+
+    def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
+        """See ``Task.examples``; never asked: each task makes its own."""
+        raise NotImplementedError("a mixture's rows are of its members.")
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``.
+
+        Raises:
+            InputError: Always: a row does not say which task it is of.
+        """
+        raise InputError(
+            "prompts are of one task of the mixture; give it, such as task=sst2"
+            " task.objective=text2text."
+        )
+
+    def record(self, row: Mapping[str, Any], text: str) -> None:
+        """See ``TextTask.record``: no row of a mixture is written."""
+        return
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``: a record of the first task."""
+        return self._member(next(iter(self.tasks))).canary(read, learned, number=number)
+
+    def _member(self, name: str) -> GlueTexts:
+        values = self.tasks[name]
+        try:
+            parts = {"validation": tuple(values.get("parts", ("validation",)))}
+            return GlueTexts(
+                name=name,
+                source=self.source,
+                data_dir=None if self.data_dir is None else str(Path(self.data_dir) / name),
+                hub_name=self.hub_name,
+                hub_config=name,
+                hub_revision=self.hub_revision,
+                max_length=self.max_length,
+                text_columns=tuple(values["text_columns"]),
+                labels=tuple(values["labels"]),
+                max_score=values.get("max_score"),
+                split_parts=parts,
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"task.tasks.{name} must have text_columns and labels, got none of the one or the"
+                " other."
+            ) from error
