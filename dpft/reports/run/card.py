@@ -16,7 +16,8 @@ from dpft.reports.run.origin import model_name
 from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
-from dpft.tasks.base import TASKS, LabelTask
+from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
+from dpft.tasks.glue_texts import TEXT2TEXT
 
 CARD = "README.md"
 ADAPTER = "adapter_config.json"
@@ -62,7 +63,7 @@ def _front_matter(
     method, task = str(config["method"]["name"]), str(config["task"]["name"])
     results = [
         EvalResult(
-            task_type=_kind(task),
+            task_type=_kind(config["task"]),
             dataset_type=data,
             dataset_name=entry["task"],
             dataset_split=entry["split"],
@@ -104,10 +105,14 @@ def _dataset(task: Mapping[str, Any]) -> str | None:
     return known.published_hub_name if from_hub or from_url else None
 
 
-def _kind(task: str) -> str:
-    known = TASKS.entries().get(task)
-    labels = known is not None and issubclass(known, LabelTask)
-    return "text-classification" if labels else "text-generation"
+def _kind(task: Mapping[str, Any]) -> str:
+    """Returns what the hub calls the task."""
+    known = TASKS.entries().get(str(task["name"]), Task)
+    if task.get("objective") == TEXT2TEXT or issubclass(known, SeqToSeqTask):
+        return "text2text-generation"
+    if not issubclass(known, LabelTask):
+        return "text-generation"
+    return f"{known.modality}-classification"
 
 
 def _library(folder: Path) -> str | None:
