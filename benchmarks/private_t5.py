@@ -143,7 +143,7 @@ def fine_tuned(work: Work, start: Path) -> Path:
         "task.objective=text2text", "task.max_length=96", f"model.path={start / 'model'}",
         "model=local", "privacy=none", "train.expected_batch_size=64", "train.steps=800",
         "train.learning_rate=1e-3", "train.micro_batch_size=64", "eval.split_is_public=true",
-        "decode.max_new_tokens=6", "decode.num_beams=1", f"train.num_threads={work.threads}",
+        "decode.max_new_tokens=12", "decode.num_beams=1", f"train.num_threads={work.threads}",
     )  # fmt: skip
 
 
