@@ -12,9 +12,6 @@ are done are kept in ``--work``.
 import argparse
 import gzip
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +19,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from benchmarks import tables
+from benchmarks.kept_runs import kept_run, score, seconds_of
 from dpft.tokenizers.histogram import Caps, count_words
 from dpft.tokenizers.pieces import train_pieces
 from dpft.tokenizers.saving import save_tokenizer
@@ -65,16 +63,8 @@ class Work:
         return self.folder / "corpus"
 
     def run(self, name: str, *words: str) -> Path:
-        """Returns a run's folder; it is run unless its report is there."""
-        folder = self.folder / name
-        if (folder / "report.md").exists():
-            return folder
-        command = [sys.executable, "-m", "dpft", *words, f"hydra.run.dir={folder}"]
-        begun = time.monotonic()
-        with (self.folder / f"{name}.log").open("w") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=log)
-        (folder / "seconds").write_text(str(time.monotonic() - begun))
-        return folder
+        """Returns a run's folder; see ``kept_run``."""
+        return kept_run(self.folder / name, *words)
 
 
 def texts(file: Path, column: str) -> Iterator[str]:
@@ -147,12 +137,6 @@ def fine_tuned(work: Work, start: Path) -> Path:
     )  # fmt: skip
 
 
-def score(run: Path, metric: str) -> float:
-    """Returns a score after training."""
-    entries = json.loads((run / "metrics.json").read_text())["evaluations"]
-    return float(next(e["metrics"][metric] for e in entries if e["stage"] == "after"))
-
-
 def spelling(work: Work, tokenizer: str) -> tuple[float, float]:
     """Returns the tokens of a word on average, and which share of them is unknown."""
     place = work.folder / f"tokenizer-{tokenizer}"
@@ -168,7 +152,7 @@ def row(work: Work, tokenizer: str, eps: str) -> str:
     run = pretrained(work, tokenizer, eps)
     tuned = fine_tuned(work, run)
     tokens, unknown = spelling(work, tokenizer)
-    minutes = sum(float((each / "seconds").read_text()) for each in (run, tuned)) / 60
+    minutes = sum(seconds_of(each) for each in (run, tuned)) / 60
     cost = "none" if tokenizer == "public" else tokenizer
     name = "SP, public" if tokenizer == "public" else "DP-SP"
     spans, sst2 = score(run, "token_accuracy"), score(tuned, "accuracy")
