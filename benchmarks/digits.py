@@ -3,9 +3,9 @@
     python -m benchmarks.digits --output benchmarks/results.md
 
 Every run has the task's own settings. ``full`` begins at random and trains on all 1437 digits.
-``bitfit`` and ``two_phase`` begin with a model that was trained, without privacy, on the half of the
-digits that counts as public, and train on the other half. Each run is a ``dpft`` command; those that
-are done are kept in ``--work``.
+``bitfit`` and ``two_phase`` begin with a model that was trained, without privacy, on the half of
+the digits that counts as public, and train on the other half. Each run is a ``dpft`` command; those
+that are done are kept in ``--work``.
 """
 
 import argparse
@@ -24,8 +24,8 @@ COLUMNS = ("model", "method", "ε", "seeds", "accuracy (test)", "seconds a run")
 HALF = ("train.expected_batch_size=256", "train.learning_rate=2e-3")
 NOTES = (
     "360 test digits, mean and standard deviation over seeds of initialisation; a private run draws"
-    " noise and records anew each time. bitfit and two_phase: after a public training on 719 digits,"
-    " privately on the other 718, batch 256, rate 2e-3. Commands: `dpft train task=digits"
+    " noise and records anew each time. bitfit and two_phase: after a public training on 719"
+    " digits, privately on the other 718, batch 256, rate 2e-3. Commands: `dpft train task=digits"
     " model=MODEL privacy.eps=8`; with `task.half=public privacy=none`, then `task.half=private"
     " model.path=RUN/model model=local method=bitfit`."
 )
