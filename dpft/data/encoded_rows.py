@@ -26,6 +26,11 @@ class EncodedRows(Sequence[Any]):
         """Names of the records that could not be read, and so have nothing to learn; private."""
         return []
 
+    @property
+    def converted(self) -> int:
+        """How many records had another form than the model's, such as grey images; private."""
+        return 0
+
     @abstractmethod
     def only(self, places: NDArray[np.bool_]) -> Self:
         """Returns the rows at the places that are True."""

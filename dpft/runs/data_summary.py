@@ -53,6 +53,8 @@ class DataSummary:
     """Records that canaries added, as their coins said."""
     chunks: int = 0
     """Rows that long records have beyond their first one."""
+    converted: int = 0
+    """Of those read, made of the model's form, such as grey images where it sees colours."""
     unreadable: tuple[str, ...] = ()
     """Names of some of those left out because they could not be read."""
 
@@ -96,6 +98,7 @@ def summarize(
         max_length=config.task.longest,
         canaries=canaries,
         chunks=chunks,
+        converted=encoded_rows(training_set.examples).converted,
         unreadable=tuple(encoded_rows(training_set.examples).unreadable[:MOST_NAMED]),
     )
 
@@ -110,6 +113,8 @@ def render(summary: DataSummary) -> str:
     rows = [("read", str(summary.read)), ("held out, to be scored", str(summary.held_out))]
     if summary.canaries:
         rows.append(("canaries added, for audits", str(summary.canaries)))
+    if summary.converted:
+        rows.append(("grey images made colour, or the other way round", str(summary.converted)))
     if summary.chunks:
         rows.append(("more rows, of records in several chunks", str(summary.chunks)))
     rows.append(("left out: no answer to learn", str(summary.empty)))
@@ -117,8 +122,9 @@ def render(summary: DataSummary) -> str:
         limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"
         rows.append((limit, str(summary.capped)))
     rows.append(("trained on", str(summary.trained)))
-    cut = f"of those, cut to task.max_length={summary.max_length} tokens"
-    rows.append((cut, str(summary.truncated)))
+    if summary.max_length > 1:  # of what has a length
+        cut = f"of those, cut to task.max_length={summary.max_length} tokens"
+        rows.append((cut, str(summary.truncated)))
     table = [f"| {name} | {value} |" for name, value in rows]
     named = [f"- {name}" for name in summary.unreadable]
     if named:

@@ -80,6 +80,11 @@ class ImageRows(EncodedRows):
             if one.is_broken
         ]
 
+    @property
+    def converted(self) -> int:
+        """See ``EncodedRows.converted``: images of other channels."""
+        return sum(one.is_converted for one in self._examined)
+
     def only(self, places: NDArray[np.bool_]) -> Self:
         """See ``EncodedRows.only``."""
         self._which = self._which[places]

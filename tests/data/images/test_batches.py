@@ -42,7 +42,11 @@ def test_broken_images_have_nothing_to_learn_and_are_named() -> None:
         [record(0), record(1, b"no image"), record(2)]
     )
     assert rows.has_label.tolist() == [True, False, True]
-    assert rows.unreadable == ["an image in memory"]
+    assert rows.unreadable == ["an image in memory"] and rows.converted == 0
+    grey = LabelledImage(
+        image=ImagePlace(content=made.encoded(made.pixels(1, (16, 16), 1))), answer=(0.0,)
+    )
+    assert ImageEncoding(layout=LAYOUT).rows_together([grey, record(1)]).converted == 1
     assert [row.answer for row in rows.only(rows.has_label)] == [(1, 0), (1, 0)]
 
 
