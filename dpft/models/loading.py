@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture
-from dpft.models.batch_norm import replace_batch_norm
+from dpft.models.batch_norm import replace_batch_norm, standardize_weights
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
 from dpft.models.own_tokenizer import load_own_tokenizer, own_tokenizer_folder
@@ -161,6 +161,11 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
         raise InputError(
             f"model.replace_batch_norm=true needs a model with BatchNorm, got {origin(settings)}"
             " without; set it to false."
+        )
+    if settings.standardize_weights and not standardize_weights(model):
+        raise InputError(
+            f"model.standardize_weights=true needs a model with convolutions, got"
+            f" {origin(settings)} without; set it to false."
         )
     return model
 

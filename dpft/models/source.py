@@ -42,6 +42,8 @@ class ModelConfig:
     no folder is given. Of a language model the tokenizer says how large its vocabulary is."""
     replace_batch_norm: bool = False
     """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
+    standardize_weights: bool = False
+    """Standardise the weights of each convolution before it is applied (De et al. 2022)."""
     init: str = "pretrained"
     """pretrained, or random to train from a fresh initialisation of the same architecture."""
     gradient_checkpointing: bool = False

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, new_names
-from dpft.models.source import ModelConfig
+from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.runs.modality.base import modality_of
 from dpft.runs.task_model import head_of, layout_of
 from dpft.tasks.celeba import CelebA
@@ -110,3 +111,19 @@ def test_a_model_saved_with_group_norms_is_read_back(tmp_path: Path) -> None:
     assert all(parameter.equal(kept[name]) for name, parameter in again.named_parameters())
     with pytest.raises(InputError, match="lacks .* running_mean|lacks"):
         load_model(read_architecture(replace(place, replace_batch_norm=False)), seed=1, head=head)
+
+
+def test_convolutions_may_have_standardised_weights_which_a_run_reads_back(tmp_path: Path) -> None:
+    changed = {"replace_batch_norm": True, "standardize_weights": True}
+    architecture = model(RESNET, **changed)
+    made = load_model(architecture, seed=0, head=head_of(DIGITS, architecture)).eval()
+    made.save_pretrained(tmp_path)
+    place = read_architecture(ModelConfig(name="local", path=str(tmp_path), **changed))
+    again = load_model(place, seed=1, head=head_of(DIGITS, place)).eval()
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(made(pixels).logits, again(pixels).logits)
+    gpt2 = read_architecture(
+        ModelConfig(name="text", path=str(EMBEDDED_MODEL), standardize_weights=True)
+    )
+    with pytest.raises(InputError, match="needs a model with convolutions"):
+        load_model(gpt2, seed=0)

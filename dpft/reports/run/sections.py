@@ -132,6 +132,8 @@ def input_rows(config: Config) -> list[Row]:
             rows.append(("random views of a record", f"{views}, clipped as one"))
     if model.get("replace_batch_norm"):
         rows.append(("BatchNorm", "each replaced by a GroupNorm before training"))
+    if model.get("standardize_weights"):
+        rows.append(("convolutions", "their weights standardised"))
     return rows
 
 
