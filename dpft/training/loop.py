@@ -4,7 +4,7 @@ It knows no task, method or privacy: an engine hands it batches and turns losses
 and hooks say what trains and what the optimizer is given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -152,24 +152,24 @@ class TrainingSet:
 
     def micro_batches(
         self, indices: Sequence[int], *, views: ViewBits | None = None, step: int = 0
-    ) -> list[Batch]:
-        """Returns this process's batches of a logical batch, sorted by length and padded.
+    ) -> Iterator[Batch]:
+        """Yields this process's batches of a logical batch, sorted by length and padded.
+
+        Each is made when it is asked for: images of all of them may not fit into memory.
 
         Args:
             indices: The logical batch.
             views: What views of its rows are drawn from, where rows are viewed.
             step: At which it was drawn, counted from 0.
         """
-        return list(
-            micro_batches(
-                self._rows_at(step, views),
-                indices,
-                micro_batch_size=self.micro_batch_size,
-                micro_batch_tokens=self.micro_batch_tokens,
-                layout=self.layout,
-                units=self.units,
-                share=self.share,
-            )
+        return micro_batches(
+            self._rows_at(step, views),
+            indices,
+            micro_batch_size=self.micro_batch_size,
+            micro_batch_tokens=self.micro_batch_tokens,
+            layout=self.layout,
+            units=self.units,
+            share=self.share,
         )
 
     def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[Any]:
