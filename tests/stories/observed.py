@@ -2,7 +2,7 @@
 
 Run: ``python -m tests.stories.observed RECORD [--crash] SUBCOMMAND …``. RECORD gets a line for each
 fault that was seen at any moment: something in a run's private/ that others could read, or a marker
-in the temporary folder. With ``--crash`` the second micro-batch raises an error that quotes a
+in the temporary folder. With ``--crash`` the second step raises an error that quotes a
 record, with a note and a cause that do too.
 """
 
@@ -62,19 +62,25 @@ def watch(root: Path, record: Path) -> None:
     sys.addaudithook(hook)
 
 
-def break_second_micro_batch() -> None:
-    """Makes the loss of the second micro-batch an error that quotes a record."""
+def break_second_step() -> None:
+    """Makes a loss of the second step an error that quotes a record.
+
+    Not of the first: on its batch the clipper is proved, which takes another way round an error.
+    """
     from dpft.training import loop
 
-    whole, calls = loop.per_example_losses, []
+    losses, check, steps = loop.per_example_losses, loop.check_weights, []
+
+    def checks(*given: Any) -> None:
+        check(*given)
+        steps.append(None)
 
     def breaks(*given: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 2:
+        if steps:
             raise quoting_error()
-        return whole(*given)
+        return losses(*given)
 
-    loop.per_example_losses = breaks
+    loop.per_example_losses, loop.check_weights = breaks, checks
 
 
 def quoting_error() -> Exception:
@@ -97,7 +103,7 @@ if __name__ == "__main__":
     os.umask(0)
     watch(Path.cwd(), Path(record))
     if arguments[0] == "--crash":
-        break_second_micro_batch()
+        break_second_step()
         arguments = arguments[1:]
     from dpft.cli.main import main
 
