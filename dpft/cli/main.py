@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "plan": "say what a training run would cost, without training",
     "audit": "attack a run's model, and set what was found beside what its report promises",
     "report": "make tables and plots of many runs, or of people's ratings of responses",
+    "list": "list tasks, models, methods, recipes or metrics, a line each",
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""

@@ -10,11 +10,13 @@ from omegaconf import OmegaConf
 
 from dpft.audit.audit_config import POLYMORPHIC as AUDIT
 from dpft.audit.audit_config import AuditConfig
+from dpft.cli.list import expand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import AccountConfig
 from dpft.config.doctor import DoctorConfig
 from dpft.config.hydra_setup import register_resolver
+from dpft.config.listing import ListConfig
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
@@ -38,6 +40,7 @@ ROOTS = {
     "account": AccountConfig,
     "report": ReportConfig,
     "doctor": DoctorConfig,
+    "list": ListConfig,
 }
 # Hydra's own group is composed with every subcommand; experiments are in test_recipes and
 # test_recipe_sweeps.
@@ -60,12 +63,13 @@ NEEDED = {
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
     "report": ["ratings=FILE"],
     "doctor": [],
+    "list": ["what=tasks"],
 }
 
 
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
-    plain = dict.fromkeys(("account", "export", "report", "doctor"), {})
+    plain = dict.fromkeys(("account", "export", "report", "doctor", "list"), {})
     of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
     polymorphic = {**plain, **of_task, "audit": AUDIT}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -145,6 +149,7 @@ def test_the_command_composes_and_loads(command: str) -> None:
     name, *words = shlex.split(command)
     if name in ("train", "tokenizer") and words[0].startswith("resume="):
         words += NEEDED[name][:1]  # which the run itself has
+    words = expand(words) if name == "list" else words
     assert isinstance(loaded(name, words), ROOTS[name])
 
 

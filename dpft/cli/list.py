@@ -1,0 +1,24 @@
+"""``dpft list``: tasks, models, methods, recipes or metrics, a line each."""
+
+import json
+
+from dpft.config.listing import ListConfig, listed
+
+CONFIG = ListConfig
+READS_RECORDS = False
+
+
+def expand(overrides: list[str]) -> list[str]:
+    """Returns the words with a first one that is no key, such as ``tasks``, as ``what=tasks``."""
+    return [word if "=" in word else f"what={word}" for word in overrides]
+
+
+def run(config: ListConfig) -> None:
+    """Prints each name with its line, or one JSON object."""
+    found = listed(config.what)
+    if config.output == "json":
+        print(json.dumps({config.what: found}, indent=2, ensure_ascii=False))
+        return
+    width = max(map(len, found))
+    for name, line in found.items():
+        print(f"{name:<{width}}  {line}")

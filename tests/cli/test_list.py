@@ -1,0 +1,37 @@
+"""What there is to choose from, listed."""
+
+import json
+
+import pytest
+
+from dpft.cli.main import main
+from dpft.config.listing import GROUPS, LISTED, first_line, listed
+from dpft.config.location import config_directory
+
+
+@pytest.mark.parametrize("what", LISTED)
+def test_everything_is_listed_with_a_line(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", what]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(listed(what)) > 5
+    assert all(len(line.split(maxsplit=1)) == 2 and "Run:" not in line for line in lines)
+
+
+@pytest.mark.parametrize("folder", [*GROUPS.values(), "privacy", "optimizer", "scheduler"])
+def test_every_yaml_begins_with_what_it_is(folder: str) -> None:
+    for file in (config_directory() / folder).glob("*.yaml"):
+        said = first_line(file)
+        assert len(said.split()) >= 3 and not said.startswith("#"), file
+
+
+def test_a_program_reads_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "tasks", "output=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["sst2"].startswith("SST-2")
+
+
+@pytest.mark.parametrize("words", [["sheep"], []])
+def test_what_cannot_be_listed_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", *words]) == 2
+    assert "tasks, models, methods, recipes" in capsys.readouterr().err
