@@ -64,7 +64,7 @@ def write_parquet(path: Path) -> None:
         ("a.txt", "\ufeffone\ntwo"),
         ("a.txt.gz", gzip.compress(b"one\n\ntwo\n", mtime=0)),
         ("a.jsonl", lines_of("one", " ", "two")),
-        ("a.jsonl.gz", gzip.compress(lines_of("one", "", "two").encode())),
+        ("a.jsonl.gz", gzip.compress(lines_of("one", "", "two").encode(), mtime=0)),
         ("a.csv", "who,text\nann,one\nann, \nann,two\n"),
         ("a.parquet", None),
     ],
