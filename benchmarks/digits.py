@@ -9,7 +9,7 @@ that are done are kept in ``--work``.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -19,6 +19,7 @@ from benchmarks.kept_runs import kept_run, score, seconds_of
 TITLE = "Digits by small image models"
 RESULTS = Path(__file__).parent / "results.md"
 MODELS = ("vit-tiny", "convnext-tiny-digits", "resnet-tiny")
+METHODS = ("full", "bitfit", "two_phase")
 EPSILONS = ("3", "8", "none")
 COLUMNS = ("model", "method", "ε", "seeds", "accuracy (test)", "seconds a run")
 HALF = ("train.expected_batch_size=256", "train.learning_rate=2e-3")
@@ -50,10 +51,12 @@ def run_of(work: Path, model: str, method: str, eps: str, seed: int, threads: in
     )  # fmt: skip
 
 
-def rows(work: Path, seeds: range, threads: int) -> Iterator[str]:
+def rows(
+    work: Path, seeds: range, threads: int, *, models: Sequence[str], methods: Sequence[str]
+) -> Iterator[str]:
     """Yields the rows of the table."""
-    for model in MODELS:
-        for method in ("full", "bitfit", "two_phase"):
+    for model in models:
+        for method in methods:
             for eps in EPSILONS if method == "full" else ("3", "8"):
                 runs = [run_of(work, model, method, eps, seed, threads) for seed in seeds]
                 scores = [100 * score(run, "accuracy") for run in runs]
@@ -70,10 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/digits"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     tables.add_options(parser, output=RESULTS)
     options = parser.parse_args()
     found = []
-    for row in rows(options.work.resolve(), range(options.seeds), options.threads):
+    chosen = {"models": options.models, "methods": options.methods}
+    for row in rows(options.work.resolve(), range(options.seeds), options.threads, **chosen):
         print(row, end="", flush=True)
         found.append(row)
     writer = "`make digits-table`, `benchmarks/digits.py`,"
