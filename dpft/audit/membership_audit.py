@@ -104,7 +104,7 @@ def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
         )
     kept = [
         [each[at] for at in spread(len(each), limit)]
-        for each in (read.training, read.unseen.records)
+        for each in (read.training, scorer.encoding.readable(read.unseen.records))
     ]
     return Records(members=kept[0], others=kept[1], split=read.unseen.split)
 

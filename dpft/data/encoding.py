@@ -20,7 +20,7 @@ from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, tokenize, tokenize_prompts
 from dpft.data.views import View
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
-from dpft.tasks.records import Example
+from dpft.tasks.records import Example, Record
 
 UNCUT = 2**31
 """A length that no text has."""
@@ -55,6 +55,10 @@ class Encoding(ABC):
         """Returns some records as one PNG, to be looked at; None of what is no image."""
         return None
 
+    def readable(self, examples: Sequence[Record]) -> list[Record]:
+        """Returns those of some records that can be read."""
+        return list(examples)
+
     def cuts(self, example: Any) -> bool:
         """Returns whether a part of a record would have no room."""
         return False
@@ -88,14 +92,6 @@ class TokenEncoding(Encoding):
     def rows_together(self, examples: Sequence[Any]) -> TokenRows:
         """See ``Encoding.rows_together``: in flat arrays."""
         return TokenRows(self.rows(examples) if examples else ())
-
-    def by_record(self) -> Self:
-        """Returns it for steps that do not clip: a record is at most one random view of it."""
-        return self
-
-    def picture(self, examples: Sequence[Any]) -> bytes | None:
-        """Returns some records as one PNG, to be looked at; None of what is no image."""
-        return None
 
     def cuts(self, example: Any) -> bool:
         """See ``Encoding.cuts``."""

@@ -42,7 +42,7 @@ from dpft.run_folder import (
 )
 from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteRequest
-from dpft.runs.held_out import records_to_score
+from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.sharding import cut, loading_device
@@ -77,6 +77,7 @@ def evaluate(
         extra_positions: Positions of the model that stand before a text's own.
         ranks: The processes that have model and records.
     """
+    scored = {part: _known_to_read(encoding, part, some) for part, some in scored.items()}
     public = eval_split_is_public(config.task, config.eval)
     progress = batch_progress("evaluating", counts=public, shown=ranks.is_first)
     with torch.random.fork_rng(), progress as on_progress:
@@ -93,6 +94,20 @@ def evaluate(
             on_progress=on_progress,
             ranks=ranks,
         )
+
+
+def _known_to_read(encoding: Encoding, part: str, records: Sequence[Record]) -> Sequence[Record]:
+    """Returns the records to score: of those held out, as of those trained on, the readable ones.
+
+    Raises:
+        InputError: None of those held out can be read.
+    """
+    if part != HELD_OUT:
+        return records
+    readable = encoding.readable(records)
+    if not readable:
+        raise InputError("eval.held_out holds out records of which none can be read; mend them.")
+    return readable
 
 
 def score_and_write(

@@ -262,7 +262,8 @@ def test_a_stream_that_breaks_off_is_one_sentence(monkeypatch):
         yield {"text": "one"}
         raise ConnectionError("gone")
 
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows())
+    stream = datasets.IterableDataset.from_generator(rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
     monkeypatch.setattr(sources, "hub_is_reachable", lambda: True)
     task = corpus(None, source="hub", hub_name="allenai/c4")
     with pytest.raises(InputError, match=r"allenai/c4 .* could not be read \(ConnectionError\)"):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,29 @@ def test_a_broken_image_is_left_out_and_named_in_private(
     assert "dark/broken.png" in summary and "max_length" not in summary
     public = [path for path in run.glob("*") if path.is_file()]
     assert public and not any(b"broken.png" in path.read_bytes() for path in public)
+
+
+def test_a_broken_image_that_was_held_out_is_not_scored(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpft.runs.held_out.new_key", lambda: bytes(32))
+    data = made.folders(workspace.root / "halves", splits=())
+    for number in range(20):
+        (data / "dark" / f"broken{number}.png").write_bytes(b"no image")
+    words = (
+        "task=images",
+        "task.data_dir=halves",
+        "task.labels=[dark,bright]",
+        "eval.held_out=0.3",
+    )
+    outcome = workspace.run("train", *words, *SMALL, *PRIVATE, "hydra.run.dir=runs/halves")
+    assert outcome.code == 0, outcome.err
+    summary = (folder(workspace, "halves") / "private" / "data_summary.md").read_text()
+    (held,) = map(int, re.findall(r"held out, to be scored \| (\d+)", summary))
+    broken = 20 - len(re.findall("broken", summary))
+    assert broken > 0
+    assert {entry["examples"] for entry in entries(workspace, "halves")} == {held - broken}
+    assert workspace.run("eval", "run=runs/halves").code == 0
 
 
 def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) -> None:

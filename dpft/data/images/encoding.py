@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpft.data.encoding import Encoding
 from dpft.data.images.augment import RandomView
+from dpft.data.images.decoding import Decoder
 from dpft.data.images.grid import grid
 from dpft.data.images.layout import ImageLayout, decoder
 from dpft.data.images.rows import ImageRow, ImageRows
@@ -35,7 +36,7 @@ class ImageEncoding(Encoding):
         return ImageRows(
             places,
             [self._answer(one) for one in examples],
-            decoder(self.layout.form, self.layout.workers).examine(places),
+            self._decoder.examine(places),
             views=max(1, self.views),
         )
 
@@ -54,12 +55,20 @@ class ImageEncoding(Encoding):
         """See ``Encoding.picture``: rows of small images, in order."""
         if not examples:
             return None
-        form = self.layout.form
-        return grid(decoder(form, self.layout.workers).decode([one.image for one in examples]))
+        return grid(self._decoder.decode([one.image for one in examples]))
+
+    def readable(self, examples: Sequence[Any]) -> list[Any]:
+        """See ``Encoding.readable``: images that are complete."""
+        examined = self._decoder.examine([one.image for one in examples])
+        return [one for one, seen in zip(examples, examined, strict=True) if not seen.is_broken]
 
     def by_record(self) -> Self:
         """See ``Encoding.by_record``: one random view, where there would be several."""
         return replace(self, views=min(self.views, 1))
+
+    @property
+    def _decoder(self) -> Decoder:
+        return decoder(self.layout.form, self.layout.workers)
 
     def _answer(self, example: LabelledImage) -> tuple[float, ...]:
         if self.layout.answer != CLASSES:

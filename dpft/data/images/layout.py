@@ -92,7 +92,10 @@ class ImageLayout(Layout):
         try:
             read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
         except BrokenImage as error:
-            raise RunError(f"{error} It could be read before; put it back as it was.") from error
+            raise RunError(
+                f"{error} Training needs it as it was when the run began; of a split that is"
+                " scored, mend it or take it out."
+            ) from error
         seen = [row if row.pixels is not None else replace(row, pixels=next(read)) for row in rows]
         return np.stack([_viewed(row) for row in seen])
 

@@ -50,6 +50,11 @@ def test_broken_images_have_nothing_to_learn_and_are_named() -> None:
     assert [row.answer for row in rows.only(rows.has_label)] == [(1, 0), (1, 0)]
 
 
+def test_complete_images_are_told_from_others() -> None:
+    given = [record(0), record(1, b"no image"), record(2)]
+    assert ImageEncoding(layout=LAYOUT).readable(given) == [given[0], given[2]]
+
+
 def test_an_image_that_breaks_during_training_ends_the_run_by_name(tmp_path: Path) -> None:
     file = tmp_path / "one.png"
     file.write_bytes(b"gone")
