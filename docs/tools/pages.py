@@ -40,6 +40,8 @@ class Example:
     show: str = "all"
     exit_code: int = 0
     checks: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    """Lines that the page shows as printed."""
     span: tuple[int, int] = field(compare=False)
     """Where its body stands in the page."""
 
@@ -114,5 +116,8 @@ def _example(text: str, found: re.Match[str]) -> Example:
         show=notes.get("show", "all"),
         exit_code=int(notes.get("exit", "0")),
         checks=tuple(checks),
+        output=tuple(
+            line for line in found["body"].splitlines() if not line.startswith(("$ ", "> "))
+        ),
         span=found.span("body"),
     )
