@@ -19,6 +19,7 @@ from docs.tools.pages import Example, File, parts_of
 LONGEST = 300
 """Seconds that a page's examples may take together."""
 CUT = "…"
+LINES_OF_FAILURE = 20
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -61,7 +62,7 @@ def _run(example: Example, folder: str, page: Path) -> str:
         done = subprocess.run(
             ["bash", "-c", f"set -o pipefail\n{command}"],
             cwd=folder,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -71,16 +72,20 @@ def _run(example: Example, folder: str, page: Path) -> str:
         output = _COLORS.sub("", done.stdout).replace(f"{folder}/", "")
         wanted = example.exit_code if number == len(example.commands) else 0
         if done.returncode != wanted:
-            raise Failed(f"{page}: `{command}` ended with {done.returncode}:\n{output}")
+            raise Failed(f"{page}: `{command}` ended with {done.returncode}:\n{_end(output)}")
         printed += output
         blocks += [*_prompted(command), *_shown(output.splitlines(), example.show)]
     for check in example.checks:
         if not re.search(check, printed):
-            raise Failed(f"{page}: nothing matches {check!r} in what was printed:\n{printed}")
+            raise Failed(f"{page}: nothing matches {check!r} in what ends with\n{_end(printed)}")
     return "\n".join(blocks) + "\n"
 
 
-def _environment() -> dict[str, str]:
+def _end(output: str) -> str:
+    return "\n".join(output.splitlines()[-LINES_OF_FAILURE:])
+
+
+def environment() -> dict[str, str]:
     """Returns the environment of the examples: this Python's programs first, and no network."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "TERM": "dumb"}

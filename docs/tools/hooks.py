@@ -19,8 +19,8 @@ _NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made from the code."""
-    for path, text in made.pages().items():
+    """Adds what is made from the code."""
+    for path, text in made.files().items():
         files.append(File.generated(config, path, content=text))
     return files
 

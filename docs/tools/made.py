@@ -1,7 +1,9 @@
-"""The pages that are made from the code and from files outside docs/, when the site is built."""
+"""What the site has from the code and from files outside docs/, made when it is built."""
 
 import re
 from pathlib import Path
+
+from docs.tools.results_figures import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIES = {
@@ -11,9 +13,9 @@ COPIES = {
 }
 
 
-def pages() -> dict[str, str]:
-    """Returns every page by its path below docs/."""
-    return {to: _copied(ROOT / source) for source, to in COPIES.items()}
+def files() -> dict[str, str]:
+    """Returns every page and figure by its path below docs/."""
+    return {to: _copied(ROOT / source) for source, to in COPIES.items()} | figures()
 
 
 def _copied(path: Path) -> str:

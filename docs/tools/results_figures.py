@@ -1,0 +1,57 @@
+"""Figures of the site, drawn from the measured tables when it is built."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpft.reports.svg import COLORS, draw_svg
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results.md"
+ROWS = {
+    "full, book-keeping": "dpft, book-keeping",
+    "full, two-pass": "dpft, two-pass",
+    "LoRA rank 4 / non-private LoRA": "dpft, LoRA",
+    "BiTFiT / non-private BiTFiT": "dpft, biases",
+    "Opacus ghost, full (untied)": "Opacus, ghost clipping",
+    "Opacus hooks, full (untied)": "Opacus, hooks",
+}
+"""Rows of the first table, of GPT-2's 124M shape, and what the figures call them."""
+
+
+def figures() -> dict[str, str]:
+    """Returns the figures by their path below docs/."""
+    measured = ratios(RESULTS.read_text())
+    names = list(ROWS.values())
+    times = [measured[row][0] for row in ROWS]
+    memory = [measured[row][1] for row in ROWS]
+    return {
+        "results/figures/time.svg": _bars(names, times, "time", "time, ordinary training = 1"),
+        "results/figures/memory.svg": _bars(
+            names, memory, "memory", "peak memory, ordinary training = 1"
+        ),
+    }
+
+
+def ratios(text: str) -> dict[str, tuple[float, float]]:
+    """Returns time and memory of each row of the first table.
+
+    Raises:
+        KeyError: A row that a figure shows is not there.
+    """
+    first = text.partition("\n# ")[0]
+    found = re.findall(r"(?m)^\| ([^|]+?) \| ([\d.]+) \([^|]*\| ([\d.]+) \|", first)
+    return {name: (float(time), float(memory)) for name, time, memory in found}
+
+
+def _bars(names: Sequence[str], values: Sequence[float], name: str, label: str) -> str:
+    def draw(axes: Any) -> None:
+        colors = [COLORS[0] if each.startswith("dpft") else COLORS[1] for each in names]
+        bars = axes.barh(names, values, color=colors, height=0.6)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
+        axes.axvline(1.0, color="#555555", linewidth=1)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=label, xlim=(0, max(values) * 1.12))
+
+    return str(draw_svg(draw, name=name, label=label, height=2.9))
