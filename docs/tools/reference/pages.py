@@ -2,6 +2,7 @@
 
 from docs.tools.reference.commands import command_page
 from docs.tools.reference.exit_codes import exit_codes_page
+from docs.tools.reference.files import files_page
 from docs.tools.reference.groups import group_page, groups
 from docs.tools.reference.keys import commands
 from docs.tools.reference.metrics import metrics_page
@@ -16,4 +17,5 @@ def pages() -> dict[str, str]:
         "reference/recipes.md": recipes_page(),
         "reference/metrics.md": metrics_page(),
         "reference/exit-codes.md": exit_codes_page(),
+        "reference/files.md": files_page(),
     }
