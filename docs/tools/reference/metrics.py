@@ -60,9 +60,11 @@ def _better(spec: MetricSpec) -> str:
 
 def _needs(spec: MetricSpec) -> str:
     """Returns what a metric needs beyond dpft's required packages, in words."""
-    needs = NEEDS.get(spec.reported_as)
-    if needs is None or spec.missing is base.nothing_missing:
+    if spec.missing is base.nothing_missing:
         return "nothing beyond dpft"
+    # Metrics that ask the same function need the same, under whatever key they are reported.
+    alike = (other for other in METRICS.entries().values() if other.missing is spec.missing)
+    needs = next(NEEDS[other.reported_as] for other in alike if other.reported_as in NEEDS)
     found = []
     if needs.packages:
         found.append(f"{', '.join(needs.packages)} (`pip install 'dpft[metrics]'`)")
