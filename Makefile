@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full audit bench bench-gpu capacity glue-table private-t5 digits-table lint wheel-check clean
+.PHONY: help setup demo test test-full audit bench bench-gpu capacity glue-table private-t5 digits-table docs docs-outputs tutorials lint wheel-check clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -15,8 +15,10 @@ WORKERS ?= 2
 # starts would compile all of dpft.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+PAGES_WITH_EXAMPLES = $(shell grep -l '^```console' -r docs --include='*.md')
+
 help: ## Show what make can do.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Create .venv and install the pinned requirements and dpft itself.
 
@@ -67,8 +69,22 @@ private-t5: setup ## A small private T5 by public and private vocabularies (half
 digits-table: setup ## Digits by small image models, three seeds (an hour); writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.digits
 
+docs: $(VENV)/.docs ## Build the documentation in site/, to be read from files; broken links fail.
+	$(BIN)/python -m mkdocs build --quiet
+
+$(VENV)/.docs: $(STAMP) requirements-docs.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-docs.lock
+	@touch $@
+
+docs-outputs: setup ## Run the examples of pages and write what they print: make docs-outputs [PAGES=...]
+	$(BIN)/python -m docs.tools.examples write $(or $(PAGES),$(PAGES_WITH_EXAMPLES))
+
+tutorials: setup ## Run the examples of all tutorials, and check what they print (minutes).
+	$(BIN)/python -m docs.tools.examples check docs/start/*.md docs/tutorials/*.md
+
 lint: setup ## Check style, format and types.
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
@@ -76,5 +92,5 @@ wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check
 
 clean: ## Remove what the build and the tools left, but not .venv and outputs.
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dpft tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ EPSILONS = ("3", "8", "none")
 COLUMNS = ("model", "method", "ε", "seeds", "accuracy (test)", "seconds a run")
 HALF = ("train.expected_batch_size=256", "train.learning_rate=2e-3")
 NOTES = (
-    "360 test digits, mean and standard deviation over seeds of initialisation; a private run draws"
+    "360 test digits, mean and standard deviation over seeds of initialization; a private run draws"
     " noise and records anew each time. bitfit and two_phase: after a public training on 719"
     " digits, privately on the other 718, batch 256, rate 2e-3. Commands: `dpft train task=digits"
     " model=MODEL privacy.eps=8`; with `task.half=public privacy=none`, then `task.half=private"

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     notes = (
         f"GPT-2 with {options.layers} layers of width 768 and 50,257 tokens (random weights, head"
-        f" tied), {options.batch_size} texts of {options.length} tokens, all of them labelled,"
+        f" tied), {options.batch_size} texts of {options.length} tokens, all of them labeled,"
         " AdamW.\nPeak resident memory of a process of its own; `to ordinary` is over the first"
         " row and should be at most 0.85.\nTimes are of a micro-batch, without the optimizer, fused"
         " over whole in turns; at most 1.05 is wanted."

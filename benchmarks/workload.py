@@ -1,6 +1,6 @@
 """What is timed: one micro-batch of a model of published shape on mock inputs.
 
-Weights are random and inputs are random tokens of one length, all of them labelled, as in Li et
+Weights are random and inputs are random tokens of one length, all of them labeled, as in Li et
 al. 2022, Appendix G: neither changes what a step costs.
 """
 

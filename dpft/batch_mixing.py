@@ -46,10 +46,10 @@ def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
 def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
     """Returns why the module mixes the examples of a batch, or None if it does not.
 
-    In evaluation mode a batch norm normalises by the statistics that it holds.
+    In evaluation mode a batch norm normalizes by the statistics that it holds.
     """
     if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
-        return "normalises over the batch"
+        return "normalizes over the batch"
     if isinstance(module, _InstanceNorm) and module.track_running_stats and training:
         return "keeps running statistics of the batch"
     if _rope_types(module) & LENGTH_DEPENDENT_ROPE:

@@ -1,4 +1,4 @@
-"""A convolution whose filters are standardised before use (Qiao et al. 2019, arXiv 1903.10520).
+"""A convolution whose filters are standardized before use (Qiao et al. 2019, arXiv 1903.10520).
 
 It stands alone because the models that have it and the clipper that knows it share no room.
 """
@@ -11,9 +11,9 @@ EPSILON = 1e-6
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """A Conv2d that convolves with its weight standardised: each filter to mean 0 and variance 1.
+    """A Conv2d that convolves with its weight standardized: each filter to mean 0 and variance 1.
 
-    The parameter is the weight before it is standardised, as in an ordinary Conv2d: a checkpoint
+    The parameter is the weight before it is standardized, as in an ordinary Conv2d: a checkpoint
     of one is a checkpoint of the other.
     """
 
@@ -32,14 +32,14 @@ def standardized(weight: Tensor) -> Tensor:
 
 
 def pulled_back(weight: Tensor, gradients: Tensor) -> Tensor:
-    """Returns gradients with respect to a weight from those with respect to its standardised form.
+    """Returns gradients with respect to a weight from those with respect to its standardized form.
 
-    What is standardised does not depend on the input, so each example's gradient goes through the
-    same linear map: with w a filter standardised, s its scale and g the gradient of w,
+    What is standardized does not depend on the input, so each example's gradient goes through the
+    same linear map: with w a filter standardized, s its scale and g the gradient of w,
     ``s (g - mean(g) - w mean(g w))``.
 
     Args:
-        weight: Before it is standardised, shape (filters, ...).
+        weight: Before it is standardized, shape (filters, ...).
         gradients: With respect to ``standardized(weight)``, shape (b, filters, ...).
     """
     filters = weight.detach().flatten(1).to(gradients.dtype)

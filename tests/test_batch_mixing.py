@@ -34,7 +34,7 @@ def test_gpt2_passes():
 @pytest.mark.parametrize(
     "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()]
 )
-def test_trust_rule_3_a_layer_that_normalises_over_the_batch_is_refused_by_name(layer):
+def test_trust_rule_3_a_layer_that_normalizes_over_the_batch_is_refused_by_name(layer):
     model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"norm": layer}))
     with pytest.raises(InputError, match=r"module 1\.norm \(.*BatchNorm.*over the batch"):
         check_model(model)

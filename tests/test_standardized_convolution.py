@@ -11,7 +11,7 @@ def test_filters_have_mean_0_and_variance_1():
     assert torch.allclose(filters.var(1, correction=0), torch.ones(5), atol=1e-4)
 
 
-def test_it_is_the_convolution_with_the_standardised_weight():
+def test_it_is_the_convolution_with_the_standardized_weight():
     torch.manual_seed(0)
     plain, made = nn.Conv2d(4, 6, 3, stride=2), StandardizedConv2d(4, 6, 3, stride=2)
     made.load_state_dict(plain.state_dict())
@@ -20,7 +20,7 @@ def test_it_is_the_convolution_with_the_standardised_weight():
     assert torch.equal(made(inputs), expected)
 
 
-def test_pulled_back_is_the_gradient_that_autograd_takes_through_the_standardisation():
+def test_pulled_back_is_the_gradient_that_autograd_takes_through_the_standardization():
     torch.manual_seed(0)
     weight = torch.randn(5, 4, 3, 3, dtype=torch.float64, requires_grad=True)
     gradients = torch.randn(3, 5, 4, 3, 3, dtype=torch.float64)

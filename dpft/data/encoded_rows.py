@@ -28,7 +28,7 @@ class EncodedRows(Sequence[Any]):
 
     @property
     def converted(self) -> int:
-        """How many records had another form than the model's, such as grey images; private."""
+        """How many records had another form than the model's, such as gray images; private."""
         return 0
 
     @abstractmethod

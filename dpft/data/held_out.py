@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Iterable
 
-from dpft.tasks.image_records import LabelledImage
+from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.records import Example, Record
 
 KEY_BYTES = 32
@@ -59,7 +59,7 @@ def fingerprint(records: Iterable[Record], units: Iterable[str], key: bytes) -> 
 def _content(record: Record) -> tuple[object, ...]:
     if isinstance(record, Example):
         return record.prompt, record.target
-    if isinstance(record, LabelledImage):
+    if isinstance(record, LabeledImage):
         image = record.image
         content = hashlib.sha256(image.content).hexdigest()
         return image.file, image.offset, *image.shape, content, *record.answer

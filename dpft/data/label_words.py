@@ -14,7 +14,7 @@ from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED
-from dpft.tasks.records import LabelledExample, Piece
+from dpft.tasks.records import LabeledExample, Piece
 
 SENTENCEPIECE_BLANK = "\u2581"
 """What SentencePiece writes for the blank before a word, as part of the word's token."""
@@ -24,12 +24,12 @@ SENTENCEPIECE_BLANK = "\u2581"
 class LabelWordEncoding(TokenEncoding):
     """Filled templates, for language models."""
 
-    pieces: Callable[[LabelledExample], Sequence[Piece]]
+    pieces: Callable[[LabeledExample], Sequence[Piece]]
     """A record's template, filled."""
     distribution: Callable[[float], Sequence[float]]
     """A label to the probabilities of the label words."""
 
-    def rows(self, examples: Sequence[LabelledExample]) -> list[TokenizedExample]:
+    def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
         """See ``Encoding.rows``."""
         filled = [[p for p in self.pieces(e) if self._is_read(p)] for e in examples]
         texts = [piece.text for pieces in filled for piece in pieces]
@@ -45,7 +45,7 @@ class LabelWordEncoding(TokenEncoding):
 
     def _row(
         self,
-        example: LabelledExample,
+        example: LabeledExample,
         pieces: Sequence[Piece],
         ids: list[list[int]],
         around: tuple[list[int], list[int]],

@@ -7,14 +7,14 @@ from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import SCORE
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceEncoding(TokenEncoding):
     """Sentences with the tokenizer's own marks around and between them."""
 
-    def rows(self, examples: Sequence[LabelledExample]) -> list[TokenizedExample]:
+    def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; cuts the end of the longer sentence."""
         if not examples:
             return []
@@ -69,7 +69,7 @@ class SentenceEncoding(TokenEncoding):
                 f" tokenizer's marks around them, got {self.max_length}; raise it."
             )
 
-    def _columns(self, examples: Sequence[LabelledExample]) -> list[list[str]]:
+    def _columns(self, examples: Sequence[LabeledExample]) -> list[list[str]]:
         """Returns the first sentences and, where there are two, the second ones.
 
         A tokenizer without a mark between sentences gets them as one text of two lines.

@@ -32,7 +32,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
         split: train, validation or test, or one of the task's ``parts`` of them.
 
     Returns:
-        What ``task.examples`` makes of the rows: ``Example`` or ``LabelledExample``.
+        What ``task.examples`` makes of the rows: ``Example`` or ``LabeledExample``.
 
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.

@@ -50,7 +50,7 @@ def tokenize_together(
     given = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts), prompts)
     return Block(
         ids=_gathered(ids, begins, lengths),
-        unlabelled=np.where(is_empty, total, given).astype(np.int32),
+        unlabeled=np.where(is_empty, total, given).astype(np.int32),
         truncated=truncated,
     )
 

@@ -51,7 +51,7 @@ class Block:
     """Some records in tokens, the fields of ``TokenizedExample`` side by side."""
 
     ids: Lists
-    unlabelled: NDArray[np.int32] | None = None
+    unlabeled: NDArray[np.int32] | None = None
     """Of texts whose labels are their own ids but for the first ones: how many those are."""
     labels: Lists | None = None
     """The labels of any others."""
@@ -64,12 +64,12 @@ class Block:
         """Returns rows that have the same fields as each other."""
         ids = Lists.of([row.input_ids for row in rows], np.int32)
         labels = _labels(rows)
-        unlabelled = _unlabelled(ids, labels)
+        unlabeled = _unlabeled(ids, labels)
         first = rows[0]
         return cls(
             ids=ids,
-            unlabelled=unlabelled,
-            labels=labels if unlabelled is None else None,
+            unlabeled=unlabeled,
+            labels=labels if unlabeled is None else None,
             types=None
             if first.token_type_ids is None
             else Lists.of([row.token_type_ids or [] for row in rows], np.int32),
@@ -95,22 +95,22 @@ class Block:
     def _labels_of(self, at: int, ids: list[int]) -> list[Any]:
         if self.labels is not None:
             return self.labels[at]
-        assert self.unlabelled is not None
-        first = int(self.unlabelled[at])
+        assert self.unlabeled is not None
+        first = int(self.unlabeled[at])
         return [IGNORED_LABEL] * first + ids[first:]
 
     def all_labels(self) -> Lists:
         """Returns every row's labels."""
         if self.labels is not None:
             return self.labels
-        assert self.unlabelled is not None
-        return _own_ids(self.ids, self.unlabelled)
+        assert self.unlabeled is not None
+        return _own_ids(self.ids, self.unlabeled)
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
         """Whether each row has anything to learn."""
-        if self.unlabelled is not None:
-            return self.ids.lengths > self.unlabelled
+        if self.unlabeled is not None:
+            return self.ids.lengths > self.unlabeled
         labels = self.all_labels()
         counted = ends_of(labels.values != IGNORED_LABEL)
         return np.diff(counted[labels.bounds]) > 0
@@ -216,7 +216,7 @@ def _labels(rows: Sequence[TokenizedExample]) -> Lists:
     return Lists.of([row.labels for row in rows], dtype)
 
 
-def _unlabelled(ids: Lists, labels: Lists) -> NDArray[np.int32] | None:
+def _unlabeled(ids: Lists, labels: Lists) -> NDArray[np.int32] | None:
     """Returns how many of each row's first labels are none; None where others differ from ids."""
     if labels.values.dtype != np.int32 or not np.array_equal(ids.bounds, labels.bounds):
         return None
@@ -225,9 +225,9 @@ def _unlabelled(ids: Lists, labels: Lists) -> NDArray[np.int32] | None:
     return first if np.array_equal(_own_ids(ids, first).values, labels.values) else None
 
 
-def _own_ids(ids: Lists, unlabelled: NDArray[np.int32]) -> Lists:
+def _own_ids(ids: Lists, unlabeled: NDArray[np.int32]) -> Lists:
     """Returns the ids of rows as their labels, the first ones of each without any."""
-    is_first = numbered(ids.bounds) < np.repeat(unlabelled, ids.lengths)
+    is_first = numbered(ids.bounds) < np.repeat(unlabeled, ids.lengths)
     return Lists(values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds)
 
 

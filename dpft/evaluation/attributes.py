@@ -9,7 +9,7 @@ from dpft.evaluation.labels import label_input
 from dpft.evaluation.metrics.base import ATTRIBUTES
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scored import OnProgress, Scored, counter
-from dpft.tasks.image_records import LabelledImage
+from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.image_task import ImageTask
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Told = Sequence[Sequence[float]]
 
 def model_attributes(
     task: ImageTask,
-    records: Sequence[LabelledImage],
+    records: Sequence[LabeledImage],
     outputs: "ModelOutputs",
     on_progress: OnProgress | None = None,
 ) -> Scored:
@@ -32,7 +32,7 @@ def model_attributes(
     return scored_attributes(task, records, [[float(p > LIKELY) for p in one] for one in answers])
 
 
-def scored_attributes(task: ImageTask, records: Sequence[LabelledImage], told: Told) -> Scored:
+def scored_attributes(task: ImageTask, records: Sequence[LabeledImage], told: Told) -> Scored:
     """Returns attributes of any origin beside the right ones, and the accuracy of each."""
     gold = [record.answer for record in records]
     return Scored(

@@ -9,12 +9,12 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.tasks.base import LabelTask
-from dpft.tasks.image_records import LabelledImage
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.image_records import LabeledImage
+from dpft.tasks.records import LabeledExample
 
 
 def label_predictions(
-    task: LabelTask, examples: Sequence[LabelledExample], labels: Sequence[float]
+    task: LabelTask, examples: Sequence[LabeledExample], labels: Sequence[float]
 ) -> tuple[Prediction, ...]:
     """Returns the labels of the records, spelt out, beside the true ones."""
     return tuple(
@@ -27,7 +27,7 @@ def label_predictions(
     )
 
 
-def label_columns(examples: Sequence[LabelledExample], labels: Sequence[float]) -> Columns:
+def label_columns(examples: Sequence[LabeledExample], labels: Sequence[float]) -> Columns:
     """Returns the columns that metrics of labels read."""
     return {"predicted": list(labels), "gold": [example.label for example in examples]}
 
@@ -47,6 +47,6 @@ def read_labels(task: LabelTask, predictions: Sequence[str]) -> list[float]:
     return labels
 
 
-def label_input(number: int, example: LabelledExample | LabelledImage) -> str:
+def label_input(number: int, example: LabeledExample | LabeledImage) -> str:
     """Returns a record in words; its number tells it from others of the same text."""
     return f"{number}: {example.shown}"

@@ -22,8 +22,8 @@ from dpft.models.losses import answer_values, token_hits, token_nll
 from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
-from dpft.tasks.image_records import LabelledImage
-from dpft.tasks.records import Example, LabelledExample, Record
+from dpft.tasks.image_records import LabeledImage
+from dpft.tasks.records import Example, LabeledExample, Record
 
 
 class Likelihoods(NamedTuple):
@@ -155,7 +155,7 @@ class ModelOutputs:
         return put_together(found[0], self.ranks), put_together(found[1], self.ranks)
 
     def answers(
-        self, examples: Sequence[LabelledExample | LabelledImage], on_batch: Callable[[int], None]
+        self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
     ) -> list[list[float]]:
         """Returns what the model says to each record, in order.
 

@@ -24,7 +24,7 @@ from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.base import LabelTask, Task, TextTask
-from dpft.tasks.records import LabelledExample, Record, are_texts
+from dpft.tasks.records import LabeledExample, Record, are_texts
 
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
@@ -82,7 +82,7 @@ def scored_texts(task: Task, groups: Sequence[Group], texts: Sequence[str]) -> S
 
 
 def scored_labels(
-    task: LabelTask, records: Sequence[LabelledExample], labels: Sequence[float]
+    task: LabelTask, records: Sequence[LabeledExample], labels: Sequence[float]
 ) -> Scored:
     """Returns labels of any origin, one for each record, beside the true ones."""
     return Scored(
@@ -120,7 +120,7 @@ def model_texts(
 
 def model_labels(
     task: LabelTask,
-    records: Sequence[LabelledExample],
+    records: Sequence[LabeledExample],
     outputs: "ModelOutputs",
     on_progress: OnProgress | None = None,
 ) -> Scored:

@@ -1,6 +1,6 @@
 """The base of an adapter, saved beside it where no other place holds it.
 
-A checkpoint has a ``name_or_path`` to load it from; a random initialisation has not, and without
+A checkpoint has a ``name_or_path`` to load it from; a random initialization has not, and without
 its base an adapter is worth nothing.
 """
 

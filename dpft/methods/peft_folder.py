@@ -40,7 +40,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Writes a folder from which ``PeftModel.from_pretrained`` restores the trained model.
 
     ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
-    its folder. A base without either (``name_or_path`` empty: initialised at random) is saved
+    its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
     under ``base/``, and named by that folder as ``address`` does. peft's README.md is a form to
     fill in; it stays where its ``base_model`` is a name on the hub, as its readers take it to be.
 

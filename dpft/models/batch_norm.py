@@ -1,10 +1,10 @@
-"""GroupNorm in the place of BatchNorm, and standardised convolutions: explicit changes of a model.
+"""GroupNorm in the place of BatchNorm, and standardized convolutions: explicit changes of a model.
 
-BatchNorm normalises an example by the others of its batch, so no example has a gradient of its own
-(docs/design.md, rule 3). GroupNorm normalises each by itself (Wu and He 2018, arXiv 1803.08494).
+BatchNorm normalizes an example by the others of its batch, so no example has a gradient of its own
+(docs/design.md, rule 3). GroupNorm normalizes each by itself (Wu and He 2018, arXiv 1803.08494).
 This is a change of the model, not of its training: a checkpoint's weights and biases are kept, its
 running statistics are dropped, and it answers otherwise until it has trained. Bu et al. 2022 do the
-same by Opacus; De et al. 2022 (arXiv 2204.13650) standardise the convolutions' weights as well.
+same by Opacus; De et al. 2022 (arXiv 2204.13650) standardize the convolutions' weights as well.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
             whatever device they are, so that a checkpoint's weights can be read before or after.
 
     Guarantees:
-        What is left of the batch norms normalises each example by itself; an empty tuple says that
+        What is left of the batch norms normalizes each example by itself; an empty tuple says that
         there were none, and that nothing was changed.
     """
     return _replace(model, BATCH_NORMS, group_norm_like)
 
 
 def standardize_weights(model: nn.Module) -> tuple[str, ...]:
-    """Gives each Conv2d standardised weights; returns the convolutions' names, in order.
+    """Gives each Conv2d standardized weights; returns the convolutions' names, in order.
 
     Left as they are: one whose filters hold a single number, which would be zero, and what is no
     plain ``nn.Conv2d``.
@@ -61,7 +61,7 @@ def group_count(channels: int) -> int:
     """Returns into how many groups channels go: the largest divisor that is at most 32.
 
     Up to 32 channels each is a group of its own, which says nothing where an image is down to one
-    pixel: torch refuses to normalise that of one image alone.
+    pixel: torch refuses to normalize that of one image alone.
 
     >>> [group_count(channels) for channels in (64, 48, 8, 7, 37)]
     [32, 24, 8, 7, 1]

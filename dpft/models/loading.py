@@ -103,7 +103,7 @@ def load_model(
 
     Args:
         architecture: Of the model.
-        seed: Seeds a random initialisation, of the whole model or of a new head; the global
+        seed: Seeds a random initialization, of the whole model or of a new head; the global
             generator is left as it was.
         head: What it shall answer with.
         rows: Of the checkpoint, whose stand-ins take the place of its weights; None: they are read.
@@ -260,7 +260,7 @@ def _generation_config(place: dict[str, Any]) -> GenerationConfig:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds initialisation, which happens on the CPU, and restores its generator afterwards."""
+    """Seeds initialization, which happens on the CPU, and restores its generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: it would seed CUDA's global generator too, and leave it so
         torch.default_generator.manual_seed(seed)

@@ -38,7 +38,7 @@ class PooledClassifier(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialises the head, as the architectures of transformers do theirs."""
+        """Initializes the head, as the architectures of transformers do theirs."""
         if module is self.classifier:
             nn.init.normal_(self.classifier.weight, std=0.02)
             nn.init.zeros_(self.classifier.bias)

@@ -43,9 +43,9 @@ class ModelConfig:
     replace_batch_norm: bool = False
     """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
     standardize_weights: bool = False
-    """Standardise the weights of each convolution before it is applied (De et al. 2022)."""
+    """Standardize the weights of each convolution before it is applied (De et al. 2022)."""
     init: str = "pretrained"
-    """pretrained, or random to train from a fresh initialisation of the same architecture."""
+    """pretrained, or random to train from a fresh initialization of the same architecture."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     pooling: str | None = None
@@ -188,7 +188,7 @@ def check_weight_files(config: ModelConfig, folder: Path) -> None:
         raise InputError(
             f"{origin(config)} holds no weights ({' or '.join(WEIGHT_FILES)}; other formats are"
             " not read); give a folder that does, or set model.init=random to train from a fresh"
-            " initialisation."
+            " initialization."
         )
 
 

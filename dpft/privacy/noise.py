@@ -8,7 +8,7 @@ Noise is drawn and added in float64, and the sum is rounded once to a fixed grid
 between 2^-21 and 2^-20 of the noise's standard deviation, before anything else is done with it.
 Without the grid, floating point would give the sum away (Mironov 2012): a float32 outcome within
 2^-30 of a standard deviation of zero shows the float64 noise itself, and so does one in the tails,
-where radii are few. On the grid, an outcome can be reached from a sum and from its neighbours
+where radii are few. On the grid, an outcome can be reached from a sum and from its neighbors
 alike, by very many noises, as far as the tails go.
 
 What remains of Mironov's attack: the noise is one of finitely many float64 numbers, so that an

@@ -17,7 +17,7 @@ POINTS = 60
 Point = tuple[float, float, float]
 """A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
 Places = Literal["values", "counts", "scores"]
-"""Values and counts stand on a logarithmic axis, each value labelled, counts at round numbers;
+"""Values and counts stand on a logarithmic axis, each value labeled, counts at round numbers;
 scores on a linear one."""
 
 

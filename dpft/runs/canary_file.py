@@ -11,7 +11,7 @@ from dpft.errors import InputError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, write_json
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.tasks.base import Task
-from dpft.tasks.image_records import LabelledImage
+from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.records import Example, Record
 
 
@@ -61,5 +61,5 @@ def _canary(entry: dict[str, Any]) -> Canary:
 def _texts(record: Record) -> list[str]:
     if isinstance(record, Example):
         return [record.prompt, record.target]
-    assert not isinstance(record, LabelledImage)  # canaries are words
+    assert not isinstance(record, LabeledImage)  # canaries are words
     return list(record.texts)

@@ -46,15 +46,15 @@ def common_directions(rows: Tensor) -> Tensor:
     all words' embeddings move along one direction, each by another length. That is a thousand
     times what one canary does to them, and says nothing of it.
     """
-    _, _, directions = torch.linalg.svd(_centred(rows), full_matrices=False)
+    _, _, directions = torch.linalg.svd(_centered(rows), full_matrices=False)
     found: Tensor = directions[:COMMON]
     return found
 
 
 def apart(rows: Tensor, common: Tensor) -> Tensor:
     """Returns rows without their mean and without what lies along common directions."""
-    centred = _centred(rows)
-    return centred - centred @ common.T @ common
+    centered = _centered(rows)
+    return centered - centered @ common.T @ common
 
 
 def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
@@ -98,5 +98,5 @@ def _read(batch: Batch, row: int) -> Iterator[int]:
             yield from batch.inputs[name][row].tolist()
 
 
-def _centred(rows: Tensor) -> Tensor:
+def _centered(rows: Tensor) -> Tensor:
     return rows - rows.mean(dim=0)

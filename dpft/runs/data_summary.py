@@ -54,7 +54,7 @@ class DataSummary:
     chunks: int = 0
     """Rows that long records have beyond their first one."""
     converted: int = 0
-    """Of those read, made of the model's form, such as grey images where it sees colours."""
+    """Of those read, made of the model's form, such as gray images where it sees colors."""
     unreadable: tuple[str, ...] = ()
     """Names of some of those left out because they could not be read."""
 
@@ -114,7 +114,7 @@ def render(summary: DataSummary) -> str:
     if summary.canaries:
         rows.append(("canaries added, for audits", str(summary.canaries)))
     if summary.converted:
-        rows.append(("grey images made colour, or the other way round", str(summary.converted)))
+        rows.append(("gray images made color, or the other way round", str(summary.converted)))
     if summary.chunks:
         rows.append(("more rows, of records in several chunks", str(summary.chunks)))
     rows.append(("left out: no answer to learn", str(summary.empty)))

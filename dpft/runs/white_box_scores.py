@@ -49,7 +49,7 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
         rows = [by_step[step].get(name, ()) for step in sorted(by_step)]
         if any(len(scores) != canaries for scores in rows):
             raise _damaged(path)
-        found[name] = _centred(torch.tensor(rows, dtype=torch.float64))
+        found[name] = _centered(torch.tensor(rows, dtype=torch.float64))
     return StepScores(now=found["now"], before=found["before"])
 
 
@@ -70,7 +70,7 @@ def differences(scores: StepScores) -> list[float]:
     one of them alone. Squares are added up, each pair of steps by how little its differences vary:
     one whose noise is gone, by far the most.
     """
-    apart = _centred(scores.before[1:] - scores.before[:-1])
+    apart = _centered(scores.before[1:] - scores.before[:-1])
     return [float(score) for score in (apart / _variances(apart)).square().sum(dim=0)]
 
 
@@ -78,7 +78,7 @@ def _variances(rows: Tensor) -> Tensor:
     return rows.square().mean(dim=1, keepdim=True).clamp(min=SHORTEST)
 
 
-def _centred(rows: Tensor) -> Tensor:
+def _centered(rows: Tensor) -> Tensor:
     return rows - rows.mean(dim=1, keepdim=True)
 
 

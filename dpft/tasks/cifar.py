@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 colour images of 32 x 32 to train on."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 color images of 32 x 32 to train on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

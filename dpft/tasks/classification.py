@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import LabelTask, TextualTask
-from dpft.tasks.records import LabelledExample, Piece
+from dpft.tasks.records import LabeledExample, Piece
 from dpft.tasks.templates import Template
 
 INFILLING, CLS = "infilling", "cls"
@@ -85,17 +85,15 @@ class ClassificationTask(LabelTask, TextualTask):
         """The label words, in the order of the labels."""
         return tuple(self.label_words[name] for name in self.labels)
 
-    def canary(
-        self, read: Sequence[str], learned: Sequence[str], *, number: int
-    ) -> LabelledExample:
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledExample:
         """See ``Task.canary``: ``number`` chooses the class; a score is 0 or 1."""
         texts = (" ".join(read), " ".join(learned))
-        return LabelledExample(
+        return LabeledExample(
             texts=texts if self.texts_per_record == len(texts) else (" ".join(texts),),
             label=self.label(number % len(self.labels)),
         )
 
-    def pieces(self, example: LabelledExample, *, causal: bool) -> tuple[Piece, ...]:
+    def pieces(self, example: LabeledExample, *, causal: bool) -> tuple[Piece, ...]:
         """Returns a record's filled template, for causal and seq2seq models or for masked ones."""
         return self._parsed(causal=causal).fill(example.texts)
 

@@ -9,7 +9,7 @@ from dpft.errors import InputError
 from dpft.tasks.classification import ClassificationTask, as_number, class_number
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 TWO_CLASSES = 2
 
@@ -39,10 +39,10 @@ class CustomLabels(CustomFields, ClassificationTask):
         """See ``Task.column_key``."""
         return self._text.key if column in self._text.columns else "task.label"
 
-    def examples(self, row: Mapping[str, Any]) -> tuple[LabelledExample, ...]:
+    def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
         """Returns the row's one example."""
         text = self._text.fill(row).strip()
-        return (LabelledExample(texts=(text,), label=self.label(row[self._label])),)
+        return (LabeledExample(texts=(text,), label=self.label(row[self._label])),)
 
     def label(self, value: Any) -> float:
         """Returns the number of the class that a value names.

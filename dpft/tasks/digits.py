@@ -1,4 +1,4 @@
-"""Handwritten digits: 1437 grey images to train on, which scikit-learn brings; for a first run."""
+"""Handwritten digits: 1437 gray images to train on, which scikit-learn brings; for a first run."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -12,7 +12,7 @@ from dpft.tasks.base import TASKS, Task
 from dpft.tasks.classification import ClassificationTask
 from dpft.tasks.glue_form import GlueFields
 from dpft.tasks.glue_texts import TEXT2TEXT, GlueTexts
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
 
@@ -34,7 +34,7 @@ class GlueTask(GlueFields, ClassificationTask):
         """As many texts a record as there are text columns."""
         return len(self.text_columns)
 
-    def examples(self, row: Mapping[str, Any]) -> tuple[LabelledExample, ...]:
+    def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
         """Returns the row's one example.
 
         Args:
@@ -44,7 +44,7 @@ class GlueTask(GlueFields, ClassificationTask):
             InputError: The label is hidden (-1) or not one of the task's.
         """
         texts = tuple(row[column].strip() for column in self.text_columns)
-        return (LabelledExample(texts=texts, label=self.label(row["label"])),)
+        return (LabeledExample(texts=texts, label=self.label(row["label"])),)
 
     def predicted(self, outputs: Sequence[float]) -> float:
         """Returns the likeliest class; or the score, from the probability of the last label.

@@ -30,7 +30,7 @@ class ImagePlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledImage:
+class LabeledImage:
     """One record of a task of images, the unit of privacy."""
 
     image: ImagePlace

@@ -1,7 +1,7 @@
 """Tasks of images: classes, or attributes that are each there or not.
 
 What is done to an image before a model sees it is public and the same for all: it is made to the
-model's size, scaled to 0..1 and normalised by constants. Nothing is computed from the records.
+model's size, scaled to 0..1 and normalized by constants. Nothing is computed from the records.
 """
 
 import io
@@ -13,7 +13,7 @@ from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, LABELS
 from dpft.tasks.base import LabelTask
 from dpft.tasks.classification import check_classes, class_number
-from dpft.tasks.image_records import ImagePlace, LabelledImage
+from dpft.tasks.image_records import ImagePlace, LabeledImage
 
 IMAGE = "image"
 AUGMENTATIONS = "augmentations"
@@ -114,7 +114,7 @@ class ImageTask(LabelTask):
         """Returns the task with a size of its images, unless it has one."""
         return self if self.image_size is not None else replace(self, image_size=size)
 
-    def examples(self, row: Mapping[str, Any]) -> Sequence[LabelledImage]:
+    def examples(self, row: Mapping[str, Any]) -> Sequence[LabeledImage]:
         """See ``Task.examples``.
 
         Args:
@@ -124,7 +124,7 @@ class ImageTask(LabelTask):
         Raises:
             InputError: The image or a label is of no such kind.
         """
-        return (LabelledImage(image=_place(row[self.image_column]), answer=self.answer(row)),)
+        return (LabeledImage(image=_place(row[self.image_column]), answer=self.answer(row)),)
 
     def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
         """Returns the number of a row's class, or 0 or 1 for each attribute.
@@ -152,7 +152,7 @@ class ImageTask(LabelTask):
         """See ``LabelTask.predicted``: the likeliest class."""
         return float(max(range(len(outputs)), key=lambda index: outputs[index]))
 
-    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabelledImage:
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledImage:
         """See ``Task.canary``.
 
         Raises:

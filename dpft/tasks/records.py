@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from dpft.errors import InputError
-from dpft.tasks.image_records import LabelledImage
+from dpft.tasks.image_records import LabeledImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledExample:
+class LabeledExample:
     """One record of a classification task, the unit of privacy: texts and their label."""
 
     texts: tuple[str, ...]
@@ -67,7 +67,7 @@ class Piece:
     """Whether it is the record's own text, which gives way where there is no room."""
 
 
-Record = Example | LabelledExample | LabelledImage
+Record = Example | LabeledExample | LabeledImage
 
 
 def text_of(record: Record) -> str:
@@ -76,9 +76,9 @@ def text_of(record: Record) -> str:
     Raises:
         InputError: It is an image.
     """
-    if isinstance(record, LabelledImage):
+    if isinstance(record, LabeledImage):
         raise InputError("a record must have text, got one that is an image; choose another task.")
-    if isinstance(record, LabelledExample):
+    if isinstance(record, LabeledExample):
         return " ".join(record.texts)
     return f"{record.prompt} {record.target}"
 
@@ -88,9 +88,9 @@ def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
     return all(isinstance(record, Example) for record in records)
 
 
-def are_labelled(records: Sequence[Record]) -> TypeGuard[Sequence[LabelledExample]]:
+def are_labeled(records: Sequence[Record]) -> TypeGuard[Sequence[LabeledExample]]:
     """Says whether every record has a label, as those of a label task have."""
-    return all(isinstance(record, LabelledExample) for record in records)
+    return all(isinstance(record, LabeledExample) for record in records)
 
 
 def is_unicode(text: str) -> bool:

@@ -106,7 +106,7 @@ class TrainingConfig(DeviceConfig):
     weight_decay: float = 0.0
     """Weight decay of the optimizer; reads no record."""
     seed: int = 0
-    """Seed of the initialisation of new weights; sampling, noise and dropout do not use it."""
+    """Seed of the initialization of new weights; sampling, noise and dropout do not use it."""
     precision: str = "fp32"
     """What the model computes in, over float32 parameters: fp32, bf16 or fp16."""
     loss_scale: float = 1024.0

@@ -11,7 +11,7 @@ MOST_WRONG = 68
 the quantile of 99.5 % of the binomial of chance 5 %."""
 
 
-def randomised_response(eps: float, canaries: int, rng: np.random.Generator):
+def randomized_response(eps: float, canaries: int, rng: np.random.Generator):
     """Returns scores and coins; a score's sign is the coin, told truly in e^eps of e^eps + 1 cases.
 
     Its size is noise, so that no two scores are equal.
@@ -29,8 +29,8 @@ def gaussian(mu: float, canaries: int, rng: np.random.Generator):
 
 
 def common_chance(share: float, eps: float, canaries: int, rng: np.random.Generator):
-    """Returns those of randomised response in a share of the runs, of noise in the others."""
-    return randomised_response(eps if rng.random() < share else 0.0, canaries, rng)
+    """Returns those of randomized response in a share of the runs, of noise in the others."""
+    return randomized_response(eps if rng.random() < share else 0.0, canaries, rng)
 
 
 def runs(mechanism, *values, count: int = RUNS, seed: int = 22) -> Iterator:

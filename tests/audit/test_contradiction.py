@@ -23,7 +23,7 @@ from tests.audit.known_mechanisms import (
     RUNS,
     common_chance,
     gaussian,
-    randomised_response,
+    randomized_response,
     runs,
 )
 
@@ -40,10 +40,10 @@ def test_a_gaussians_epsilon_is_exceeded_in_at_most_one_of_twenty(mu):
     assert above <= MOST_WRONG
 
 
-def test_randomised_responses_epsilon_is_exceeded_by_its_own_curve_in_at_most_one_of_twenty():
+def test_randomized_responses_epsilon_is_exceeded_by_its_own_curve_in_at_most_one_of_twenty():
     above = 0
     found: dict[object, float] = {}
-    for scores, included in runs(randomised_response, 1.0, 200):
+    for scores, included in runs(randomized_response, 1.0, 200):
         for outcome in guess_outcomes(scores, included):
             if outcome not in found:
                 found[outcome] = epsilon_lower_any_curve(

@@ -62,7 +62,7 @@ def test_canaries_in_directions_of_their_own_stay_within_the_p_value(mu):
 
 
 def test_a_mechanism_that_leaks_by_a_common_chance_meets_the_p_value():
-    # With a chance of 1 in 20, randomised response at epsilon 2.3 about all canaries, else
+    # With a chance of 1 in 20, randomized response at epsilon 2.3 about all canaries, else
     # nothing: of a curve above the Gaussian one, and right 909 times in 1,000 in the mean then.
     epsilons = np.linspace(0, 2.3, 1000)
     share, right = 0.05, np.exp(2.3) / (1 + np.exp(2.3))
@@ -114,7 +114,7 @@ def test_guesses_at_chance_show_nothing():
 
 @pytest.mark.parametrize("guesses", [30, 100])
 @pytest.mark.parametrize("eps", [0.5, 2.0])
-def test_the_lowest_curve_of_an_epsilon_covers_randomised_response(guesses, eps):
+def test_the_lowest_curve_of_an_epsilon_covers_randomized_response(guesses, eps):
     curve = ApproximateTradeOff(epsilon=eps)
     for correct in range(guesses + 1):
         exact = binom.sf(correct - 1, guesses, np.exp(eps) / (1 + np.exp(eps)))

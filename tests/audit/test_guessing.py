@@ -9,21 +9,21 @@ from dpft.audit.guessing import (
 )
 from dpft.audit.one_run import epsilon_lower_bound, largest_epsilon_lower
 from dpft.errors import InputError
-from tests.audit.known_mechanisms import MOST_WRONG, gaussian, randomised_response, runs
+from tests.audit.known_mechanisms import MOST_WRONG, gaussian, randomized_response, runs
 
 
 @pytest.mark.parametrize(("eps", "delta"), [(0.5, 0.0), (1.0, 1e-5), (3.0, 1e-5)])
-def test_the_bound_of_randomised_response_is_above_its_epsilon_in_at_most_one_of_twenty(eps, delta):
+def test_the_bound_of_randomized_response_is_above_its_epsilon_in_at_most_one_of_twenty(eps, delta):
     bounds = [
         best_lower_bound(scores, included, delta=delta).epsilon_lower
-        for scores, included in runs(randomised_response, eps, 200)
+        for scores, included in runs(randomized_response, eps, 200)
     ]
     assert sum(bound > eps for bound in bounds) <= MOST_WRONG
 
 
 def test_each_number_of_guesses_is_valid_by_itself_and_barely():
     wrong = np.zeros(10)
-    for scores, included in runs(randomised_response, 1.0, 200):
+    for scores, included in runs(randomized_response, 1.0, 200):
         bound = best_lower_bound(scores, included, delta=0.0, confidence=0.5)
         # ten looks at confidence 1/2 are each at 95 %
         wrong += np.array(bound.epsilons) > 1.0

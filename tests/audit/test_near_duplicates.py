@@ -14,7 +14,7 @@ from dpft.audit.near_duplicates import (
 )
 from dpft.errors import InputError
 
-LONG = "the eagle is a pub by the river in the city centre with a garden and a low price for all"
+LONG = "the eagle is a pub by the river in the city center with a garden and a low price for all"
 EDITED = LONG.replace("for all", "for you")
 OTHER = "a museum of stones stands at the end of a road where nobody has lived for ninety years"
 

@@ -38,7 +38,7 @@ def test_no_number_of_right_guesses_shows_more_than_the_largest_bound(delta):
 
 @pytest.mark.parametrize("guesses", [1, 7, 40])
 def test_without_delta_it_is_the_binomial_tail(guesses):
-    # e^1 / (1 + e^1): how often randomised response at epsilon 1 tells the truth
+    # e^1 / (1 + e^1): how often randomized response at epsilon 1 tells the truth
     right = np.e / (1 + np.e)
     for correct in range(guesses + 1):
         found = p_value(canaries=50, guesses=guesses, correct=correct, epsilon=1.0, delta=0.0)

@@ -12,7 +12,7 @@ def texts(seed: int, words: str, count: int = 200) -> list[str]:
     return [" ".join(order.choices(words.split(), k=12)) for _ in range(count)]
 
 
-ONE, OTHER = "a pub in the old town by a river", "stones of red iron lie under grey moss"
+ONE, OTHER = "a pub in the old town by a river", "stones of red iron lie under gray moss"
 
 
 def compared(synthetic: list[str], real: list[str]) -> Likeness:

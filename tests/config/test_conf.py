@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from docs.tools.pages import all_pages, named_commands
 from dpft.audit.audit_config import POLYMORPHIC as AUDIT
 from dpft.audit.audit_config import AuditConfig
 from dpft.cli.list import expand
@@ -122,6 +123,23 @@ def readme_commands() -> list[str]:
     return sorted({" ".join(c.split()) for c in found if "--" not in c})
 
 
+def page_commands() -> list[str]:
+    """Commands of the documentation's pages, as ``readme_commands``."""
+    found = [each for page in all_pages() for each in named_commands(page.read_text())]
+    return sorted(
+        {
+            " ".join(words[1:])
+            for words in map(str.split, found)
+            if words[1:] and words[1] in SUBCOMMANDS and not _is_no_composition(words)
+        }
+    )
+
+
+def _is_no_composition(words: list[str]) -> bool:
+    """Whether one composition cannot check it: a sweep, help, the end of a pipe."""
+    return any(word.startswith("--") or word in ("|", ">", "&") for word in words)
+
+
 def test_the_readme_shows_every_subcommand() -> None:
     assert {command.split()[0] for command in readme_commands()} == set(SUBCOMMANDS)
 
@@ -141,7 +159,7 @@ def with_new_words(commands: list[str]) -> list[str]:
     return found
 
 
-COMMANDS = sorted({*commands(), *readme_commands()})
+COMMANDS = sorted({*commands(), *readme_commands(), *page_commands()})
 
 
 @pytest.mark.parametrize("command", slow_but(with_new_words(COMMANDS), COMMANDS))

@@ -2,7 +2,7 @@ import hashlib
 import hmac
 
 from dpft.data.held_out import KEY_BYTES, fingerprint, new_key, split_held_out
-from dpft.tasks.records import Example, LabelledExample
+from dpft.tasks.records import Example, LabeledExample
 
 KEY = b"k" * KEY_BYTES
 UNITS = [str(number) for number in range(4000)]
@@ -48,7 +48,7 @@ def test_records_are_known_by_what_they_hold_their_order_and_whose_they_are():
     records = [
         Example(prompt="a", target="b", group="a"),
         Example(prompt="ab", target="", group="ab"),
-        LabelledExample(texts=("a", "b"), label=1.0),
+        LabeledExample(texts=("a", "b"), label=1.0),
     ]
     units = ["0", "1", "2"]
     known = fingerprint(records, units, KEY)
@@ -56,7 +56,7 @@ def test_records_are_known_by_what_they_hold_their_order_and_whose_they_are():
     others = [
         (records[::-1], units, KEY),
         (records[:2], units[:2], KEY),
-        ([*records[:2], LabelledExample(texts=("a", "b"), label=0.0)], units, KEY),
+        ([*records[:2], LabeledExample(texts=("a", "b"), label=0.0)], units, KEY),
         (records, ["0", "1", "1"], KEY),
         (records, units, b"j" * KEY_BYTES),
     ]

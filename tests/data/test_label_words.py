@@ -7,7 +7,7 @@ from dpft.data.collation import TextLayout
 from dpft.data.label_words import LabelWordEncoding, label_word_ids, special_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED, SEQ2SEQ
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer
 from tests.models.small import blank_words, wordpiece
@@ -32,7 +32,7 @@ def encoding(tokenizer, kind, template, *, texts=1, max_length=32) -> LabelWordE
 
 
 def row(made: LabelWordEncoding, *texts: str, label: float = 1.0):
-    (found,) = made.rows([LabelledExample(texts=texts, label=label)])
+    (found,) = made.rows([LabeledExample(texts=texts, label=label)])
     return found
 
 
@@ -112,7 +112,7 @@ def test_a_record_without_a_token_still_has_a_place_for_the_answer():
 def test_rows_keep_the_order_of_the_records(bert):
     made = encoding(bert, MASKED, "<S1> [MASK]")
     texts = ["film", "a song", "film", ""]
-    rows = made.rows([LabelledExample(texts=(text,), label=0.0) for text in texts])
+    rows = made.rows([LabeledExample(texts=(text,), label=0.0) for text in texts])
     assert [len(each.input_ids) - 3 for each in rows] == [1, 2, 1, 0]
     assert made.rows([]) == []
 

@@ -6,7 +6,7 @@ import pytest
 from dpft.data import packed_records
 from dpft.data.packed_records import PackedRecords, drained, pieces
 from dpft.tasks.custom_chats import ChatExample, Message
-from dpft.tasks.records import Example, LabelledExample, Record
+from dpft.tasks.records import Example, LabeledExample, Record
 
 CHAT = ChatExample(
     prompt="user: a",
@@ -19,8 +19,8 @@ RECORDS: list[Record] = [
     Example(prompt="Q: a\nA:", target=" b", group="Q: a\nA:", lead="Q: ", separator="\nA:"),
     Example(prompt="", target="", group="", cut_target_end=True, learns_prompt=True),
     CHAT,
-    LabelledExample(texts=("a film", "eine Größe"), label=0.1),
-    LabelledExample(texts=("",), label=2.0),
+    LabeledExample(texts=("a film", "eine Größe"), label=0.1),
+    LabeledExample(texts=("",), label=2.0),
     Example(prompt="last", target="one", group="last"),
     Example(prompt="\n\x00 blank ", target="…", group=" "),
 ]
@@ -85,9 +85,9 @@ def test_a_librarys_own_kind_of_text_or_number_is_packed_as_pythons() -> None:
     class Number(float):
         pass
 
-    (record,) = PackedRecords([LabelledExample(texts=(Text("é"),), label=Number(0.5))])
-    assert record == LabelledExample(texts=("é",), label=0.5)
-    assert isinstance(record, LabelledExample)
+    (record,) = PackedRecords([LabeledExample(texts=(Text("é"),), label=Number(0.5))])
+    assert record == LabeledExample(texts=("é",), label=0.5)
+    assert isinstance(record, LabeledExample)
     assert (type(record.texts[0]), type(record.label)) == (str, float)
 
 

@@ -4,7 +4,7 @@ from dpft.data.collation import TextLayout
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CLASSES, CLASSIFIER, SCORE
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 from tests.models.small import blank_words, wordpiece
 
 
@@ -19,7 +19,7 @@ def encoding(tokenizer, *, answer=CLASSES, outputs=2, max_length=16) -> Sentence
 
 
 def row(made: SentenceEncoding, *texts: str, label: float = 1.0):
-    (found,) = made.rows([LabelledExample(texts=texts, label=label)])
+    (found,) = made.rows([LabeledExample(texts=texts, label=label)])
     return found
 
 
@@ -53,7 +53,7 @@ def test_the_longer_sentence_is_cut_and_the_marks_stay(bert, length):
 def test_a_row_knows_whether_a_sentence_was_cut(bert, length, truncated):
     made = encoding(bert, max_length=length)
     given = [("a film", "the song"), ("a", "song"), ("a film", "the song")]
-    rows = made.rows([LabelledExample(texts=texts, label=1.0) for texts in given])
+    rows = made.rows([LabeledExample(texts=texts, label=1.0) for texts in given])
     assert [found.truncated for found in rows] == [truncated, False, truncated]
 
 

@@ -22,7 +22,7 @@ from dpft.errors import InputError
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
 REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'
@@ -247,7 +247,7 @@ def test_labels_are_read_as_numbers_digits_or_names(tmp_path):
     lines = [json_line(sentence="fine", label=label, idx=0) for label in labels]
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
     assert load_examples(glue(tmp_path), "train") == [
-        LabelledExample(texts=("fine",), label=1.0)
+        LabeledExample(texts=("fine",), label=1.0)
     ] * len(labels)
 
 

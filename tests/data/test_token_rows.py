@@ -11,7 +11,7 @@ from dpft.data.encoding import TokenEncoding
 from dpft.data.token_rows import TokenRows, encoded_rows
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
-from dpft.tasks.records import Example, LabelledExample
+from dpft.tasks.records import Example, LabeledExample
 from tests.data import test_chat, test_encoding, test_label_words, test_sentences
 from tests.models.small import blank_words, wordpiece
 
@@ -34,9 +34,9 @@ TEXTS = [
     Example(prompt="film " * 30 + ":", target="long", group="4", separator=":", lead="film "),
     Example(prompt="a film :", target="a", group="5", after_start=True, learns_prompt=True),
 ]
-LABELLED = [
-    LabelledExample(texts=("a film", "the song"), label=1.0),
-    LabelledExample(texts=("film " * 30, ""), label=0.0),
+LABELED = [
+    LabeledExample(texts=("a film", "the song"), label=1.0),
+    LabeledExample(texts=("film " * 30, ""), label=0.0),
 ]
 
 
@@ -65,7 +65,7 @@ def test_rows_in_arrays_are_not_copied() -> None:
 def test_a_text_costs_four_bytes_a_token_and_its_labels_none() -> None:
     long = TokenizedExample(input_ids=[7] * 50, labels=[-100] * 20 + [7] * 30)
     (block,) = TokenRows([long] * 100).blocks
-    arrays = [block.ids.values, block.ids.bounds, block.unlabelled, block.truncated]
+    arrays = [block.ids.values, block.ids.bounds, block.unlabeled, block.truncated]
     assert block.labels is None and block.types is None and block.answers is None
     assert sum(array.nbytes for array in arrays if array is not None) <= 100 * 216 + 8
 
@@ -81,11 +81,11 @@ def encodings(folder: Path) -> dict[str, tuple[TokenEncoding, Sequence[Any]]]:
         "text": (plain(CAUSAL), TEXTS),
         "seq2seq": (plain(SEQ2SEQ), TEXTS[:4]),
         "chat": (test_chat.encoding(test_chat.tokenizer(), 40), talks),
-        "masked label words": (test_label_words.encoding(bert, MASKED, **pair), LABELLED),
-        "causal label words": (test_label_words.encoding(words, CAUSAL, **causal), LABELLED),
-        "classes": (test_sentences.encoding(bert, answer=CLASSES), LABELLED),
-        "scores": (test_sentences.encoding(bert, answer=SCORE, outputs=1), LABELLED),
-        "classes without types": (test_sentences.encoding(words, answer=CLASSES), LABELLED),
+        "masked label words": (test_label_words.encoding(bert, MASKED, **pair), LABELED),
+        "causal label words": (test_label_words.encoding(words, CAUSAL, **causal), LABELED),
+        "classes": (test_sentences.encoding(bert, answer=CLASSES), LABELED),
+        "scores": (test_sentences.encoding(bert, answer=SCORE, outputs=1), LABELED),
+        "classes without types": (test_sentences.encoding(words, answer=CLASSES), LABELED),
     }
 
 

@@ -5,11 +5,11 @@ import pytest
 from dpft.errors import InputError
 from dpft.evaluation.attributes import model_attributes, read_attributes, scored_attributes
 from dpft.tasks.celeba import CelebA
-from dpft.tasks.image_records import ImagePlace, LabelledImage
+from dpft.tasks.image_records import ImagePlace, LabeledImage
 
 TASK = CelebA(name="celeba", labels=("Bald", "Male"), metrics=("mean_accuracy",))
 RECORDS = [
-    LabelledImage(image=ImagePlace(file=f"faces/{at}.jpg"), answer=answer)
+    LabeledImage(image=ImagePlace(file=f"faces/{at}.jpg"), answer=answer)
     for at, answer in enumerate([(0.0, 1.0), (1.0, 1.0)])
 ]
 

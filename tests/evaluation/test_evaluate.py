@@ -15,7 +15,7 @@ from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 from tests.evaluation.letters import LetterTask, example
 
 WORDS = [*"abcdefgh", ":", "<end>"]
@@ -162,28 +162,28 @@ ALIKENESS = GlueTask(
 )
 
 
-def labelled(*labels):
-    return [LabelledExample(texts=("the same", "text"), label=float(label)) for label in labels]
+def labeled(*labels):
+    return [LabeledExample(texts=("the same", "text"), label=float(label)) for label in labels]
 
 
 @pytest.mark.parametrize(
     "texts", [["positive", "negative", "positive"], ["1", "0", "1.0"], [" 1 ", "negative", "1"]]
 )
 def test_a_file_of_labels_is_scored_by_number_or_name(texts):
-    evaluation = score_predictions(SENTIMENT, labelled(1, 0, 0), texts, config=EvalConfig())
+    evaluation = score_predictions(SENTIMENT, labeled(1, 0, 0), texts, config=EvalConfig())
     assert evaluation.metrics == {"accuracy": pytest.approx(2 / 3)}
     assert [p.prediction for p in evaluation.predictions] == ["positive", "negative", "positive"]
     assert [p.references for p in evaluation.predictions] == [("positive",)] + [("negative",)] * 2
 
 
 def test_records_of_equal_text_are_scored_one_by_one():
-    names = inputs_of(SENTIMENT, labelled(1, 0, 0))
+    names = inputs_of(SENTIMENT, labeled(1, 0, 0))
     assert names == [f"{number}: the same | text" for number in range(3)]
 
 
 def test_predicted_scores_may_leave_the_scale_that_labels_keep():
     texts = ["-1", "2.5", "6"]
-    evaluation = score_predictions(ALIKENESS, labelled(0, 2.5, 5), texts, config=EvalConfig())
+    evaluation = score_predictions(ALIKENESS, labeled(0, 2.5, 5), texts, config=EvalConfig())
     # by hand: deviations -3.5, 0, 3.5 about 2.5 against -2.5, 0, 2.5
     assert evaluation.metrics == {"pearson": pytest.approx(1.0)}
 
@@ -191,7 +191,7 @@ def test_predicted_scores_may_leave_the_scale_that_labels_keep():
 @pytest.mark.parametrize("bad", ["maybe", "2", "-1", "", "nan"])
 def test_a_prediction_that_is_no_label_is_named_by_its_record_and_not_quoted(bad):
     with pytest.raises(InputError) as caught:
-        score_predictions(SENTIMENT, labelled(1, 0), ["1", bad], config=EvalConfig())
+        score_predictions(SENTIMENT, labeled(1, 0), ["1", bad], config=EvalConfig())
     assert str(caught.value) == (
         "predictions, record 2: a prediction must be one of 0 (negative), 1 (positive)."
     )
@@ -199,6 +199,6 @@ def test_a_prediction_that_is_no_label_is_named_by_its_record_and_not_quoted(bad
 
 def test_labels_must_be_as_many_as_the_records_to_score():
     config = EvalConfig(limit=2)
-    assert score_predictions(SENTIMENT, labelled(1, 0, 0), ["1", "0"], config=config).examples == 2
+    assert score_predictions(SENTIMENT, labeled(1, 0, 0), ["1", "0"], config=config).examples == 2
     with pytest.raises(InputError, match="each of the 2 .* got 3"):
-        score_predictions(SENTIMENT, labelled(1, 0, 0), ["1"] * 3, config=config)
+        score_predictions(SENTIMENT, labeled(1, 0, 0), ["1"] * 3, config=config)

@@ -3,10 +3,10 @@ import pytest
 from dpft.errors import InputError
 from dpft.evaluation.labels import label_columns, label_input, label_predictions, read_labels
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 TASK = GlueTask(name="rte", objective="cls", labels=("entailment", "not_entailment"))
-SAME = [LabelledExample(texts=("It rains.", "It is wet."), label=label) for label in (0.0, 1.0)]
+SAME = [LabeledExample(texts=("It rains.", "It is wet."), label=label) for label in (0.0, 1.0)]
 
 
 def test_records_of_the_same_text_are_told_apart_and_scored_apart() -> None:

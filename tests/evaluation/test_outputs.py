@@ -1,4 +1,4 @@
-"""What a model says to labelled records, and what a seq2seq model writes."""
+"""What a model says to labeled records, and what a seq2seq model writes."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import Example, LabelledExample
+from dpft.tasks.records import Example, LabeledExample
 from tests.models import small
 
 TASK = GlueTask(
@@ -31,7 +31,7 @@ TASK = GlueTask(
     metrics=("accuracy",),
 )
 TEXTS = ("a great film", "the dull play was long", "song", "a film", "the film")
-RECORDS = [LabelledExample(texts=(text,), label=float(i % 2)) for i, text in enumerate(TEXTS)]
+RECORDS = [LabeledExample(texts=(text,), label=float(i % 2)) for i, text in enumerate(TEXTS)]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_label_words_are_scored_as_by_hand_in_the_order_of_the_records(bert):
 
 def test_short_records_share_the_tokens_that_the_longest_takes_and_keep_their_places(bert):
     texts = ["song", "the long dull play was " * 4, *TEXTS]
-    records = [LabelledExample(texts=(text,), label=0.0) for text in texts]
+    records = [LabeledExample(texts=(text,), label=0.0) for text in texts]
     outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=1)
     counts: list[int] = []
     answers = outputs.answers(records, counts.append)

@@ -19,11 +19,11 @@ from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.glue_texts import GlueTexts
-from dpft.tasks.records import Example, LabelledExample
+from dpft.tasks.records import Example, LabeledExample
 from tests.evaluation.letters import LetterTask, example
 
 EXAMPLES = [example(*pair) for pair in [("a b", "c d e"), ("f", "g h"), ("a b", "c"), ("h", "a")]]
-RECORDS = [LabelledExample(texts=("same",), label=label) for label in (1.0, 0.0, 0.0)]
+RECORDS = [LabeledExample(texts=("same",), label=label) for label in (1.0, 0.0, 0.0)]
 SENTIMENT = GlueTask(
     name="sst2", labels=("negative", "positive"), objective="cls", metrics=("accuracy",)
 )

@@ -25,7 +25,7 @@ def frequencies(*, top_p: float, temperature: float = 1.0) -> list[float]:
     ("top_p", "expected"),
     [
         (1.0, [0.05, 0.5, 0.15, 0.3]),
-        # Holtzman et al. 2020, equations 2 and 3: the fewest tokens that hold top_p, renormalised.
+        # Holtzman et al. 2020, equations 2 and 3: the fewest tokens that hold top_p, renormalized.
         (0.9, [0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95]),
         (0.7, [0, 0.625, 0, 0.375]),
         (0.01, [0, 1, 0, 0]),

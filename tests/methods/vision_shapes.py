@@ -78,18 +78,18 @@ def vgg(depths: tuple[int, ...], classes: int) -> list[nn.Module]:
 
 def wide_resnet(depths: tuple[int, ...], classes: int) -> list[nn.Module]:
     """Zagoruyko and Komodakis 2016: a ResNet whose bottlenecks are twice as wide."""
-    layers: list[nn.Module] = [*_normalised(3, 64, 7)]
+    layers: list[nn.Module] = [*_normalized(3, 64, 7)]
     inputs = 64
     for depth, planes in zip(depths, (64, 128, 256, 512), strict=True):
         inner, outputs = 2 * planes, 4 * planes
         for block in range(depth):
-            layers += [*_normalised(inputs, inner, 1), *_normalised(inner, inner, 3)]
-            layers += _normalised(inner, outputs, 1)
+            layers += [*_normalized(inputs, inner, 1), *_normalized(inner, inner, 3)]
+            layers += _normalized(inner, outputs, 1)
             if block == 0:
-                layers += _normalised(inputs, outputs, 1)
+                layers += _normalized(inputs, outputs, 1)
             inputs = outputs
     return [*layers, nn.Linear(inputs, classes)]
 
 
-def _normalised(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
+def _normalized(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, kernel, bias=False), nn.BatchNorm2d(outputs)]

@@ -77,7 +77,7 @@ def test_mode_and_what_is_frozen_are_kept():
     assert not made.training and not made.weight.requires_grad and made.bias.requires_grad
 
 
-def test_convolutions_are_standardised_with_their_weights_kept():
+def test_convolutions_are_standardized_with_their_weights_kept():
     model = resnet()
     before = dict(model.named_parameters())
     names = standardize_weights(model)
@@ -86,7 +86,7 @@ def test_convolutions_are_standardised_with_their_weights_kept():
     assert dict(model.named_parameters()) == before
 
 
-def test_a_filter_of_one_number_is_not_standardised():
+def test_a_filter_of_one_number_is_not_standardized():
     model = nn.Sequential(nn.Conv2d(4, 4, 1, groups=4))
     assert standardize_weights(model) == ()
     assert type(model[0]) is nn.Conv2d

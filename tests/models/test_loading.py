@@ -65,7 +65,7 @@ def test_a_half_precision_checkpoint_is_loaded_in_float32(folder):
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_a_random_initialisation_follows_the_seed_and_leaves_the_global_generator_alone(folder):
+def test_a_random_initialization_follows_the_seed_and_leaves_the_global_generator_alone(folder):
     config = local(folder, init="random")
     before = torch.get_rng_state()
     one, same, other = (load_model(config, seed=seed) for seed in (1, 1, 2))
@@ -74,7 +74,7 @@ def test_a_random_initialisation_follows_the_seed_and_leaves_the_global_generato
     assert not equal(one, other)
 
 
-def test_a_random_initialisation_needs_no_weights(folder):
+def test_a_random_initialization_needs_no_weights(folder):
     (folder / "model.safetensors").unlink()
     assert load_model(local(folder, init="random"), seed=0).config.vocab_size == VOCABULARY
 

@@ -63,7 +63,7 @@ def test_keystream_is_chacha20_with_the_address_as_nonce_and_a_counter_from_0(ad
 def test_no_keystream_of_neighbouring_addresses_overlaps_another():
     """Every 16-byte window, at every offset, of 512 bytes from each of 200 addresses is unique.
 
-    The addresses are neighbours in each field, at its ends and where one field meets the next.
+    The addresses are neighbors in each field, at its ends and where one field meets the next.
     """
     steps, blocks = (0, 1, 255, 256, 2**32 - 1), (0, 1, 2**24, 2**32 - 1)
     parameters = (0, 1, 2, 2**16, 2**24 - 1)

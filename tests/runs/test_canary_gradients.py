@@ -61,8 +61,8 @@ def test_what_rows_have_in_common_is_taken_away_whatever_its_length() -> None:
     rows = own + 3.0 + 100 * lengths * along
     left = apart(rows, common_directions(rows))
     rest = [at for at in range(6) if at != 2]
-    centred = (own - own.mean(dim=0))[:, rest]
-    torch.testing.assert_close(left[:, rest], centred, atol=3e-3, rtol=0)
+    centered = (own - own.mean(dim=0))[:, rest]
+    torch.testing.assert_close(left[:, rest], centered, atol=3e-3, rtol=0)
     torch.testing.assert_close(left.mean(dim=0), torch.zeros(6).double())
     assert float(left[:, 2].abs().max()) < 1e-3
 

@@ -43,8 +43,8 @@ def test_images_are_made_to_the_size_and_the_channels_that_the_model_was_made_fo
     assert fitted.image_size == 16
     layout: Any = layout_of(fitted, model(VIT), head_of(fitted, model(VIT)))
     assert (layout.form.channels, layout.form.height, layout.mean) == (3, 16, (0.5,) * 3)
-    grey: Any = layout_of(fitted, model(VIT | {"num_channels": 1}), head_of(fitted, model(VIT)))
-    assert (grey.form.channels, grey.mean) == (1, (0.5,))
+    gray: Any = layout_of(fitted, model(VIT | {"num_channels": 1}), head_of(fitted, model(VIT)))
+    assert (gray.form.channels, gray.mean) == (1, (0.5,))
     assert modality_of(DIGITS).fitted(DIGITS, model(RESNET), 0).image_size == 224
 
 
@@ -113,7 +113,7 @@ def test_a_model_saved_with_group_norms_is_read_back(tmp_path: Path) -> None:
         load_model(read_architecture(replace(place, replace_batch_norm=False)), seed=1, head=head)
 
 
-def test_convolutions_may_have_standardised_weights_which_a_run_reads_back(tmp_path: Path) -> None:
+def test_convolutions_may_have_standardized_weights_which_a_run_reads_back(tmp_path: Path) -> None:
     changed = {"replace_batch_norm": True, "standardize_weights": True}
     architecture = model(RESNET, **changed)
     made = load_model(architecture, seed=0, head=head_of(DIGITS, architecture)).eval()

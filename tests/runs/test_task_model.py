@@ -22,7 +22,7 @@ from dpft.runs.task_model import encoding_of, head_of, layout_of
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence
 from tests.models import small
 
@@ -115,7 +115,7 @@ def test_label_words_are_in_the_order_of_the_labels(models):
 
 
 def test_a_masked_model_gets_the_template_and_a_causal_one_its_own(models):
-    pair = LabelledExample(texts=("a film", "a song"), label=0.0)
+    pair = LabeledExample(texts=("a film", "a song"), label=0.0)
     for name, expected in (
         ("bert", "[CLS] a film ? [MASK], a song [SEP]"),
         ("gpt2", "a film ? a song ?"),
@@ -196,14 +196,14 @@ def encoded(folder: Path, pad_token_id: int | None) -> tuple[nn.Module, Encoding
 def test_trust_rule_3_a_classifiers_loss_does_not_depend_on_padding(tmp_path, pad_token_id):
     """GPT-2 names no padding; and what it names need not be what its tokenizer does."""
     model, reading = encoded(tmp_path, pad_token_id)
-    rows = reading.rows([LabelledExample(texts=(text,), label=1.0) for text in TEXTS])
+    rows = reading.rows([LabeledExample(texts=(text,), label=1.0) for text in TEXTS])
     check_independence(model, rows, reading.layout)
 
 
 def test_a_batch_of_empty_texts_has_an_answer(tmp_path):
     """GPT-2's tokenizer writes no marks: whether a step fails must not depend on what it drew."""
     model, reading = encoded(tmp_path, None)
-    rows = reading.rows([LabelledExample(texts=("",), label=0.0)] * 2)
+    rows = reading.rows([LabeledExample(texts=("",), label=0.0)] * 2)
     logits = answer_logits(model, reading.layout.collate(rows))
     assert logits.shape == (2, 2) and bool(logits.isfinite().all())
 

@@ -19,14 +19,14 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import head_of, prepare_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TASKS, Task
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.training_config import TrainingConfig
 from tests.models import small
 from tests.stories.glue import FILMS
 
 CONF = Path(__file__).parents[2] / "conf"
-RECORDS = [LabelledExample(texts=(text, "a song"), label=0.0) for text in FILMS]
+RECORDS = [LabeledExample(texts=(text, "a song"), label=0.0) for text in FILMS]
 
 
 def part(group: str, name: str, **settings: object) -> dict[str, object]:

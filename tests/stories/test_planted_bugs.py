@@ -112,7 +112,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         )
     model.save_pretrained(root / "model")
     tokenizer.save_pretrained(root / "model")
-    texts = (f"Place {number} is a pub in the city centre." for number in range(RECORDS))
+    texts = (f"Place {number} is a pub in the city center." for number in range(RECORDS))
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (root / "train.jsonl").write_text(lines)
     return Workspace(root)

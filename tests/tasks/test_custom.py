@@ -8,7 +8,7 @@ from dpft.tasks.base import chosen_task_class
 from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
 from dpft.tasks.custom_labels import CustomLabels, spelled
 from dpft.tasks.custom_texts import CustomTexts
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}
@@ -198,7 +198,7 @@ def test_a_column_is_known_by_the_key_that_names_it():
 
 def test_a_class_is_read_by_name_or_place():
     (made,) = labels().examples({"text": " fine ", "mood": "good"})
-    assert made == LabelledExample(texts=("fine",), label=1.0)
+    assert made == LabeledExample(texts=("fine",), label=1.0)
     assert [labels().label(value) for value in (0, "1", " bad ", 1.0)] == [0.0, 1.0, 0.0, 1.0]
 
 

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from dpft.errors import InputError
 from dpft.tasks.glue import NAMES, GlueTask
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 # Li et al. 2022 (arXiv 2110.05679), Table 10; the others after Gao et al. 2020 (arXiv 2012.15723),
@@ -44,7 +44,7 @@ def test_templates_and_label_words_are_the_published_ones(name):
 
 
 def test_a_masked_model_reads_the_template_and_others_what_ends_with_the_answer():
-    example = LabelledExample(texts=("one", "two"), label=0.0)
+    example = LabeledExample(texts=("one", "two"), label=0.0)
     pieces = {causal: task("mnli").pieces(example, causal=causal) for causal in (False, True)}
     assert [p.text or "*" for p in pieces[False]] == ["one", " ?", "*", " ,", " two"]
     assert [p.text or "*" for p in pieces[True]] == ["one", " ?", " two", " ?", "*"]
@@ -82,7 +82,7 @@ def test_a_hidden_label_is_refused_with_the_way_out(name, value):
 
 def test_texts_are_stripped_and_the_label_read():
     example = task("rte").examples({"sentence1": " a ", "sentence2": "b\n", "label": "1"})[0]
-    assert example == LabelledExample(texts=("a", "b"), label=1.0)
+    assert example == LabeledExample(texts=("a", "b"), label=1.0)
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0.0, (1.0, 0.0)), (5.0, (0.0, 1.0))])

@@ -59,9 +59,9 @@ def test_a_score_is_rounded_to_a_fifth(score: object, text: str) -> None:
 
 
 def test_the_form_is_a_task_of_texts_and_others_stay_tasks_of_labels() -> None:
-    for objective, labelled in (("text2text", False), ("cls", True), ("infilling", True)):
+    for objective, labeled in (("text2text", False), ("cls", True), ("infilling", True)):
         chosen = chosen_task_class({"name": "rte", "objective": objective})
-        assert issubclass(chosen, LabelTask) is labelled
+        assert issubclass(chosen, LabelTask) is labeled
 
 
 def test_another_objective_is_refused_with_all_three() -> None:

@@ -31,7 +31,7 @@ def count(*texts: str, caps: Caps = LOOSE) -> dict[str, float]:
 
 
 def test_words_are_counted_as_they_are_and_more_than_once_in_a_record() -> None:
-    """Ponomareva et al. 2022, section 3.1: neither limited to one nor normalised."""
+    """Ponomareva et al. 2022, section 3.1: neither limited to one nor normalized."""
     assert count("Chrysler&apos;s car is a car", "A car") == {
         "Chrysler&apos;s": 1, "car": 3, "is": 1, "a": 1, "A": 1,
     }  # fmt: skip

@@ -461,8 +461,8 @@ def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
     folder = tmp_path / "run"
     folder.mkdir()
     with monkeypatch.context() as patch:
-        signalled = on_call(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        patch.setattr(loop_module, "check_weights", signalled(loop_module.check_weights))
+        signaled = on_call(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(loop_module, "check_weights", signaled(loop_module.check_weights))
         with pytest.raises(SystemExit) as ended:
             go(folder)
     assert ended.value.code == 143

@@ -20,7 +20,7 @@ from dpft.tasks.image_records import ImagePlace
 Pixels = NDArray[np.uint8]
 Made = TypeVar("Made")
 
-GREY, COLOUR = 1, 3
+GRAY, COLOR = 1, 3
 FEW = 16
 """Encoded images of a batch that are not worth handing to other processes."""
 MOST_PIXELS = 2**28
@@ -36,7 +36,7 @@ class ImageForm:
     """What every image is made into; public."""
 
     channels: int
-    """1, grey, or 3, colour."""
+    """1, gray, or 3, color."""
     height: int
     width: int
 
@@ -123,8 +123,8 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
             if opened.width * opened.height > MOST_PIXELS:
                 return None
             upright = ImageOps.exif_transpose(opened)
-            mode = "L" if form.channels == GREY else "RGB"
-            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOUR
+            mode = "L" if form.channels == GRAY else "RGB"
+            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
             if own == 1 and upright.mode in ("I", "F", "I;16"):
                 upright = Image.fromarray(_of_16_bits(np.asarray(upright)))
             if "A" in upright.getbands() or "transparency" in upright.info:
@@ -137,8 +137,8 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
             pixels = np.asarray(made)
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError):
         return None
-    grey = pixels[None] if form.channels == GREY else pixels.transpose(2, 0, 1)
-    return np.ascontiguousarray(grey), own != form.channels
+    gray = pixels[None] if form.channels == GRAY else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(gray), own != form.channels
 
 
 def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] # noqa: F821
@@ -153,11 +153,11 @@ def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] #
     else:
         raw = np.frombuffer(place.content, np.uint8, count, offset=place.offset)
     planes = raw.reshape(channels, height, width)
-    return Image.fromarray(planes[0] if channels == GREY else planes.transpose(1, 2, 0).copy())
+    return Image.fromarray(planes[0] if channels == GRAY else planes.transpose(1, 2, 0).copy())
 
 
 def _of_16_bits(values: NDArray[np.generic]) -> Pixels:
-    """Returns grey values of 16 bits, or of any other range below, in 8."""
+    """Returns gray values of 16 bits, or of any other range below, in 8."""
     return (np.clip(values.astype(np.float64), 0, 65535) / 257).round().astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1797 grey images of 8 x 8 (UCI, Alpaydin 1998).
+"""Handwritten digits that come with scikit-learn: 1797 gray images of 8 x 8 (UCI, Alpaydin 1998).
 
 They need no network and no files. Their splits are fixed and public: every fifth is of the test
 split, the others are to train on; of those every second one is the half called public.

@@ -15,7 +15,7 @@ from dpft.data.images.layout import ImageLayout, decoder
 from dpft.data.images.rows import ImageRow, ImageRows
 from dpft.data.views import View
 from dpft.kinds import CLASSES
-from dpft.tasks.image_records import LabelledImage
+from dpft.tasks.image_records import LabeledImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class ImageEncoding(Encoding):
     views: int = 0
     """Random views of a record that a step sees; 0: the image itself."""
 
-    def rows(self, examples: Sequence[LabelledImage]) -> list[ImageRow]:
+    def rows(self, examples: Sequence[LabeledImage]) -> list[ImageRow]:
         """See ``Encoding.rows``."""
         return [ImageRow(place=one.image, answer=self._answer(one)) for one in examples]
 
-    def rows_together(self, examples: Sequence[LabelledImage]) -> ImageRows:
+    def rows_together(self, examples: Sequence[LabeledImage]) -> ImageRows:
         """See ``Encoding.rows_together``: each image is decoded once, and not kept."""
         places = [one.image for one in examples]
         return ImageRows(
@@ -41,7 +41,7 @@ class ImageEncoding(Encoding):
         )
 
     def rows_in_chunks(
-        self, examples: Sequence[LabelledImage]
+        self, examples: Sequence[LabeledImage]
     ) -> tuple[ImageRows, NDArray[np.int64]]:
         """See ``Encoding.rows_in_chunks``: as many rows as views."""
         return self.rows_together(examples), np.full(len(examples), max(1, self.views), np.int64)
@@ -51,7 +51,7 @@ class ImageEncoding(Encoding):
         """See ``Encoding.view``."""
         return RandomView() if self.views else None
 
-    def picture(self, examples: Sequence[LabelledImage]) -> bytes | None:
+    def picture(self, examples: Sequence[LabeledImage]) -> bytes | None:
         """See ``Encoding.picture``: rows of small images, in order."""
         if not examples:
             return None
@@ -70,7 +70,7 @@ class ImageEncoding(Encoding):
     def _decoder(self) -> Decoder:
         return decoder(self.layout.form, self.layout.workers)
 
-    def _answer(self, example: LabelledImage) -> tuple[float, ...]:
+    def _answer(self, example: LabeledImage) -> tuple[float, ...]:
         if self.layout.answer != CLASSES:
             return example.answer
         return tuple(float(number == example.label) for number in range(self.layout.outputs))

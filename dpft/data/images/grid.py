@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from dpft.data.images.decoding import GREY, Pixels
+from dpft.data.images.decoding import GRAY, Pixels
 
 COLUMNS = 10
 SIDE, GAP = 56, 4
@@ -23,7 +23,7 @@ def grid(images: Pixels) -> bytes:
     rows, side = -(-len(images) // COLUMNS), SIDE + GAP
     sheet = np.full((rows * side + GAP, COLUMNS * side + GAP, 3), BETWEEN, np.uint8)
     for number, image in enumerate(images):
-        planes = image.repeat(3, axis=0) if len(image) == GREY else image
+        planes = image.repeat(3, axis=0) if len(image) == GRAY else image
         small = Image.fromarray(planes.transpose(1, 2, 0)).resize((SIDE, SIDE))
         down, right = (GAP + at * side for at in divmod(number, COLUMNS))
         sheet[down : down + SIDE, right : right + SIDE] = np.asarray(small)

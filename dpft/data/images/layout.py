@@ -1,4 +1,4 @@
-"""Images in a batch: pixels from 0 to 1, normalised by public constants."""
+"""Images in a batch: pixels from 0 to 1, normalized by public constants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class ImageLayout(Layout):
         """
         weights = torch.tensor([row.weight for row in rows])
         return Batch(
-            inputs={"pixel_values": self._normalised(self._pixels(rows))},
+            inputs={"pixel_values": self._normalized(self._pixels(rows))},
             labels=torch.tensor([row.answer for row in rows], dtype=torch.float32),
             kind=self.kind,
             answer=self.answer,
@@ -99,7 +99,7 @@ class ImageLayout(Layout):
         seen = [row if row.pixels is not None else replace(row, pixels=next(read)) for row in rows]
         return np.stack([_viewed(row) for row in seen])
 
-    def _normalised(self, pixels: Pixels) -> Tensor:
+    def _normalized(self, pixels: Pixels) -> Tensor:
         mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
         return (torch.from_numpy(pixels).float() / LARGEST - mean) / std
 

@@ -133,7 +133,7 @@ def input_rows(config: Config) -> list[Row]:
     if model.get("replace_batch_norm"):
         rows.append(("BatchNorm", "each replaced by a GroupNorm before training"))
     if model.get("standardize_weights"):
-        rows.append(("convolutions", "their weights standardised"))
+        rows.append(("convolutions", "their weights standardized"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Records that are images: their size and normalisation, and the heads of image classifiers."""
+"""Records that are images: their size and normalization, and the heads of image classifiers."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -11,8 +11,8 @@ BILINEAR = 2
 """Pillow's number of the way of resizing."""
 
 
-class Normalised(Protocol):
-    """What says how images are normalised, such as an ``ImageLayout``."""
+class Normalized(Protocol):
+    """What says how images are normalized, such as an ``ImageLayout``."""
 
     @property
     def form(self) -> ImageForm:
@@ -39,7 +39,7 @@ class ImageProcessing:
         write_json(Path(folder) / PREPROCESSOR, self.values)
 
 
-def processor_of(layout: Normalised) -> ImageProcessing:
+def processor_of(layout: Normalized) -> ImageProcessing:
     """Returns what is done to images as the layout has them."""
     form = layout.form
     return ImageProcessing(

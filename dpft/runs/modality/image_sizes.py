@@ -5,7 +5,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from dpft.data.images.decoding import COLOUR, GREY, ImageForm
+from dpft.data.images.decoding import COLOR, GRAY, ImageForm
 from dpft.errors import InputError
 
 USUAL_SIZE = 224
@@ -36,13 +36,13 @@ def own_size(config: PretrainedConfig, place: str) -> int:
 
 
 def channels_of(config: PretrainedConfig) -> int:
-    """Returns how many channels a model sees: 1, grey, or 3, colour.
+    """Returns how many channels a model sees: 1, gray, or 3, color.
 
     Raises:
         InputError: It is another number.
     """
-    channels = int(getattr(config, "num_channels", COLOUR))
-    if channels not in (GREY, COLOUR):
+    channels = int(getattr(config, "num_channels", COLOR))
+    if channels not in (GRAY, COLOR):
         raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
     return channels
 

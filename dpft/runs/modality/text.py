@@ -27,7 +27,7 @@ from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_texts import CustomTexts
-from dpft.tasks.records import LabelledExample
+from dpft.tasks.records import LabeledExample
 
 
 class TextModality(Modality):
@@ -212,7 +212,7 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
     What must not be cut is the same in every record, so no record need be read to refuse it.
     """
     texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
-    encoding.rows([LabelledExample(texts=("",) * texts, label=0.0)])
+    encoding.rows([LabeledExample(texts=("",) * texts, label=0.0)])
     return encoding
 
 

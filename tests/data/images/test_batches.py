@@ -15,20 +15,20 @@ from dpft.data.images.layout import ImageLayout
 from dpft.data.images.rows import ImageRow
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES
-from dpft.tasks.image_records import ImagePlace, LabelledImage
+from dpft.tasks.image_records import ImagePlace, LabeledImage
 from tests.data.images import made
 
 FORM = ImageForm(channels=3, height=16, width=16)
 LAYOUT = ImageLayout(form=FORM, mean=(0.5,) * 3, std=(0.25,) * 3, outputs=2)
 
 
-def record(number: int, content: bytes | None = None) -> LabelledImage:
+def record(number: int, content: bytes | None = None) -> LabeledImage:
     png = made.encoded(made.pixels(number, (16, 16)))
     place = ImagePlace(content=png if content is None else content)
-    return LabelledImage(image=place, answer=(float(number % 2),))
+    return LabeledImage(image=place, answer=(float(number % 2),))
 
 
-def test_pixels_are_scaled_and_normalised_and_classes_are_probabilities() -> None:
+def test_pixels_are_scaled_and_normalized_and_classes_are_probabilities() -> None:
     batch = LAYOUT.collate(ImageEncoding(layout=LAYOUT).rows([record(0), record(1)]))
     pixels = batch.inputs["pixel_values"]
     expected = (made.pixels(1, (16, 16)).transpose(2, 0, 1) / 255 - 0.5) / 0.25
@@ -43,10 +43,10 @@ def test_broken_images_have_nothing_to_learn_and_are_named() -> None:
     )
     assert rows.has_label.tolist() == [True, False, True]
     assert rows.unreadable == ["an image in memory"] and rows.converted == 0
-    grey = LabelledImage(
+    gray = LabeledImage(
         image=ImagePlace(content=made.encoded(made.pixels(1, (16, 16), 1))), answer=(0.0,)
     )
-    assert ImageEncoding(layout=LAYOUT).rows_together([grey, record(1)]).converted == 1
+    assert ImageEncoding(layout=LAYOUT).rows_together([gray, record(1)]).converted == 1
     assert [row.answer for row in rows.only(rows.has_label)] == [(1, 0), (1, 0)]
 
 
@@ -64,7 +64,7 @@ def test_an_image_that_breaks_during_training_ends_the_run_by_name(tmp_path: Pat
 
 
 def test_a_fingerprint_follows_pixels_answers_and_order() -> None:
-    def of(*records: LabelledImage) -> str:
+    def of(*records: LabeledImage) -> str:
         return fingerprint(ImageEncoding(layout=LAYOUT).rows_together(records), None, b"key")
 
     bmp = ImagePlace(content=made.encoded(made.pixels(0, (16, 16)), "BMP"))

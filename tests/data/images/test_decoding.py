@@ -12,8 +12,8 @@ from dpft.data.images.grid import COLUMNS, grid
 from dpft.tasks.image_records import ImagePlace
 from tests.data.images import made
 
-COLOUR = ImageForm(channels=3, height=32, width=32)
-GREY = ImageForm(channels=1, height=8, width=8)
+COLOR = ImageForm(channels=3, height=32, width=32)
+GRAY = ImageForm(channels=1, height=8, width=8)
 
 
 def held(image: Image.Image, kind: str = "PNG", **options: object) -> ImagePlace:
@@ -25,23 +25,23 @@ def held(image: Image.Image, kind: str = "PNG", **options: object) -> ImagePlace
 def test_a_raw_image_is_read_from_its_stretch_of_a_file(tmp_path: Path) -> None:
     folder = made.cifar_binary(tmp_path, count=10)
     place = ImagePlace(file=str(folder / "data_batch_1.bin"), offset=3073 + 1, shape=(3, 32, 32))
-    (pixels,) = Decoder(COLOUR).decode([place])
+    (pixels,) = Decoder(COLOR).decode([place])
     assert np.array_equal(pixels, made.pixels(1).transpose(2, 0, 1))
 
 
 def test_an_encoded_image_has_the_pixels_that_were_encoded() -> None:
     place = ImagePlace(content=made.encoded(made.pixels(3)))
-    assert np.array_equal(Decoder(COLOUR).decode([place])[0], made.pixels(3).transpose(2, 0, 1))
+    assert np.array_equal(Decoder(COLOR).decode([place])[0], made.pixels(3).transpose(2, 0, 1))
 
 
 def test_an_image_of_another_size_is_resized() -> None:
     place = ImagePlace(content=made.encoded(made.pixels(1, (50, 20))))
-    assert Decoder(COLOUR).decode([place, place]).shape == (2, 3, 32, 32)
+    assert Decoder(COLOR).decode([place, place]).shape == (2, 3, 32, 32)
 
 
 def test_worker_processes_decode_as_this_one_does() -> None:
     places = [ImagePlace(content=made.encoded(made.pixels(n))) for n in range(20)]
-    assert np.array_equal(Decoder(COLOUR, 2).decode(places), Decoder(COLOUR).decode(places))
+    assert np.array_equal(Decoder(COLOR, 2).decode(places), Decoder(COLOR).decode(places))
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "RGBA", "LA", "I;16"])
@@ -51,14 +51,14 @@ def test_every_mode_becomes_the_models_channels(mode: str) -> None:
     else:
         image = Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode)
     kind = "TIFF" if mode == "CMYK" else "PNG"
-    for form in (GREY, COLOUR):
+    for form in (GRAY, COLOR):
         (pixels,) = Decoder(form).decode([held(image, kind)])
         assert (pixels == 255).all()
 
 
 def test_what_is_transparent_is_black() -> None:
     image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    assert (Decoder(COLOUR).decode([held(image)]) == 0).all()
+    assert (Decoder(COLOR).decode([held(image)]) == 0).all()
 
 
 def test_a_photograph_is_turned_as_its_camera_says() -> None:
@@ -66,7 +66,7 @@ def test_a_photograph_is_turned_as_its_camera_says() -> None:
     image.putpixel((0, 0), (255, 255, 255))
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
-    (pixels,) = Decoder(GREY).decode([held(image, "PNG", exif=exif)])
+    (pixels,) = Decoder(GRAY).decode([held(image, "PNG", exif=exif)])
     assert pixels[0, -1, -1] == 255
 
 
@@ -80,15 +80,15 @@ def test_what_is_no_image_is_named_and_nothing_of_it_shown(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(content)
         place = ImagePlace(file=str(tmp_path / name))
         with pytest.raises(BrokenImage, match=name) as error:
-            Decoder(COLOUR).decode([place])
+            Decoder(COLOR).decode([place])
         assert "secret" not in str(error.value)
-        (found,) = Decoder(COLOUR).examine([place])
+        (found,) = Decoder(COLOR).examine([place])
         assert found.is_broken and found.digest == b""
 
 
 def test_an_image_that_no_memory_holds_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpft.data.images.decoding.MOST_PIXELS", 100)
-    (found,) = Decoder(COLOUR).examine([ImagePlace(content=made.encoded(made.pixels(1)))])
+    (found,) = Decoder(COLOR).examine([ImagePlace(content=made.encoded(made.pixels(1)))])
     assert found.is_broken
 
 
@@ -97,10 +97,10 @@ def test_an_image_is_known_by_its_pixels() -> None:
         ImagePlace(content=made.encoded(made.pixels(n), kind))
         for n, kind in ((1, "PNG"), (1, "BMP"), (2, "PNG"))
     )
-    one, same, another = Decoder(COLOUR).examine([png, bmp, other])
+    one, same, another = Decoder(COLOR).examine([png, bmp, other])
     assert one.digest == same.digest != another.digest
     assert not one.is_converted
-    assert Decoder(GREY).examine([png])[0].is_converted
+    assert Decoder(GRAY).examine([png])[0].is_converted
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -130,9 +130,9 @@ def test_a_table_names_its_images(tmp_path: Path) -> None:
     assert [record.label for record in load_examples(task, "train")] == [0, 1]
     table.write_text("path,kind\n../secret.png,dark\n")
     assert "mine.csv, line 2: the path of an image must lie within" in refusal(task)
-    table.write_text("path,kind\nx/dark/0.png,grey\n")
+    table.write_text("path,kind\nx/dark/0.png,gray\n")
     sentence = refusal(task)
-    assert "line 2" in sentence and "grey" not in sentence
+    assert "line 2" in sentence and "gray" not in sentence
 
 
 def test_what_is_no_class_and_no_image_is_refused(tmp_path: Path) -> None:

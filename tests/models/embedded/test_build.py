@@ -59,11 +59,11 @@ def test_the_tokenizer_round_trips_any_text(text):
 def test_a_record_of_eight_fields_and_its_reference_fit_into_a_hundred_tokens(tokenizer):
     record = (
         "name : The Example Arms | Type : coffee shop | food : English | price : less than £20 | "
-        "customer rating : 3 out of 5 | area : city centre | family friendly : no | "
+        "customer rating : 3 out of 5 | area : city center | family friendly : no | "
         "near : Tollgate Inn"
     )
     target = (
-        "The Example Arms near Tollgate Inn is a coffee shop in the city centre that serves "
+        "The Example Arms near Tollgate Inn is a coffee shop in the city center that serves "
         "English food for less than £20 and isn't family friendly."
     )
     assert len(tokenizer.encode(record)) + len(tokenizer.encode(target)) + 2 < 95

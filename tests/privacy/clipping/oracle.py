@@ -47,7 +47,7 @@ class Records:
         return Records(self.ids[rows], self.labels[rows])
 
     def losses(self, model: nn.Module) -> Losses:
-        """Per-example mean cross-entropy over labelled positions; 0 where there are none."""
+        """Per-example mean cross-entropy over labeled positions; 0 where there are none."""
 
         def compute() -> Tensor:
             count, length = self.ids.shape

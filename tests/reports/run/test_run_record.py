@@ -19,7 +19,7 @@ def test_texts_that_are_damaged_are_refused(tmp_path, samples):
     ("source", "told"),
     [
         ("float32 pseudo-random; not proof against attacks on low-order bits", True),
-        ("ChaCha20; normalised sum of four float64 Gaussians, rounded to float32 after", False),
+        ("ChaCha20; normalized sum of four float64 Gaussians, rounded to float32 after", False),
         (private()["noise_source"], False),
     ],
 )

@@ -2,7 +2,7 @@
 
 Autocast looks at torch's functions, and does not reach into a ``torch.autograd.Function``'s
 backward pass. So the rules cast by hand: products in the autocast dtype, as ``F.linear`` would;
-normalisation in float32 where autocast does it so. Parameters stay float32 and are cast anew in
+normalization in float32 where autocast does it so. Parameters stay float32 and are cast anew in
 the backward pass, which costs less than keeping the copy.
 """
 
@@ -18,8 +18,8 @@ def for_product(inputs: Tensor) -> Tensor:
     return inputs.to(torch.get_autocast_dtype(device))
 
 
-def for_normalisation(inputs: Tensor) -> Tensor:
-    """Returns the inputs of a normalisation as autocast would: float32, but on the CPU as is."""
+def for_normalization(inputs: Tensor) -> Tensor:
+    """Returns the inputs of a normalization as autocast would: float32, but on the CPU as is."""
     device = inputs.device.type
     if device == "cpu" or not torch.is_autocast_enabled(device):
         return inputs

@@ -71,7 +71,7 @@ def _padding(layer: Convolution) -> Any:
 
 
 def _convolved_with(layer: Convolution) -> Tensor:
-    """Returns what the layer convolves with: its weight, or its weight standardised."""
+    """Returns what the layer convolves with: its weight, or its weight standardized."""
     weight = layer.weight.detach()
     return standardized(weight) if isinstance(layer, StandardizedConv2d) else weight
 

@@ -11,12 +11,12 @@ from dpft.privacy.clipping.rules.expansion import expanded
 
 
 def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
-    """Returns ``y = weight * normalised(x) + bias`` over channels, recording its uses."""
+    """Returns ``y = weight * normalized(x) + bias`` over channels, recording its uses."""
 
     def forward(inputs: Tensor) -> Tensor:
         # Inside a region examples come as (b, 1, channels, …).
         rows = inputs.flatten(0, 1) if recorder.in_region else inputs
-        normalised = F.group_norm(rows, layer.num_groups, eps=layer.eps)
+        normalized = F.group_norm(rows, layer.num_groups, eps=layer.eps)
         per_example = len(rows) // len(inputs)
         weight, bias = (
             expanded(
@@ -26,6 +26,6 @@ def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Ten
             .view(*rows.shape[:2], *[1] * (rows.dim() - 2))
             for attribute in ("weight", "bias")
         )
-        return (normalised * weight + bias).to(normalised.dtype).view(inputs.shape)
+        return (normalized * weight + bias).to(normalized.dtype).view(inputs.shape)
 
     return forward

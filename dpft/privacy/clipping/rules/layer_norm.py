@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.autocast import for_normalisation, sum_dtype
+from dpft.privacy.clipping.rules.autocast import for_normalization, sum_dtype
 from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import GradientUse
 
 
 def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
-    """Returns ``y = weight * normalised(x) + bias`` over the last dimensions, recording uses."""
+    """Returns ``y = weight * normalized(x) + bias`` over the last dimensions, recording uses."""
     width = len(layer.normalized_shape)
 
-    def record(normalised: Tensor | None, backprops: Tensor) -> None:
-        # Everything between batch and the normalised dimensions is summed over.
+    def record(normalized: Tensor | None, backprops: Tensor) -> None:
+        # Everything between batch and the normalized dimensions is summed over.
         middle = tuple(range(1, backprops.dim() - width))
-        if layer.weight.requires_grad and normalised is not None:
-            products = backprops * normalised
+        if layer.weight.requires_grad and normalized is not None:
+            products = backprops * normalized
             recorder.record(layer, "weight", GradientUse(_summed(products, middle)))
         if layer.bias is not None and layer.bias.requires_grad:
             recorder.record(layer, "bias", GradientUse(_summed(backprops, middle)))
@@ -29,9 +29,9 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
 
     def forward(inputs: Tensor) -> Tensor:
         if tap.is_used:
-            return _tapped(for_normalisation(inputs), layer, tap)
+            return _tapped(for_normalization(inputs), layer, tap)
         outputs: Tensor = _LayerNorm.apply(
-            for_normalisation(inputs),
+            for_normalization(inputs),
             layer.weight,
             layer.bias,
             layer.normalized_shape,
@@ -50,8 +50,8 @@ def _tapped(inputs: Tensor, layer: nn.LayerNorm, tap: Tap) -> Tensor:
         inputs, layer.normalized_shape, weight, bias, layer.eps
     )
     trains = layer.weight is not None and layer.weight.requires_grad
-    normalised = ((inputs - mean) * rstd).detach() if trains else None
-    return tap(outputs, normalised)
+    normalized = ((inputs - mean) * rstd).detach() if trains else None
+    return tap(outputs, normalized)
 
 
 def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:
@@ -59,7 +59,7 @@ def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:
 
 
 class _LayerNorm(torch.autograd.Function):
-    """LayerNorm whose backward hands out (normalised input, output gradient)."""
+    """LayerNorm whose backward hands out (normalized input, output gradient)."""
 
     @staticmethod
     def forward(
@@ -79,8 +79,8 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, backprops: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, bias, mean, rstd = ctx.saved_tensors
-        normalised = (inputs - mean) * rstd if ctx.needs_input_grad[1] else None
-        ctx.record(normalised, backprops)
+        normalized = (inputs - mean) * rstd if ctx.needs_input_grad[1] else None
+        ctx.record(normalized, backprops)
         grad_inputs, _, _ = torch.ops.aten.native_layer_norm_backward(
             backprops, inputs, ctx.shape, mean, rstd, weight, bias, [True, False, False]
         )

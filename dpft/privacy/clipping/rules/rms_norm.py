@@ -20,10 +20,10 @@ def rms_norm_forward(layer: nn.RMSNorm, recorder: Recorder) -> Callable[[Tensor]
     report = partial(recorder.record, layer, "weight")
 
     def forward(inputs: Tensor) -> Tensor:
-        normalised = F.rms_norm(inputs, layer.normalized_shape, None, layer.eps)
+        normalized = F.rms_norm(inputs, layer.normalized_shape, None, layer.eps)
         weight = expanded(layer.weight, len(inputs), report)
         middle = [1] * (inputs.dim() - width - 1)
-        outputs = normalised * weight.view(len(inputs), *middle, *layer.weight.shape)
-        return outputs.to(normalised.dtype)
+        outputs = normalized * weight.view(len(inputs), *middle, *layer.weight.shape)
+        return outputs.to(normalized.dtype)
 
     return forward

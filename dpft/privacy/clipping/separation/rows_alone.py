@@ -10,8 +10,8 @@ buffers must not depend on its rows either: the next batch would be computed wit
 >>> each = [torch.tensor([row]) for row in range(4)]
 >>> mixed_output(model, model.forward, ((rows,), {}), each)
 (None, False)
->>> centred = lambda x: {"own": x, "mixed": x - 0.001 * x.mean(0)}
->>> mixed_output(model, centred, ((rows,), {}), each)
+>>> centered = lambda x: {"own": x, "mixed": x - 0.001 * x.mean(0)}
+>>> mixed_output(model, centered, ((rows,), {}), each)
 ("output ['mixed']", False)
 """
 

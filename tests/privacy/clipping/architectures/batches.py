@@ -24,14 +24,14 @@ class Examples:
         targets: Token ids that a second sequence has, as ``ids``.
         classes: Class of each, shape (b,).
         pixels: Images, shape (b, 3, SIDE, SIDE).
-        labelled: Whether an example carries loss, shape (b,).
+        labeled: Whether an example carries loss, shape (b,).
     """
 
     ids: Tensor
     targets: Tensor
     classes: Tensor
     pixels: Tensor
-    labelled: Tensor
+    labeled: Tensor
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,7 +49,7 @@ class Examples:
     def padded(self, more: int) -> "Examples":
         """The same examples with more padding."""
         ids, targets = (F.pad(x, (0, more), value=-1) for x in (self.ids, self.targets))
-        return Examples(ids, targets, self.classes, self.pixels, self.labelled)
+        return Examples(ids, targets, self.classes, self.pixels, self.labeled)
 
 
 def examples(lengths=(5, 9, 3), *, width: int | None = None, seed: int = 1) -> Examples:
@@ -66,7 +66,7 @@ def examples(lengths=(5, 9, 3), *, width: int | None = None, seed: int = 1) -> E
         targets=targets,
         classes=torch.randint(0, CLASSES, (len(lengths),), generator=generator),
         pixels=torch.randn(len(lengths), 3, SIDE, SIDE, generator=generator),
-        labelled=torch.ones(len(lengths), dtype=torch.bool),
+        labeled=torch.ones(len(lengths), dtype=torch.bool),
     )
 
 
@@ -129,7 +129,7 @@ def vision(model: nn.Module, batch: Examples) -> Tensor:
 def text_features(model: nn.Module, batch: Examples) -> Tensor:
     outputs = model(input_ids=batch.ids.clamp(min=1), attention_mask=(batch.ids >= 0).long())
     mask = (batch.ids >= 0).unsqueeze(-1)
-    return (outputs.last_hidden_state.tanh() * mask).sum((1, 2)) * batch.labelled
+    return (outputs.last_hidden_state.tanh() * mask).sum((1, 2)) * batch.labeled
 
 
 def losses_of(kind: Kind, model: nn.Module, batch: Examples) -> Losses:
@@ -137,10 +137,10 @@ def losses_of(kind: Kind, model: nn.Module, batch: Examples) -> Losses:
 
 
 def _token_losses(logits: Tensor, labels: Tensor, batch: Examples) -> Tensor:
-    labels = labels.masked_fill((labels < 0) | ~batch.labelled[:, None], IGNORED)
+    labels = labels.masked_fill((labels < 0) | ~batch.labeled[:, None], IGNORED)
     losses = F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
 def _class_losses(logits: Tensor, batch: Examples) -> Tensor:
-    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labelled
+    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labeled

@@ -115,7 +115,7 @@ def test_a_non_finite_example_contributes_exactly_zero(name, lengths, seed, valu
 @given(LENGTHS, SEEDS)
 def test_an_example_without_labels_contributes_zero_and_not_nan(name, lengths, seed):
     model, kind, batch = built(name), LISTED[name].kind, examples(lengths, seed=seed)
-    batch.labelled[0] = False
+    batch.labeled[0] = False
     got = clipped(model, kind, batch)
     assert got.norms[0] == 0
     expected = clipped(model, kind, batch.take(slice(1, None)))

@@ -12,7 +12,7 @@ from tests.privacy.clipping.architectures.zoo import GROUPED, VISION
 def test_batch_norm_is_refused_by_name():
     case = VISION["resnet-group-norm"]
     config = hf.ResNetConfig(**case.options)
-    with pytest.raises(InputError, match=r"normalization \(BatchNorm2d\) normalises over the"):
+    with pytest.raises(InputError, match=r"normalization \(BatchNorm2d\) normalizes over the"):
         PerExampleClipper(hf.ResNetForImageClassification(config), 0.5)
 
 

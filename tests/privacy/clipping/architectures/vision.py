@@ -18,7 +18,7 @@ def on_larger_images(model: nn.Module, batch: Examples) -> Tensor:
     pixels = F.pad(batch.pixels, (0, SIDE // 2, 0, SIDE // 2), mode="reflect")
     pixels = pixels.to(next(model.parameters()).dtype)
     logits = model(pixel_values=pixels, interpolate_pos_encoding=True).logits
-    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labelled
+    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labeled
 
 
 def of_several_labels(model: nn.Module, batch: Examples) -> Tensor:
@@ -27,17 +27,17 @@ def of_several_labels(model: nn.Module, batch: Examples) -> Tensor:
     logits = model(pixel_values=batch.pixels.to(dtype)).logits
     wanted = (batch.classes[:, None] >= torch.arange(CLASSES)).to(dtype)
     losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
-    return losses * batch.labelled
+    return losses * batch.labeled
 
 
-def on_grey_images(model: nn.Module, batch: Examples) -> Tensor:
+def on_gray_images(model: nn.Module, batch: Examples) -> Tensor:
     """Losses on one channel of 8 x 8, as of the digits."""
     pixels = batch.pixels[:, :1, ::2, ::2].to(next(model.parameters()).dtype)
     logits = model(pixel_values=pixels).logits
-    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labelled
+    return F.cross_entropy(logits, batch.classes, reduction="none") * batch.labeled
 
 
-def _standardised(model: nn.Module) -> None:
+def _standardized(model: nn.Module) -> None:
     replace_batch_norm(model)
     standardize_weights(model)
 
@@ -74,18 +74,18 @@ BOTTLENECK = replace(
     EVERY["resnet-group-norm"],
     options=EVERY["resnet-group-norm"].options
     | {"layer_type": "bottleneck", "downsample_in_first_stage": False},
-    adapt=_standardised,
+    adapt=_standardized,
 )
-GREY = replace(
+GRAY = replace(
     VIT,
-    kind=on_grey_images,
+    kind=on_gray_images,
     options=IMAGE | LABELS | {"image_size": 8, "patch_size": 2, "num_channels": 1},
 )
 CASES = (
     {
         "poolformer": POOLFORMER,
         "deit-with-teacher": TEACHER,
-        "resnet-standardised-bottleneck": BOTTLENECK,
+        "resnet-standardized-bottleneck": BOTTLENECK,
     }
     | {f"{name}-larger-images": case for name, case in LARGER.items()}
     | {f"{name}-several-labels": case for name, case in SEVERAL.items()}

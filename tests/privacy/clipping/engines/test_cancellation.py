@@ -17,7 +17,7 @@ EXPONENTS = range(0, 12)
 
 
 class Affine(nn.Module):
-    """A layer norm without its normalisation's help: a weight and a bias, used ``times`` over."""
+    """A layer norm without its normalization's help: a weight and a bias, used ``times`` over."""
 
     def __init__(self, kind: str):
         super().__init__()

@@ -96,7 +96,7 @@ def test_a_batch_norm_passes_while_it_evaluates_and_is_refused_once_it_trains(en
     with PerExampleClipper(model, 0.5, engine=engine) as clipper:
         clipper.accumulate(lambda: model(x).square().sum(1))
         model.train()
-        with pytest.raises(RunError, match="normalises over the batch"):
+        with pytest.raises(RunError, match="normalizes over the batch"):
             clipper.accumulate(lambda: model(x).square().sum(1))
     assert int(model[1].num_batches_tracked) == 0
 

@@ -69,7 +69,7 @@ def losses_of(model: Model, activations: list[float], backprops: list[float]) ->
     dtype, count = model.layer.weight.dtype, len(activations)
     ids = torch.tensor([[3, 1, 3]]).expand(count, -1)
     inputs = torch.randn(1, STEPS.get(model.kind, 3), WIDTH, generator=g).expand(count, -1, -1)
-    if model.kind != "layer_norm":  # its own forward squares what it normalises
+    if model.kind != "layer_norm":  # its own forward squares what it normalizes
         inputs = inputs * torch.tensor(activations)[:, None, None]
     size = torch.tensor(backprops)[:, None, None]
     outputs = model(inputs.to(dtype), ids)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpft.privacy.clipping.rules.autocast import for_normalisation, for_product, sum_dtype
+from dpft.privacy.clipping.rules.autocast import for_normalization, for_product, sum_dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -16,10 +16,10 @@ def test_inputs_of_a_product_are_cast_as_a_dense_layers_are(dtype, enabled):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_inputs_of_a_normalisation_stay_as_they_are_on_a_cpu(dtype):
+def test_inputs_of_a_normalization_stay_as_they_are_on_a_cpu(dtype):
     inputs = torch.ones(2, 3, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert for_normalisation(inputs) is inputs
+        assert for_normalization(inputs) is inputs
         assert F.layer_norm(inputs, (3,)).dtype == dtype
 
 

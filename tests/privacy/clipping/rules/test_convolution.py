@@ -30,8 +30,8 @@ LAYERS = {
         lambda: nn.Conv2d(3, 6, 3, padding=(2, 1), padding_mode="circular"),
         (4, 3, 6, 7),
     ),
-    "standardised": (lambda: StandardizedConv2d(3, 6, 3, stride=2, padding=1), (4, 3, 7, 9)),
-    "standardised, grouped": (
+    "standardized": (lambda: StandardizedConv2d(3, 6, 3, stride=2, padding=1), (4, 3, 7, 9)),
+    "standardized, grouped": (
         lambda: StandardizedConv2d(4, 6, 3, groups=2, padding="same", bias=False),
         (4, 4, 6, 6),
     ),

@@ -147,11 +147,11 @@ def test_a_submodule_called_alone_is_proved_too():
 
 
 def test_a_convolution_that_changes_its_weight_is_not_taken_for_a_plain_one():
-    class Standardised(nn.Conv2d):
+    class Standardized(nn.Conv2d):
         def _conv_forward(self, x, weight, bias):
             return super()._conv_forward(x, (weight - weight.mean()) / weight.std(), bias)
 
-    layer = Standardised(3, 4, 3).double()
+    layer = Standardized(3, 4, 3).double()
     images = torch.randn(3, 3, 5, 5, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(images))
 
@@ -311,7 +311,7 @@ def test_what_happens_in_training_alone_is_proved():
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_statistics_of_the_batch_are_refused_detached_or_not(detached):
-    class Normalised(nn.Module):
+    class Normalized(nn.Module):
         def __init__(self):
             super().__init__()
             self.dense = nn.Linear(D, D)
@@ -320,7 +320,7 @@ def test_statistics_of_the_batch_are_refused_detached_or_not(detached):
             h = self.dense(x)
             return h / (h.detach() if detached else h).abs().amax(0)
 
-    layer = Normalised().double()
+    layer = Normalized().double()
     with (
         PerExampleClipper(layer, 0.5) as clipper,
         pytest.raises(RunError, match="changes with the other examples"),

@@ -150,7 +150,7 @@ def in_place(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ce(model(x), y)
 
 
-def cancelling(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def canceling(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Losses that keep few digits of what they are computed from."""
     return (model(x).sum(1) + 3e3 - 3e3).square()
 
@@ -188,7 +188,7 @@ def roundabout() -> Iterator[Case]:
     """Yields closures that reach their losses by a detour."""
     table: dict[str, Callable[..., Any]] = {
         "rows clamped in place": in_place,
-        "losses that cancel": cancelling,
+        "losses that cancel": canceling,
         "losses of zero with a gradient": vanishing,
         "a reference while evaluating": evaluating_reference,
         "inputs that require a gradient": requiring,

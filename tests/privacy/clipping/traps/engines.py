@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.privacy.clipping.traps.calls import parts
 from tests.privacy.clipping.traps.losses import COUPLED, of
-from tests.privacy.clipping.traps.mixing import MIXES, detached, normalised
+from tests.privacy.clipping.traps.mixing import MIXES, detached, normalized
 from tests.privacy.clipping.traps.nets import (
     HIDDEN,
     Net,
@@ -62,7 +62,7 @@ def under_the_loop() -> Iterator[Case]:
 
 
 def batch_norm():
-    trial = normalised(nn.BatchNorm1d(HIDDEN))
+    trial = normalized(nn.BatchNorm1d(HIDDEN))
     trial.engine = "loop"
     return trial
 

@@ -79,6 +79,6 @@ def cases() -> Iterator[Case]:
     yield either("a hook that reverses gradients", lambda: tensor_hooked(lambda g: -0.5 * g))
     yield mixing("a hook that mixes gradients", lambda: tensor_hooked(lambda g: g - g.mean(0)))
     yield either(
-        "a hook that normalises gradients by the batch",
+        "a hook that normalizes gradients by the batch",
         lambda: tensor_hooked(lambda g: g / g.norm()),
     )

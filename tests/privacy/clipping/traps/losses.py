@@ -131,7 +131,7 @@ PLAIN: dict[str, Losses] = {
     "losses unbound and stacked": lambda z, y: torch.stack(ce(z, y).unbind()),
     "float64 losses": lambda z, y: ce(z.double(), y),
     "a loss of zero for some": lambda z, y: ce(z, y) * (y > 0),
-    "self-normalised": lambda z, y: ce(z, y) / (1 + ce(z, y).detach()),
+    "self-normalized": lambda z, y: ce(z, y) / (1 + ce(z, y).detach()),
     "complex values": lambda z, y: torch.fft.fft(z).abs().square().sum(1) * (1 + y),
     "entropy": lambda z, y: -(z.softmax(-1) * z.log_softmax(-1)).sum(1),
     "clamped": lambda z, y: ce(z, y).clamp(max=1.2),

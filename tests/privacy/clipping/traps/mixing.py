@@ -163,18 +163,18 @@ def sequences() -> Iterator[Case]:
     )
 
 
-def normalised(layer: nn.Module):
+def normalized(layer: nn.Module):
     return net_trial(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), layer))
 
 
 def layers() -> Iterator[Case]:
-    """Yields library layers that normalise over the batch."""
-    yield mixing("BatchNorm1d", lambda: normalised(nn.BatchNorm1d(HIDDEN)))
-    yield mixing("BatchNorm1d, momentum 0", lambda: normalised(nn.BatchNorm1d(HIDDEN, momentum=0)))
-    yield mixing("BatchNorm1d, no affine", lambda: normalised(nn.BatchNorm1d(HIDDEN, affine=False)))
+    """Yields library layers that normalize over the batch."""
+    yield mixing("BatchNorm1d", lambda: normalized(nn.BatchNorm1d(HIDDEN)))
+    yield mixing("BatchNorm1d, momentum 0", lambda: normalized(nn.BatchNorm1d(HIDDEN, momentum=0)))
+    yield mixing("BatchNorm1d, no affine", lambda: normalized(nn.BatchNorm1d(HIDDEN, affine=False)))
     yield mixing(
         "BatchNorm1d without running statistics, evaluating",
-        lambda: evaluating(normalised(nn.BatchNorm1d(HIDDEN, track_running_stats=False))),
+        lambda: evaluating(normalized(nn.BatchNorm1d(HIDDEN, track_running_stats=False))),
     )
     yield mixing("functional batch norm", lambda: net_trial(batch_norm))
     yield mixing("functional batch norm, detached", lambda: net_trial(detached(batch_norm)))

@@ -104,7 +104,7 @@ def net_trial(between: Callable[[Tensor], Tensor] = torch.clone, **changes: obje
 
 
 def words_trial(between: Callable[[Tensor], Tensor] = torch.clone, **changes: object) -> Trial:
-    """Language modelling by ``Words``; ``changes`` are of ``Trial``."""
+    """Language modeling by ``Words``; ``changes`` are of ``Trial``."""
     settings: dict = {"model": Words(between), "losses": next_words}
     settings |= changes
     return Trial(**({"batches": [(words(),)]} | settings))

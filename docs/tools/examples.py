@@ -1,0 +1,127 @@
+"""Runs the examples of pages: `write` puts what they print into the page, `check` compares.
+
+Run: python -m docs.tools.examples write|check docs/tutorials/own-data.md …
+
+A page's examples run in order in one new folder, with nothing of the network.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs.tools.pages import Example, File, parts_of
+
+LONGEST = 300
+"""Seconds that a page's examples may take together."""
+CUT = "…"
+_COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Failed(Exception):
+    """An example did not do what its page says."""
+
+
+def run_page(page: Path) -> str:
+    """Returns a page's text with what its examples print now.
+
+    Raises:
+        Failed: A command failed, or a check did not hold.
+    """
+    text = page.read_text()
+    made: list[tuple[tuple[int, int], str]] = []
+    with tempfile.TemporaryDirectory(prefix="dpft-docs-") as folder:
+        for part in parts_of(text):
+            if isinstance(part, File):
+                path = Path(folder, part.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(part.content)
+            else:
+                made.append((part.span, _run(part, folder, page)))
+    for (start, end), body in reversed(made):
+        text = text[:start] + body + text[end:]
+    return text
+
+
+def _run(example: Example, folder: str, page: Path) -> str:
+    """Returns an example's block with what its commands print."""
+    blocks, printed = [], ""
+    for number, command in enumerate(example.commands, start=1):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail\n{command}"],
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONGEST,
+        )
+        output = _COLORS.sub("", done.stdout).replace(f"{folder}/", "")
+        wanted = example.exit_code if number == len(example.commands) else 0
+        if done.returncode != wanted:
+            raise Failed(f"{page}: `{command}` ended with {done.returncode}:\n{output}")
+        printed += output
+        blocks += [*_prompted(command), *_shown(output.splitlines(), example.show)]
+    for check in example.checks:
+        if not re.search(check, printed):
+            raise Failed(f"{page}: nothing matches {check!r} in what was printed:\n{printed}")
+    return "\n".join(blocks) + "\n"
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of the examples: this Python's programs first, and no network."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "TERM": "dumb"}
+    return {**os.environ, **settings, "PATH": path, "PYTHONPATH": os.getcwd()}
+
+
+def _prompted(command: str) -> Iterator[str]:
+    """Yields a command as it is typed, a line too long for a page on several."""
+    words, line = re.findall(r"(?:'[^']*'|\"[^\"]*\"|\S)+", command), "$"
+    for word in words:
+        if len(line) + len(word) > 88:
+            yield f"{line} \\"
+            line = ">    "
+        line += f" {word}"
+    yield line
+
+
+def _shown(lines: list[str], show: str) -> list[str]:
+    """Returns the lines of an output that its page shows."""
+    how, _, what = show.partition(" ")
+    if how == "nothing":
+        return []
+    if how == "matching":
+        return [line for line in lines if re.search(what, line)]
+    if how in ("first", "last") and len(lines) > int(what):
+        number = int(what)
+        return [*lines[:number], CUT] if how == "first" else [CUT, *lines[-number:]]
+    return lines
+
+
+def main(words: list[str]) -> int:
+    """Runs the examples of pages; returns the exit code."""
+    if len(words) < 2 or words[0] not in ("write", "check"):
+        print("usage: python -m docs.tools.examples write|check PAGE…", file=sys.stderr)
+        return 2
+    failed = 0
+    for name in words[1:]:
+        page = Path(name)
+        try:
+            made = run_page(page)
+        except Failed as error:
+            print(error, file=sys.stderr)
+            failed = 1
+            continue
+        if words[0] == "write":
+            page.write_text(made)
+        print(f"{page}: done")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Pages of the documentation: their examples are read as they stand, and none is a stub."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.tools.examples import Failed, run_page
+from docs.tools.pages import DOCS, Example, File, all_pages, named_commands, parts_of, prose_words
+
+LEAST_WORDS = 150
+PAGE = """# A page
+
+```csv title="data/rows.csv"
+a,b
+```
+
+```bash
+dpft train task=e2e \\
+    privacy.eps=3   # a comment
+```
+
+<!-- show: last 1 -->
+<!-- exit: 3 -->
+```console
+$ echo one; \\
+>     echo two; exit 3
+something old
+```
+<!-- check: t.o -->
+
+```console
+$ cat data/rows.csv
+```
+"""
+PAGES = [path.relative_to(DOCS).as_posix() for path in all_pages()]
+
+
+def test_a_page_holds_files_and_examples_in_their_order() -> None:
+    file, first, second = parts_of(PAGE)
+    assert file == File(name="data/rows.csv", content="a,b\n")
+    assert isinstance(first, Example) and first.commands == ("echo one;     echo two; exit 3",)
+    assert (first.show, first.exit_code, first.checks) == ("last 1", 3, ("t.o",))
+    assert isinstance(second, Example) and second.checks == ()
+
+
+def test_commands_are_named_without_comments_and_in_one_line() -> None:
+    assert named_commands(PAGE) == ["dpft train task=e2e      privacy.eps=3"]
+
+
+def test_examples_are_run_in_one_folder_with_the_pages_files(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    made = run_page(page)
+    assert "something old" not in made
+    assert "…\ntwo\n```\n<!-- check: t.o -->" in made
+    assert made.endswith("```console\n$ cat data/rows.csv\na,b\n```\n")
+    page.write_text(made)
+    assert run_page(page) == made
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [("check: t.o", "check: three", "nothing matches 'three'"), ("exit 3", "exit 4", "ended with")],
+)
+def test_a_page_that_says_what_is_not_so_fails(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace(f"{old}", new))
+    with pytest.raises(Failed, match=message):
+        run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_a_title_and_prose_of_its_own(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert text.startswith("# ") and len(re.findall(r"(?m)^# ", _without_blocks(text))) == 1
+    assert prose_words(text) >= (0 if page == "reference/python.md" else LEAST_WORDS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_as_printed_was_printed(page: str) -> None:
+    """An example without output below its commands was never run, unless it prints nothing."""
+    for part in parts_of((DOCS / page).read_text()):
+        if isinstance(part, Example) and part.show != "nothing":
+            assert part.output or not part.checks, part.commands
+
+
+def _without_blocks(text: str) -> str:
+    return re.sub(r"(?ms)^```.*?^```$", "", text)
