@@ -63,6 +63,7 @@ class Generated:
     records: list[dict[str, Any]] = field(repr=False)
     """In the task's own format."""
     path: Path
+    """File that holds them."""
     statement: Path
     """File that says what they cost."""
 
