@@ -14,17 +14,21 @@ from docs.tools.reference.files import check_all_described
 from docs.tools.reference.groups import NOT_GROUPS, groups
 from docs.tools.reference.key_tables import takes
 from docs.tools.reference.keys import DocumentedKey, commands, keys_of_command, options_of
+from docs.tools.reference.limits import CHECKED_LATER
 from docs.tools.reference.markup import code, prose
 from dpft.cli.list import expand
-from dpft.cli.main import SUBCOMMANDS
+from dpft.cli.main import SUBCOMMANDS, main
 from dpft.config.keys import configuration_fields, dataclass_in, key_name
 from dpft.config.location import config_directory
 from dpft.evaluation.metrics.base import METRICS
+from dpft.generation.decoding import STRATEGIES
 from dpft.schemas import names
+from dpft.tasks.base import SPLITS
 from tests.config.test_conf import NEEDED, ROOTS, loaded
 from tests.config.test_field_docs import classes
 
 CONF = config_directory()
+NUMBERS = ("num_examples=100", "epochs=1", "eps=3")
 CHOSEN = {"name"}
 """Fields that GROUP=OPTION sets."""
 
@@ -145,6 +149,27 @@ def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
 )
 def test_what_a_key_takes_is_what_the_code_refuses_others_by(key: str, said: str) -> None:
     assert takes(named(key)) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("account", *NUMBERS, "expected_batch_size=10", "delta=2"), "delta"),
+        (("account", *NUMBERS, "sample_rate=2"), "sample_rate"),
+        (("list", "nothing"), "what"),
+    ],
+)
+def test_what_is_checked_later_is_checked_so(
+    words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    limit = CHECKED_LATER[key]
+    assert (limit if key == "what" else f"{key} must be {limit}") in capsys.readouterr().err
+
+
+def test_choices_that_are_checked_later_are_those_of_the_code() -> None:
+    assert CHECKED_LATER["human_eval_strategy"] == f"one of {', '.join(STRATEGIES)}"
+    assert CHECKED_LATER["task.eval_split"] == f"one of {', '.join(SPLITS)}"
 
 
 def named(name: str) -> DocumentedKey:

@@ -25,7 +25,10 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "SAMPLES": ("Twenty inputs of a public split with outputs and references, to read.", ""),
     "WRONG_IMAGES": ("Some images of a public split that were classed wrongly.", ""),
     "SHEET": ("A sheet for people to rate responses on; in `private/` where the split is.", ""),
-    "SHEET_KEY": ("Whose each response on the sheet is. Keep it from the raters.", ""),
+    "SHEET_KEY": (
+        "Whose each response on the sheet is. Keep it from the raters.",
+        "human_eval_key",
+    ),
     "GENERATED": (
         "Synthetic records, and beside each file `NUMBER.privacy.json`, what they cost.",
         "generated_privacy",
@@ -92,8 +95,8 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
         *("privacy", "tokenizer_privacy", "metrics", "predictions_line", "ledger_line"),
         *("witness", "witness_line", "tuning_bill", "generated_privacy"),
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
-        "audit_synthetic",
+        *("audit_synthetic", "human_eval_key"),
     ),
-    "Answers": ("account", "plan", "doctor", "list", "tokenizer"),
+    "Answers": ("account", "plan", "doctor", "list", "tokenizer", "report", "ratings"),
 }
 """Which schemas are of files, and which of what ``output=json`` prints."""

@@ -34,6 +34,14 @@ SHORTER = {
     "not be positive": "at most 0",
     "hold <S1> once": "with <S1> once",
 }
+CHECKED_LATER = {
+    "delta": "in (0, 1)",
+    "sample_rate": "in (0, 1]",
+    "human_eval_strategy": "one of beam, greedy, nucleus",
+    "task.eval_split": "one of train, validation, test",
+    "what": "one of tasks, models, methods, recipes, metrics",
+}
+"""Limits that are checked where a value is used, or whose refusal has other words."""
 _OF_OTHER_KEYS = re.compile(r"\(\d+\)|num_examples=")
 """A limit that another key's value gave; it is no limit of the key itself."""
 
@@ -46,6 +54,8 @@ def allowed_values(command: Command, key: Key, needed: Mapping[str, object]) -> 
         key: One of its keys.
         needed: Values of other keys without which the command is refused.
     """
+    if key.name in CHECKED_LATER:
+        return CHECKED_LATER[key.name]
     wrong = [value for kind in key.takes.split(" or ") for value in WRONG.get(kind, ())]
     said = dict.fromkeys(
         one for value in wrong for one in _said_of(command, key.name, value, needed)
