@@ -7,6 +7,7 @@ A page's examples run in order in one new folder, with nothing of the network.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,12 @@ class Failed(Exception):
     """An example did not do what its page says."""
 
 
-def run_page(page: Path) -> str:
+def run_page(page: Path, *, figures: Path | None = None) -> str:
     """Returns a page's text with what its examples print now.
+
+    Args:
+        page: The page.
+        figures: Where to copy the files that it shows; None: nowhere.
 
     Raises:
         Failed: A command failed, or a check did not hold.
@@ -41,6 +46,9 @@ def run_page(page: Path) -> str:
                 path.write_text(part.content)
             else:
                 made.append((part.span, _run(part, folder, page)))
+                if part.keep and figures is not None:
+                    figures.mkdir(exist_ok=True)
+                    shutil.copy(Path(folder, part.keep), figures)
     for (start, end), body in reversed(made):
         text = text[:start] + body + text[end:]
     return text
@@ -111,8 +119,9 @@ def main(words: list[str]) -> int:
     failed = 0
     for name in words[1:]:
         page = Path(name)
+        figures = page.parent / "figures" if words[0] == "write" else None
         try:
-            made = run_page(page)
+            made = run_page(page, figures=figures)
         except Failed as error:
             print(error, file=sys.stderr)
             failed = 1

@@ -15,7 +15,7 @@ from docs.tools import made
 
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-_NOTES = re.compile(r"<!-- (?:show|exit|check): [^\n]* -->\n?")
+_NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -7,6 +7,7 @@ and below each what it printed. Comments around a console block say what is done
     <!-- show: last 8 -->        above: what of each output is shown (first N, last N,
                                  matching REGEX, nothing)
     <!-- exit: 2 -->             above: how its last command ends
+    <!-- keep: noise.svg -->     above: a file it makes that the page shows, from figures/
     <!-- check: epsilon 7\.99 -->  below: what must be found in all that its commands printed
 
 A block with ``title="NAME"`` is a file, which the commands below it find in their folder.
@@ -19,7 +20,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1]
 NOT_PAGES = ("tools", "design.md")
 _FENCE = re.compile(r"(?m)^```(?P<info>\S*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL)
-_ABOVE = re.compile(r"((?:<!-- (?:show|exit): [^\n]* -->\n)*)$")
+_ABOVE = re.compile(r"((?:<!-- (?:show|exit|keep): [^\n]* -->\n)*)$")
 _BELOW = re.compile(r"\n((?:<!-- check: [^\n]* -->\n?)*)")
 _NOTE = re.compile(r"<!-- (\w+): (.*?) -->")
 
@@ -39,6 +40,8 @@ class Example:
     commands: tuple[str, ...]
     show: str = "all"
     exit_code: int = 0
+    keep: str = ""
+    """A file to copy beside the page, into figures/."""
     checks: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
     """Lines that the page shows as printed."""
@@ -115,6 +118,7 @@ def _example(text: str, found: re.Match[str]) -> Example:
         commands=tuple(commands),
         show=notes.get("show", "all"),
         exit_code=int(notes.get("exit", "0")),
+        keep=notes.get("keep", ""),
         checks=tuple(checks),
         output=tuple(
             line for line in found["body"].splitlines() if not line.startswith(("$ ", "> "))
