@@ -2,6 +2,8 @@
 
 import sys
 
+import yaml
+
 from docs.tools.reference.markup import code, head, prose, table
 from dpft.config.listing import GROUPS
 from dpft.config.location import config_directory
@@ -77,8 +79,6 @@ def _needs(spec: MetricSpec) -> str:
 
 def _tasks(spec: MetricSpec) -> str:
     """Returns the tasks of conf/ that are scored by a metric unless somebody says otherwise."""
-    import yaml
-
     files = sorted((config_directory() / GROUPS["tasks"]).glob("*.yaml"))
     found = [
         code(f"task={file.stem}")
