@@ -22,7 +22,7 @@ from dpft.config.keys import configuration_fields, dataclass_in, key_name
 from dpft.config.location import config_directory
 from dpft.evaluation.metrics.base import METRICS
 from dpft.generation.decoding import STRATEGIES
-from dpft.schemas import names
+from dpft.schemas import names, path_of
 from dpft.tasks.base import SPLITS
 from tests.config.test_conf import NEEDED, ROOTS, loaded
 from tests.config.test_field_docs import classes
@@ -34,8 +34,14 @@ CHOSEN = {"name"}
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def whole() -> dict[str, str]:
     return pages()
+
+
+@pytest.fixture(scope="module")
+def made(whole: dict[str, str]) -> dict[str, str]:
+    """The pages alone."""
+    return {path: text for path, text in whole.items() if path.endswith(".md")}
 
 
 def keys_on(page: str) -> set[str]:
@@ -123,8 +129,16 @@ def test_a_file_that_nobody_describes_is_refused(monkeypatch: pytest.MonkeyPatch
         check_all_described()
 
 
-def test_pages_are_the_same_each_time(made: dict[str, str]) -> None:
-    assert pages() == made
+def test_pages_are_the_same_each_time(whole: dict[str, str]) -> None:
+    assert pages() == whole
+
+
+def test_the_schemas_are_linked_to_as_they_ship(whole: dict[str, str]) -> None:
+    found = {path for path in whole if path.endswith(".schema.json")}
+    assert found == {f"reference/schemas/{path_of(name).name}" for name in names()}
+    for path in found:
+        assert f"]({path.removeprefix('reference/')})" in whole["reference/files.md"]
+        assert whole[path] == path_of(path.split("/")[-1].split(".")[0]).read_text()
 
 
 def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
@@ -187,15 +201,17 @@ def links(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.S))
 
 
-def test_links_lead_to_pages_and_headings_that_are_there(made: dict[str, str]) -> None:
+def test_links_lead_to_pages_and_headings_that_are_there(
+    made: dict[str, str], whole: dict[str, str]
+) -> None:
     for path, text in made.items():
         for link in links(text):
             target, _, anchor = link.partition("#")
             place = str(Path("/", path).parent.joinpath(target).resolve())[1:] if target else path
-            assert place in made, (path, link)
-            headings = re.findall(r"^#+ (.+)$", made[place], re.M)
+            assert place in whole, (path, link)
+            headings = re.findall(r"^#+ (.+)$", whole[place], re.M)
             slugs = {heading.lower().replace(" ", "-").replace(".", "") for heading in headings}
-            assert not anchor or anchor in slugs | keys_on(made[place]), (path, link)
+            assert not anchor or anchor in slugs | keys_on(whole[place]), (path, link)
 
 
 def examples(made: dict[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from docs.tools.reference.file_words import (
 )
 from docs.tools.reference.markup import code, head, prose, table
 from dpft import run_folder
-from dpft.schemas import SUFFIX, names, schema
+from dpft.schemas import SUFFIX, names, path_of, schema
 
 INTRO = """
 A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
@@ -54,6 +54,14 @@ def files_page() -> str:
     return "\n".join(parts)
 
 
+def schema_files() -> dict[str, str]:
+    """Returns the schemas as they ship, by the path at which the page links to them."""
+    return {
+        f"reference/schemas/{path_of(name).name}": path_of(name).read_text(encoding="utf-8")
+        for name in names()
+    }
+
+
 def check_all_described() -> None:
     """Refuses names of the folder, and schemas, that the page would leave out.
 
@@ -89,7 +97,7 @@ def _schema(name: str) -> str:
     parts = [
         f"### {name}\n",
         f"{prose(whole['title'])}. {prose(whole['description'])}\n",
-        f"Schema: `dpft/schemas/{name}{SUFFIX}`.\n",
+        f"Schema: [`dpft/schemas/{name}{SUFFIX}`](schemas/{name}{SUFFIX}).\n",
     ]
     for case, part in shown.items():
         parts += [f"{prose(part['description'])}\n"] if case != name else []
