@@ -13,27 +13,16 @@ import sklearn.datasets  # noqa: F401  as joblib
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants
-from dpft.schemas import names, path_of, schema
+from dpft.schemas import schema
 from tests.conftest import sharing
 from tests.runs.tuning.test_run_search import SEARCH
-from tests.stories.test_canaries import FEW
-from tests.stories.test_canaries import RUN as CANARIES
-from tests.stories.test_tokenizer import LINES, PIECES, TOKENIZER, TRAIN, WORDS
+from tests.schemas.kept_runs import OPEN, QUICK, SHORT, make_runs
+from tests.stories.test_tokenizer import PIECES, TRAIN
 from tests.stories.tiny import (
-    EVALUATION,
-    SETTING,
     TRAINING,
     Workspace,
-    make_workspace,
-    write_rows,
 )
-
-QUICK = ("train.steps=2", "privacy.self_check=false")
-OPEN = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none")
-SHORT = "decode.max_new_tokens=4"
-TRAIN_ON = (*(word for word in TRAINING if word != "model.path=model"), "model.path=private/model")
 
 
 def check(name: str, content: Any) -> None:
@@ -53,32 +42,8 @@ def lines(path: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants) -> Workspace:
     """A workspace with runs of every kind, each trained once for all tests."""
-    made = make_workspace(tmp_path_factory.mktemp("schemas"))
-    write_rows(made.root / "prompts.jsonl", [("name[Cafe 1], eatType[pub]", "x")])
-    notes = [f"{' '.join(WORDS[n % 4 :: 4])} by the river\n" for n in range(LINES)]
-    (made.root / "notes.txt").write_text("".join(notes))
-    public = ("eval.split_is_public=true", *EVALUATION, "privacy.witness=heads.jsonl")
-    commands = {
-        "private": ("train", *TRAINING, *QUICK, "privacy.eps=8", *public),
-        "phases": (
-            *("train", *TRAINING, "method=two_phase", "method.full_epochs=0.2", *QUICK),
-            *("privacy.noise_multiplier=1", "privacy.noise_seed=1", "eval.enabled=false"),
-        ),
-        "open": (*OPEN, "train.steps=1", *EVALUATION),
-        "on": ("train", *TRAIN_ON, "privacy.eps=8", *QUICK, "eval.enabled=false"),
-        "canaries": ("train", *CANARIES, *QUICK, "audit.canaries=12", "audit.white_box=true", *FEW),
-        "open_canaries": (
-            *(*OPEN, "train.steps=1", "eval.enabled=false"),
-            *("audit.canaries=8", "audit.canary_words=4"),
-        ),
-        "vocabulary": (*TOKENIZER, *PIECES, "privacy.eps=4"),
-        "with_vocabulary": (*TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary"),
-    }
     with sharing(accountants):
-        for folder, words in commands.items():
-            done = made.run(*words, f"hydra.run.dir={folder}")
-            assert done.code == 0, done.err
-    return made
+        return make_runs(tmp_path_factory.mktemp("schemas"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,49 +55,6 @@ def printed(workspace: Workspace, *words: str) -> Any:
     done = workspace.run(*words, "output=json")
     assert done.code == 0, done.err
     return json.loads(done.out)
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_schema_is_one_and_says_what_each_key_is(name: str) -> None:
-    Draft202012Validator.check_schema(schema(name))
-    assert path_of(name).suffixes == [".schema", ".json"]
-    silent = [place for place, part in properties(schema(name)) if not said(part)]
-    assert silent == []
-
-
-def properties(part: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every key of a schema with what its schema says of it."""
-    if isinstance(part, dict):
-        if isinstance(part.get("type"), str) or "$defs" in part:
-            for name, inner in part.get("properties", {}).items():
-                yield f"{place}.{name}", inner
-        for name, inner in part.items():
-            yield from properties(inner, f"{place}/{name}" if name != "properties" else place)
-
-
-def said(part: Any) -> bool:
-    return isinstance(part, dict) and ("$ref" in part or str(part.get("description"))[-1:] == ".")
-
-
-@pytest.mark.parametrize("name", names())
-def test_objects_take_no_other_keys(name: str) -> None:
-    def loose(part: Any, place: str) -> Iterator[str]:
-        if isinstance(part, dict):
-            is_object = part.get("type") == "object"
-            if is_object and "additionalProperties" not in part and "if" not in part:
-                yield place
-            for key, inner in part.items():
-                yield from loose(inner, f"{place}/{key}")
-        elif isinstance(part, list):
-            for number, inner in enumerate(part):
-                yield from loose(inner, f"{place}/{number}")
-
-    assert list(loose(schema(name), "")) == []
-
-
-def test_there_is_no_schema_of_another_name() -> None:
-    with pytest.raises(InputError, match="schema must be one of account, .*, got 'privcy'"):
-        schema("privcy")
 
 
 @pytest.mark.parametrize(

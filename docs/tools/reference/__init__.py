@@ -2,8 +2,8 @@
 
 ``pages()`` returns the Markdown of each, and the JSON schemas that they link to; nothing of it is
 kept as a file. What a key is for comes from the text below its field, what it takes from its type,
-and its range from what the code itself says when it refuses a value, so that no page can differ from
-the code.
+and its range from what the code itself says when it refuses a value, so that no page can differ
+from the code.
 """
 
 from docs.tools.reference.pages import pages
