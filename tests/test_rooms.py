@@ -15,7 +15,7 @@ LEVELS = (
     {"config"},
     {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "tokenizers", "generation", "privacy"},
-    {"parallel"},
+    {"parallel", "schemas"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dpft.config.convert import ClassChoice, describe
-from dpft.config.field_docs import field_sentences
+from dpft.config.field_docs import field_texts, first_sentence
 from dpft.config.keys import configuration_fields, dataclass_in, join_key, key_name
 
 
@@ -23,8 +23,13 @@ class Key:
     """What it is as composed."""
     takes: str
     """What it may be, such as "a number or null"."""
-    sentence: str
-    """What it is for."""
+    text: str
+    """What it is for: all that its dataclass says of it."""
+
+    @property
+    def sentence(self) -> str:
+        """What it is for, in one sentence."""
+        return first_sentence(self.text)
 
 
 def keys_of(
@@ -42,13 +47,13 @@ def keys_of(
         polymorphic: As for ``dpft.config.load.load``.
         parent: Dotted key of the section.
     """
-    hints, sentences = get_type_hints(root), field_sentences(root)
+    hints, texts = get_type_hints(root), field_texts(root)
     for entry in configuration_fields(root):
         key, hint = join_key(parent, key_name(entry)), hints[entry.name]
         value = values.get(key_name(entry))
         nested = dataclass_in(hint)
         if nested is None or not isinstance(value, Mapping):
-            yield Key(name=key, value=value, takes=describe(hint), sentence=sentences[entry.name])
+            yield Key(name=key, value=value, takes=describe(hint), text=texts[entry.name])
             continue
         if key in polymorphic:
             nested = polymorphic[key](value)

@@ -12,19 +12,25 @@ _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
 """The end of a sentence, which "et al." is not."""
 
 
-def field_sentences(cls: type) -> dict[str, str]:
-    """Returns the first sentence on every field of a dataclass that a configuration may set.
+def field_texts(cls: type) -> dict[str, str]:
+    """Returns the text on every field of a dataclass that a configuration may set, on one line.
 
     A field that a subclass gives another default keeps the text of its base; one without any text
-    has an empty sentence.
+    has an empty one.
     """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base is not object:
             texts |= _texts_of(base)
     return {
-        entry.name: first_sentence(texts.get(entry.name, "")) for entry in configuration_fields(cls)
+        entry.name: " ".join(texts.get(entry.name, "").split())
+        for entry in configuration_fields(cls)
     }
+
+
+def field_sentences(cls: type) -> dict[str, str]:
+    """Returns the first sentence of each text of ``field_texts``."""
+    return {name: first_sentence(text) for name, text in field_texts(cls).items()}
 
 
 def first_sentence(text: str) -> str:

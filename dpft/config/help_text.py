@@ -77,11 +77,37 @@ def command_help(
     """
     changes = [word for word in words if "=" in word or word[:1] in "~+"]
     names = [word for word in words if word not in changes]
+    command = composed_command(name, changes, root, polymorphic, folders=folders)
+    return help_text(
+        command, names or [key for key in map(key_of, changes) if key in command.choices]
+    )
+
+
+def composed_command(
+    name: str,
+    changes: Sequence[str],
+    root: type,
+    polymorphic: Mapping[str, ClassChoice],
+    *,
+    folders: Sequence[Path],
+) -> Command:
+    """Returns a command as ``key=value`` and ``group=option`` compose it.
+
+    Args:
+        name: The command's.
+        changes: The words.
+        root: The dataclass of its configuration.
+        polymorphic: As for ``dpft.config.load.load``.
+        folders: Where YAMLs are looked for, dpft's own first.
+
+    Raises:
+        InputError: The words cannot be composed.
+    """
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
     choices = composed.hydra.runtime.choices
     own = [group for group in reversed(list(choices)) if not group.startswith("hydra")]
-    command = Command(
+    return Command(
         name=name,
         root=root,
         values=cast(dict[str, Any], OmegaConf.to_container(composed.values, resolve=True)),
@@ -89,7 +115,6 @@ def command_help(
         choices={group: choices[group] for group in own},
         folders=folders,
     )
-    return help_text(command, names or [key for key in map(key_of, changes) if key in own])
 
 
 def help_text(command: Command, about: Sequence[str] = ()) -> str:
@@ -181,15 +206,16 @@ def _row(left: str, right: str) -> list[str]:
 
 def _shown(value: Any) -> str:
     """Returns a value as a command line writes it, a long one cut short."""
-    text = "VALUE" if value == MISSING else _written(value)
+    text = "VALUE" if value == MISSING else written(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """Returns a value as a command line writes it."""
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}: {_written(inner)}' for name, inner in value.items())}}}"
+        return f"{{{','.join(f'{name}: {written(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(written, value))}]"
     if isinstance(value, str) and value:
         return value.replace("\n", "\\n")
     return json.dumps(value)

@@ -35,7 +35,9 @@ class Evaluation:
     """The scores of one split at one stage, with the predictions they come from."""
 
     task: str
+    """Name of the task."""
     split: str
+    """The split, or the part of it, that was scored."""
     examples: int
     """Distinct inputs scored."""
     stage: str

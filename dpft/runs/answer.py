@@ -27,9 +27,10 @@ def show(answer: Answer, output: str) -> None:
 class Figures(Mapping[str, Any]):
     """The record of an answer, each of its keys an attribute too: ``figures.noise_multiplier``.
 
-    >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})
-    >>> figures.epsilon == figures["epsilon"] == figures.epsilons.prv.upper
-    True
+    Examples:
+        >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})
+        >>> figures.epsilon == figures["epsilon"] == figures.epsilons.prv.upper
+        True
     """
 
     def __init__(self, record: Mapping[str, Any]) -> None:

@@ -63,6 +63,7 @@ class Generated:
     records: list[dict[str, Any]] = field(repr=False)
     """In the task's own format."""
     path: Path
+    """File that holds them."""
     statement: Path
     """File that says what they cost."""
 
@@ -86,10 +87,11 @@ def train(
 ) -> Run:
     """Fine-tunes, evaluates and reports, as ``dpft train`` does, and returns the finished run.
 
-    >>> run = dpft.train(["task=e2e", "model=tiny", "privacy.eps=3"])  # doctest: +SKIP
-    >>> run = dpft.train(  # doctest: +SKIP
-    ...     ["task=custom", 'task.text="{note}"', "model=tiny", "privacy.eps=8"], rows=frame
-    ... )
+    Examples:
+        >>> run = dpft.train(["task=e2e", "model=tiny", "privacy.eps=3"])  # doctest: +SKIP
+        >>> run = dpft.train(  # doctest: +SKIP
+        ...     ["task=custom", 'task.text="{note}"', "model=tiny", "privacy.eps=8"], rows=frame
+        ... )
 
     Args:
         overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` goes on with a run.
@@ -228,8 +230,11 @@ def generate(
 def account(**settings: Any) -> Figures:
     """Returns epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
 
-    >>> account(num_examples=1000, expected_batch_size=10, steps=100, noise_multiplier=1.0).steps
-    100
+    Examples:
+        >>> account(
+        ...     num_examples=1000, expected_batch_size=10, steps=100, noise_multiplier=1.0
+        ... ).steps
+        100
 
     Args:
         settings: The keys of ``dpft account``.

@@ -26,6 +26,7 @@ class Run:
     """
 
     folder: Path
+    """Where it lies."""
     config: TrainConfig
     """What the run was configured to."""
     record: RunRecord

@@ -1,7 +1,7 @@
 """The DART task: a set of triples in, a sentence about them out (Nan et al. 2021, 2007.02871).
 
 A record is a tripleset with one or more texts. It trains as one pair for each text, and is scored
-as one input with all its texts as references. It is linearised as in Li et al. 2022
+as one input with all its texts as references. It is linearized as in Li et al. 2022
 (arXiv 2110.05679), Table 12:
 
 >>> linearise([("Hawaii Five-O", "NOTES", "Pilot"), ("[TABLECONTEXT]", "TITLE", "Hawaii Five-O")])
@@ -32,7 +32,7 @@ class DartTask(TextTask):
     """DART's configuration, ``conf/task/dart.yaml``."""
 
     separator: str = "\n"
-    """Text between the linearised tripleset and the target."""
+    """Text between the linearized tripleset and the target."""
     lower_predicates: bool = False
     """Whether predicates are written in lower case, as in Li et al. 2022, Table 12."""
     metrics: tuple[str, ...] = (

@@ -1,7 +1,7 @@
 """The E2E task: a restaurant's record in, a sentence about it out (Novikova et al. 2017).
 
 A record ("meaning representation") reads ``name[The Punter], eatType[restaurant]``. It is
-linearised in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
+linearized in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 
 >>> linearise("name[The Punter], eatType[restaurant], priceRange[£20-25]")
 'name : The Punter | Type : restaurant | price : £20-25'
@@ -40,7 +40,7 @@ class E2ETask(TextTask):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
 
     separator: str = "\n"
-    """Text between the linearised record and the target."""
+    """Text between the linearized record and the target."""
     metrics: tuple[str, ...] = (
         "bleu",
         "nist",
@@ -78,7 +78,7 @@ class E2ETask(TextTask):
         return "pair of a meaning representation and a reference; equal pairs are records apart"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns the row's example: linearised record and separator, reference, record.
+        """Returns the row's example: linearized record and separator, reference, record.
 
         Args:
             row: ``meaning_representation`` and ``human_reference``.

@@ -50,7 +50,7 @@ class Passage:
     """One piece of pre-training text; the loss is on ``text`` only."""
 
     record: str
-    """The linearised record, or nothing for prose."""
+    """The linearized record, or nothing for prose."""
     text: str
 
 

@@ -1,0 +1,123 @@
+"""A page for each group of conf/: its options, what each sets, and the keys of the group."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from docs.tools.reference.key_tables import key_table
+from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of
+from docs.tools.reference.markup import block, code, head, prose, table
+from docs.tools.reference.words import GROUPS
+from dpft.config.describe import purpose
+from dpft.config.help_text import written
+from dpft.config.location import config_directory
+
+NOT_GROUPS = ("hydra", "experiment")
+"""Folders of conf/ that have pages of their own, or none."""
+FOLLOWING = "train/task"
+"""Settings of train that follow the task."""
+
+
+def groups() -> list[str]:
+    """Returns the groups that have a page."""
+    folders = (path.name for path in config_directory().iterdir() if path.is_dir())
+    return sorted(set(folders) - set(NOT_GROUPS))
+
+
+def group_page(group: str) -> str:
+    """Returns the page of a group."""
+    command = OWNERS.get(group, "train")
+    intro = f"{GROUPS[group].strip()} Choose an option with `{group}=OPTION` of `dpft {command}`."
+    taken = composed(command).choices.get(group)
+    parts = [
+        head(group, [f"conf/{group}/", "the dataclasses of its keys"], intro),
+        f"The default is {code(f'{group}={taken}')}.\n",
+        "## Options\n",
+        table(("Option", "What it is"), [_row(group, option) for option in options_of(group)]),
+        *_keys(group),
+        "## What each option sets\n",
+        *(_option(group, option) for option in options_of(group)),
+    ]
+    if group == FOLLOWING.partition("/")[0]:
+        parts += _following()
+    return "\n".join(parts)
+
+
+def comments(file: Path) -> list[str]:
+    """Returns the sentences at the top of a YAML that follow its first line, without commands."""
+    lines = [line for line in _top(file) if not line.startswith("@package")][1:]
+    text = " ".join(line for line in lines if not re.match(r"(Then: |.*: )?dpft ", line))
+    return [text] if text else []
+
+
+def command_of(file: Path) -> str:
+    """Returns the command that a YAML's first line names; empty where it names none."""
+    for line in _top(file):
+        for mark in (" Run: ", ": dpft "):
+            before, found, command = line.partition(mark)
+            if found:
+                return command if mark == " Run: " else f"dpft {command}"
+        if not line.startswith("@package"):
+            break
+    return ""
+
+
+def _top(file: Path) -> list[str]:
+    """Returns the comments with which a file begins."""
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        found.append(line.lstrip("# ").rstrip())
+    return found
+
+
+def _file(group: str, option: str) -> Path:
+    return config_directory() / group / f"{option}.yaml"
+
+
+def _row(group: str, option: str) -> tuple[str, str]:
+    return f"[{code(f'{group}={option}')}](#{option})", prose(purpose(_file(group, option)))
+
+
+def _keys(group: str) -> Iterator[str]:
+    keys = keys_of_group(group)
+    if keys:
+        yield "## Keys\n"
+        yield "Set a key with `KEY=VALUE`. Where options differ, their tables have the values.\n"
+        yield key_table(keys, group)
+
+
+def _option(group: str, option: str) -> str:
+    file = _file(group, option)
+    parts = [f"### {option}\n", f"{prose(purpose(file))}\n"]
+    parts += [f"{prose(text)}\n" for text in comments(file)]
+    command = command_of(file)
+    if command:
+        parts.append(block(command, "bash"))
+    parts.append(settings_table(file))
+    return "\n".join(parts)
+
+
+def settings_table(file: Path) -> str:
+    """Returns the keys that a YAML sets, with their values."""
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    rows = [
+        (code(key), code(written(value)))
+        for key, value in values.items()
+        if key not in ("defaults", "name")
+    ]
+    if not rows:
+        return "It sets no key but its name.\n"
+    return table(("It sets", "to"), rows)
+
+
+def _following() -> list[str]:
+    """Returns what the settings of train become where a task needs others."""
+    parts = ["## What a task changes\n", "These values are taken with the task of the same name.\n"]
+    for option in options_of(FOLLOWING):
+        file = config_directory() / FOLLOWING / f"{option}.yaml"
+        parts += [f"### task={option}\n", f"{prose(purpose(file))}\n", settings_table(file)]
+    return parts

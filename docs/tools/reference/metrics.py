@@ -1,0 +1,88 @@
+"""The page of the metrics: what each is, what it equals and what it needs."""
+
+import sys
+
+import yaml
+
+from docs.tools.reference.markup import code, head, prose, table
+from dpft.config.listing import GROUPS
+from dpft.config.location import config_directory
+from dpft.evaluation.metrics import base
+from dpft.evaluation.metrics.base import METRICS, MetricSpec
+from dpft.reports.doctor.metrics import METRICS as NEEDS
+
+INTRO = """
+Scores stand in `metrics.json` under the key of their metric. `task.metrics=[NAME,NAME]` chooses the
+metrics of a task; two that share a key cannot stand together. A metric that lacks something is left
+out, and `not_computed` says what it lacks and how to get it; the others are computed all the same.
+"""
+INPUTS = {
+    base.TEXTS: "texts and their references",
+    base.LIKELIHOODS: "the model's likelihood of the references",
+    base.NEXT_TOKENS: "tokens of the references that the model holds for the likeliest",
+    base.LABELS: "classes, or scores for regression",
+    base.RANKINGS: "classes from the likeliest on",
+    base.ATTRIBUTES: "a yes or no for each attribute",
+}
+
+
+def metrics_page() -> str:
+    """Returns the page of all metrics."""
+    specs = METRICS.entries()
+    rows = [
+        (f"[{code(name)}](#{name})", code(spec.reported_as), prose(spec.description), _better(spec))
+        for name, spec in specs.items()
+    ]
+    parts = [
+        head("Metrics", ["dpft/evaluation/metrics/"], INTRO),
+        table(("Metric", "Key in metrics.json", "What it is, and its scale", "Better"), rows),
+        *(_metric(spec) for spec in specs.values()),
+    ]
+    return "\n".join(parts)
+
+
+def _metric(spec: MetricSpec) -> str:
+    module = sys.modules[spec.score.__module__]
+    said = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
+    lines = [
+        f"## {spec.name}\n",
+        f"{prose(spec.description)}\n",
+        *(f"{prose(part)}\n" for part in said),
+        f"- Reads: {INPUTS[spec.inputs]}.",
+        f"- Defined in: {prose(spec.citation)}",
+        f"- Needs: {_needs(spec)}.",
+        f"- Scores: {_tasks(spec)}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _better(spec: MetricSpec) -> str:
+    return spec.better or "neither"
+
+
+def _needs(spec: MetricSpec) -> str:
+    """Returns what a metric needs beyond dpft's required packages, in words."""
+    if spec.missing is base.nothing_missing:
+        return "nothing beyond dpft"
+    # Metrics that ask the same function need the same, under whatever key they are reported.
+    alike = (other for other in METRICS.entries().values() if other.missing is spec.missing)
+    needs = next(NEEDS[other.reported_as] for other in alike if other.reported_as in NEEDS)
+    found = []
+    if needs.packages:
+        found.append(f"{', '.join(needs.packages)} (`pip install 'dpft[metrics]'`)")
+    if needs.java:
+        found.append("Java 8 or newer on the `PATH`")
+    if needs.model is not None:
+        found.append(f"a model folder, {code(f'{needs.model}=DIR')}")
+    return "; ".join(found)
+
+
+def _tasks(spec: MetricSpec) -> str:
+    """Returns the tasks of conf/ that are scored by a metric unless somebody says otherwise."""
+    files = sorted((config_directory() / GROUPS["tasks"]).glob("*.yaml"))
+    found = [
+        code(f"task={file.stem}")
+        for file in files
+        if spec.name in (yaml.safe_load(file.read_text(encoding="utf-8")).get("metrics") or ())
+    ]
+    return ", ".join(found) or "no task unless `task.metrics` names it"

@@ -1,0 +1,256 @@
+"""The generated reference leaves nothing out, says what the code says, and stays the same."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import dpft
+from docs.tools.reference import pages
+from docs.tools.reference.file_words import PUBLIC
+from docs.tools.reference.files import check_all_described
+from docs.tools.reference.groups import NOT_GROUPS, groups
+from docs.tools.reference.key_tables import takes
+from docs.tools.reference.keys import DocumentedKey, commands, keys_of_command, options_of
+from docs.tools.reference.limits import CHECKED_LATER
+from docs.tools.reference.markup import code, prose
+from dpft.cli.list import expand
+from dpft.cli.main import SUBCOMMANDS, main
+from dpft.config.keys import configuration_fields, dataclass_in, key_name
+from dpft.config.location import config_directory
+from dpft.evaluation.metrics.base import METRICS
+from dpft.generation.decoding import STRATEGIES
+from dpft.schemas import names, path_of
+from dpft.tasks.base import SPLITS
+from tests.config.test_conf import NEEDED, ROOTS, loaded
+from tests.config.test_field_docs import classes
+
+CONF = config_directory()
+NUMBERS = ("num_examples=100", "epochs=1", "eps=3")
+CHOSEN = {"name"}
+"""Fields that GROUP=OPTION sets."""
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, str]:
+    return pages()
+
+
+@pytest.fixture(scope="module")
+def made(whole: dict[str, str]) -> dict[str, str]:
+    """The pages alone."""
+    return {path: text for path, text in whole.items() if path.endswith(".md")}
+
+
+def keys_on(page: str) -> set[str]:
+    return set(re.findall(r'<span id="([\w.]+)"></span>', page))
+
+
+def test_every_page_says_what_it_is_generated_from(made: dict[str, str]) -> None:
+    assert len(made) > 30
+    for path, text in made.items():
+        assert path.startswith("reference/") and path.endswith(".md")
+        assert text.startswith("# "), path
+        assert re.search(r"^\*Generated from .+ when the site is built\.\*$", text, re.M), path
+
+
+def test_every_command_has_a_page_with_every_key_it_takes(made: dict[str, str]) -> None:
+    of_train = keys_on(made["reference/commands/train.md"])
+    for name in SUBCOMMANDS:
+        page = made[f"reference/commands/{name}.md"]
+        shown = keys_on(page) | (of_train if name in ("plan", "tune") else set())
+        assert {key.name for key in keys_of_command(name)} <= shown, name
+
+
+@pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__name__)
+def test_every_field_of_every_configuration_is_on_a_page(cls: type, made: dict[str, str]) -> None:
+    """By its name: a class says which keys it has, not under which section they stand."""
+    shown = {key.rpartition(".")[2] for text in made.values() for key in keys_on(text)}
+    hints = get_type_hints(cls)
+    keys = {
+        key_name(entry)
+        for entry in configuration_fields(cls)
+        if dataclass_in(hints[entry.name]) is None
+    }
+    assert keys - shown - CHOSEN == set()
+
+
+@pytest.mark.parametrize("name", commands())
+def test_no_key_lacks_words_or_a_default(name: str) -> None:
+    silent = [key.name for key in keys_of_command(name) if not key.text.endswith(".")]
+    assert silent == []
+    assert [key.name for key in keys_of_command(name) if not key.default] == []
+
+
+def test_every_option_of_every_group_is_on_its_page(made: dict[str, str]) -> None:
+    folders = {path.name for path in CONF.iterdir() if path.is_dir()} - set(NOT_GROUPS)
+    assert set(groups()) == folders
+    for group in groups():
+        page = made[f"reference/groups/{group}.md"]
+        assert options_of(group)
+        for option in options_of(group):
+            assert f"\n### {option}\n" in page, (group, option)
+            assert f"[`{group}={option}`](#{option})" in page
+
+
+def test_every_recipe_and_its_published_rows_are_on_the_page(made: dict[str, str]) -> None:
+    page = made["reference/recipes.md"]
+    for file in sorted((CONF / "experiment").glob("*.yaml")):
+        assert f"\n### {file.stem}\n" in page
+    assert "| Li et al. 2022, Table 7 | lora, E2E test | `gpt2` | 8 | 63.389 |" in page
+    assert "Published heat map, Li et al. 2022, Figure 2" in page
+
+
+def test_every_metric_is_on_the_page_with_what_it_needs(made: dict[str, str]) -> None:
+    sections = made["reference/metrics.md"].split("\n## ")[1:]
+    assert [section.partition("\n")[0] for section in sections] == list(METRICS.entries())
+    said = {part.partition("\n")[0]: part.partition("- Needs: ")[2] for part in sections}
+    nothing = "nothing beyond dpft."
+    assert said["bleu"].startswith(nothing) and said["rouge_l"].startswith(nothing)
+    assert "pip install 'dpft[metrics]'" in said["meteor"] and "Java" in said["meteor"]
+    assert "`metrics.bleurt_model=DIR`" in said["bleurt"]
+    assert "rouge-score" in said["rouge_score_l"]
+
+
+def test_every_file_and_every_schema_is_on_the_page(made: dict[str, str]) -> None:
+    check_all_described()
+    page = made["reference/files.md"]
+    for name in names():
+        assert f"\n### {name}\n" in page
+    assert "| `epsilon_curve.steps` | list of integer | Numbers of steps, at most 40." in page
+
+
+def test_a_file_that_nobody_describes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    less = {name: said for name, said in PUBLIC.items() if name != "METRICS"}
+    monkeypatch.setattr("docs.tools.reference.files.PUBLIC", less)
+    with pytest.raises(ValueError, match=r"must describe \['METRICS'\]"):
+        check_all_described()
+
+
+def test_pages_are_the_same_each_time(whole: dict[str, str]) -> None:
+    assert pages() == whole
+
+
+def test_the_schemas_are_linked_to_as_they_ship(whole: dict[str, str]) -> None:
+    found = {path for path in whole if path.endswith(".schema.json")}
+    assert found == {f"reference/schemas/{path_of(name).name}" for name in names()}
+    for path in found:
+        assert f"]({path.removeprefix('reference/')})" in whole["reference/files.md"]
+        assert whole[path] == path_of(path.split("/")[-1].split(".")[0]).read_text()
+
+
+def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
+    here = (str(Path(dpft.__file__).parents[1]), str(Path.home()))
+    assert [path for path, text in made.items() if any(place in text for place in here)] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("privacy.delta", r"a number or `null`; in (0, 1)"),
+        ("privacy.noise_multiplier", "a number or `null`; positive and finite"),
+        ("privacy.clipping", "`flat`, `automatic`, `automatic_v`, `per_layer`"),
+        ("train.precision", "`fp32`, `bf16`, `fp16`"),
+        ("train.seed", r"a whole number; in \[0, 2^63)"),
+        ("method.rank", "a whole number; at least 1"),
+        ("parallel.accumulate", "`whole`, `sharded`"),
+        ("train.micro_batch_size", "a whole number or `auto`; at least 1, or auto"),
+        ("task.column_aliases", "a group of keys"),
+        ("task.metrics", "a list of texts"),
+    ],
+)
+def test_what_a_key_takes_is_what_the_code_refuses_others_by(key: str, said: str) -> None:
+    assert takes(named(key)) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("account", *NUMBERS, "expected_batch_size=10", "delta=2"), "delta"),
+        (("account", *NUMBERS, "sample_rate=2"), "sample_rate"),
+        (("list", "nothing"), "what"),
+    ],
+)
+def test_what_is_checked_later_is_checked_so(
+    words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    limit = CHECKED_LATER[key]
+    assert (limit if key == "what" else f"{key} must be {limit}") in capsys.readouterr().err
+
+
+def test_choices_that_are_checked_later_are_those_of_the_code() -> None:
+    assert CHECKED_LATER["human_eval_strategy"] == f"one of {', '.join(STRATEGIES)}"
+    assert CHECKED_LATER["task.eval_split"] == f"one of {', '.join(SPLITS)}"
+
+
+def named(name: str) -> DocumentedKey:
+    return next(key for key in keys_of_command("train") if key.name == name)
+
+
+def test_a_key_of_some_options_says_of_which() -> None:
+    assert named("method.rank").options == ("lora", "rgp")
+    assert named("method.train_biases").options == ()
+    assert named("tracking.project").options == ("wandb",)
+    assert named("method.rank").varies and not named("privacy.delta").varies
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.S))
+
+
+def test_links_lead_to_pages_and_headings_that_are_there(
+    made: dict[str, str], whole: dict[str, str]
+) -> None:
+    for path, text in made.items():
+        for link in links(text):
+            target, _, anchor = link.partition("#")
+            place = str(Path("/", path).parent.joinpath(target).resolve())[1:] if target else path
+            assert place in whole, (path, link)
+            headings = re.findall(r"^#+ (.+)$", whole[place], re.M)
+            slugs = {heading.lower().replace(" ", "-").replace(".", "") for heading in headings}
+            assert not anchor or anchor in slugs | keys_on(whole[place]), (path, link)
+
+
+def examples(made: dict[str, str]) -> list[str]:
+    blocks = [
+        block
+        for path, text in made.items()
+        if path.startswith("reference/commands/")
+        for block in re.findall(r"```bash\n(.*?)```", text, re.S)
+    ]
+    return [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+def test_the_examples_of_commands_compose(made: dict[str, str]) -> None:
+    found = examples(made)
+    assert {line.split()[1] for line in found} == set(SUBCOMMANDS)
+    for line in found:
+        name, *words = shlex.split(line)[1:]
+        if any(word.startswith("resume=") for word in words):
+            words += NEEDED[name][:1]  # which the run itself has
+        words = expand(words) if name == "list" else words
+        assert isinstance(loaded(name, words), ROOTS[name]), line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("None takes ``a|b`` of train.steps.", r"null takes `a\|b` of `train.steps`."),
+        ("<S1> and [MASK], e.g. a * b", r"&lt;S1&gt; and \[MASK], e.g. a \* b"),
+        (
+            "as audit=one_run has it (privacy.eps=3).",
+            "as `audit=one_run` has it (`privacy.eps=3`).",
+        ),
+        ("Li et al. 2022, max_length", "Li et al. 2022, max_length"),
+    ],
+)
+def test_docstrings_become_markdown(text: str, said: str) -> None:
+    assert prose(text) == said
+
+
+def test_code_keeps_its_cell() -> None:
+    assert code("a|b\nc") == r"`a\|b\nc`"
+    assert code("") == ""

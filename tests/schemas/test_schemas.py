@@ -1,0 +1,309 @@
+"""Every schema against real files of real runs, and against files that were spoiled."""
+
+import copy
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib  # noqa: F401  it writes to the environment, which commands are checked to leave alone
+import pytest
+import sklearn.datasets  # noqa: F401  as joblib
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from dpft.privacy.accounting import Accountants
+from dpft.schemas import schema
+from tests.conftest import sharing
+from tests.runs.tuning.test_run_search import SEARCH
+from tests.schemas.kept_runs import OPEN, QUICK, SHORT, make_runs
+from tests.stories.test_tokenizer import PIECES, TRAIN
+from tests.stories.tiny import (
+    TRAINING,
+    Workspace,
+)
+
+
+def check(name: str, content: Any) -> None:
+    """Refuses content that is not as its schema has it, in the words of the closest fault."""
+    fault = best_match(Draft202012Validator(schema(name)).iter_errors(content))
+    assert fault is None, f"{name}: {list(fault.absolute_path)}: {fault.message}"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def lines(path: Path) -> Iterator[Any]:
+    return map(json.loads, path.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants) -> Workspace:
+    """A workspace with runs of every kind, each trained once for all tests."""
+    with sharing(accountants):
+        return make_runs(tmp_path_factory.mktemp("schemas"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared(shared_accounting: None) -> None:
+    """Every command here shares its accountants."""
+
+
+def printed(workspace: Workspace, *words: str) -> Any:
+    done = workspace.run(*words, "output=json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("folder", "holds"),
+    [
+        ("private", {"calibration", "epsilon_curve", "witness"}),
+        ("phases", {"reproducible"}),
+        ("on", {"starting_models"}),
+        ("with_vocabulary", {"epsilon_with_tokenizer", "tokenizer"}),
+        ("canaries", {"phases"}),
+        ("open", {"trainable_parameters"}),
+    ],
+)
+def test_privacy_json(workspace: Workspace, folder: str, holds: set[str]) -> None:
+    found = read(workspace.root / folder / "privacy.json")
+    assert holds <= set(found)
+    check("privacy", found)
+
+
+def test_privacy_json_of_a_tokenizer_and_what_its_command_prints(workspace: Workspace) -> None:
+    check("tokenizer_privacy", read(workspace.root / "vocabulary" / "privacy.json"))
+    check("tokenizer", printed(workspace, "tokenizer", "resume=vocabulary", *PIECES))
+
+
+@pytest.mark.parametrize("folder", ["private", "open"])
+def test_scores_and_texts(workspace: Workspace, folder: str) -> None:
+    run = workspace.root / folder
+    check("metrics", read(run / "metrics.json"))
+    texts = run / ("predictions.jsonl" if folder == "private" else "private/predictions.jsonl")
+    for line in lines(texts):
+        check("predictions_line", line)
+    check("metrics", printed(workspace, "eval", f"run={folder}", "eval.limit=2", SHORT))
+
+
+@pytest.mark.parametrize("folder", ["private", "phases", "vocabulary"])
+def test_each_line_of_the_ledger(workspace: Workspace, folder: str) -> None:
+    found = list(lines(workspace.root / folder / "ledger.jsonl"))
+    assert len(found) >= 2
+    for line in found:
+        check("ledger_line", line)
+
+
+def test_what_a_witness_is_handed(workspace: Workspace) -> None:
+    check("witness", read(workspace.root / "private" / "witness.json"))
+    for line in lines(workspace.root / "heads.jsonl"):
+        check("witness_line", line)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("private", ("prompts=prompts.jsonl",)),
+        ("open", ("prompts=prompts.jsonl",)),
+        ("phases", ("prompts=prompts.jsonl",)),
+        ("with_vocabulary", ("num=2",)),
+    ],
+)
+def test_what_synthetic_records_cost(
+    workspace: Workspace, folder: str, words: tuple[str, ...]
+) -> None:
+    done = workspace.run("generate", f"run={folder}", *words, SHORT)
+    assert done.code == 0, done.err
+    (statement,) = (workspace.root / folder / "generated").glob("*.privacy.json")
+    check("generated_privacy", read(statement))
+
+
+@pytest.mark.parametrize(
+    ("folder", "audit"),
+    [
+        ("canaries", "one_run"),
+        ("canaries", "exposure"),
+        ("open_canaries", "one_run"),
+        ("private", "membership"),
+        ("open", "membership"),
+        ("private", "memorization"),
+    ],
+)
+def test_what_audits_find(workspace: Workspace, folder: str, audit: str) -> None:
+    check(f"audit_{audit}", printed(workspace, "audit", f"run={folder}", f"audit={audit}"))
+    check(f"audit_{audit}", read(workspace.root / folder / f"private/audit/{audit}.json"))
+    privacy = read(workspace.root / folder / "privacy.json")
+    assert (audit in privacy.get("audited", {})) == (audit in ("one_run", "exposure"))
+    check("privacy", privacy)
+
+
+@pytest.mark.parametrize("folder", ["canaries", "open_canaries"])
+def test_what_an_audit_finds_in_synthetic_records(workspace: Workspace, folder: str) -> None:
+    done = workspace.run(
+        "generate", f"run={folder}", "prompts=prompts.jsonl", f"to={folder}.jsonl", SHORT
+    )
+    assert done.code == 0, done.err
+    words = ("audit=synthetic", f"synthetic={folder}.jsonl")
+    check("audit_synthetic", printed(workspace, "audit", f"run={folder}", *words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("num_examples=4000", "expected_batch_size=100", "epochs=2", "eps=3"),
+        ("sample_rate=0.01", "steps=5", "noise_multiplier=1", "delta=1e-5", "curve=true"),
+        (
+            *("num_examples=4000", "batch_sizes=[50,100]", "steps=9", "epochs=1", "eps=3"),
+            "accountant=rdp",
+        ),
+        ("run=private",),
+        ("run=vocabulary",),
+        ("runs=[private,canaries]",),
+    ],
+)
+def test_what_account_prints(workspace: Workspace, words: tuple[str, ...]) -> None:
+    check("account", printed(workspace, "account", *words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*TRAINING, *QUICK, "privacy.eps=8"),
+        (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=true"),
+        (*OPEN[1:], "train.steps=2"),
+        (*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),
+        pytest.param(
+            (*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_plan_prints(workspace: Workspace, words: tuple[str, ...]) -> None:
+    check("plan", printed(workspace, "plan", *words))
+
+
+@pytest.mark.parametrize("what", ["tasks", "models", "methods", "recipes", "metrics"])
+def test_what_list_prints(workspace: Workspace, what: str) -> None:
+    check("list", printed(workspace, "list", what))
+
+
+def test_what_the_doctor_prints(workspace: Workspace) -> None:
+    check("doctor", json.loads(workspace.run("doctor", "output=json").out))
+
+
+@pytest.mark.parametrize("words", [("private", "open"), ("with_vocabulary", "private")])
+def test_what_a_report_of_runs_prints(workspace: Workspace, words: tuple[str, ...]) -> None:
+    found = printed(workspace, "report", *words)
+    assert found["runs"]
+    check("report", found)
+
+
+@pytest.mark.parametrize("folder", ["private", "open"])
+def test_a_rating_sheets_key_and_what_ratings_say(workspace: Workspace, folder: str) -> None:
+    words = ("human_eval=2", "eval.limit=null", SHORT)
+    done = workspace.run("eval", f"run={folder}", *words)
+    assert done.code == 0, done.err
+    place = workspace.root / folder / ("" if folder == "private" else "private")
+    check("human_eval_key", read(place / "human_eval_key.json"))
+    text = (place / "human_eval.csv").read_text(encoding="utf-8-sig")
+    rows = list(csv.DictReader(text.splitlines()))
+    with (workspace.root / "filled.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows([{**row, "rating": "3", "rater": "a"} for row in rows])
+    key = f"key={place / 'human_eval_key.json'}"
+    check("ratings", printed(workspace, "report", "ratings=filled.csv", key))
+
+
+def test_the_bill_of_a_sweep(workspace: Workspace) -> None:
+    words = (*TRAINING, *QUICK, "eval.enabled=false", "privacy.noise_multiplier=1")
+    done = workspace.run(
+        "train", "--multirun", *words, "privacy.noise_seed=null,1", "hydra.sweep.dir=mixed"
+    )
+    assert done.code == 0, done.err
+    bill = read(workspace.root / "mixed" / "tuning_bill.json")
+    assert "error" in bill["bills"][0]["composed"]
+    check("tuning_bill", bill)
+    done = workspace.run("train", "--multirun", *words, "train.seed=0,1", "hydra.sweep.dir=sweep")
+    assert done.code == 0, done.err
+    bill = read(workspace.root / "sweep" / "tuning_bill.json")
+    assert bill["bills"][0]["composed"]["private"]
+    check("tuning_bill", bill)
+
+
+@pytest.mark.slow
+def test_what_a_search_publishes(workspace: Workspace) -> None:
+    done = workspace.run("tune", *SEARCH, "tune.gamma=0.5", "hydra.run.dir=search")
+    assert done.code == 0, done.err
+    found = read(workspace.root / "search" / "privacy.json")
+    assert "selection" in found
+    check("privacy", found)
+
+
+def test_images_have_the_classes_they_were_taken_for(workspace: Workspace) -> None:
+    done = workspace.run(
+        "train", "task=digits", "model=vit-tiny", "privacy=none", "train.steps=1",
+        "eval.limit=20", "hydra.run.dir=digits",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = read(workspace.root / "digits" / "metrics.json")
+    assert "confusion" in found["evaluations"][0]
+    check("metrics", found)
+
+
+SPOILED: dict[str, tuple[str, str, Callable[[Any], object]]] = {
+    "a key that nobody writes": ("privacy", "privacy.json", lambda it: it.update(eps=3)),
+    "a key that is gone": ("privacy", "privacy.json", lambda it: it.pop("delta")),
+    "a text for a number": ("privacy", "privacy.json", lambda it: it.update(epsilon="3")),
+    "delta above 1": ("privacy", "privacy.json", lambda it: it.update(delta=1.5)),
+    "another version": ("privacy", "privacy.json", lambda it: it.update(schema_version=2)),
+    "a head that is none": (
+        *("privacy", "privacy.json"),
+        lambda it: it["ledger"].update(head="0"),
+    ),
+    "private although seeded": (
+        *("privacy", "../phases/privacy.json"),
+        lambda it: it.update(private=True),
+    ),
+    "half of what a tokenizer cost": (
+        *("privacy", "../with_vocabulary/privacy.json"),
+        lambda it: it.pop("delta_with_tokenizer"),
+    ),
+    "an epsilon without privacy": (
+        *("privacy", "../open/privacy.json"),
+        lambda it: it.update(epsilon=1.0),
+    ),
+    "texts of a private split": (
+        *("metrics", "../open/metrics.json"),
+        lambda it: it["evaluations"][0].update(samples=[]),
+    ),
+    "a private split without its note": (
+        *("metrics", "../open/metrics.json"),
+        lambda it: it["evaluations"][0].pop("note"),
+    ),
+    "a count below zero": (
+        *("witness", "witness.json"),
+        lambda it: it["witnesses"]["file heads.jsonl"].update(heads=-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_spoiled_file_fails(workspace: Workspace, what: str) -> None:
+    name, file, spoil = SPOILED[what]
+    whole = read(workspace.root / "private" / file)
+    check(name, whole)
+    spoiled = copy.deepcopy(whole)
+    spoil(spoiled)
+    assert not Draft202012Validator(schema(name)).is_valid(spoiled)
+
+
+def test_a_spoiled_line_of_the_ledger_fails(workspace: Workspace) -> None:
+    first, *_, last = lines(workspace.root / "private" / "ledger.jsonl")
+    is_valid = Draft202012Validator(schema("ledger_line")).is_valid
+    assert not is_valid({**first, "time": "12:00"})
+    assert not is_valid({**first, "mechanism": {**first["mechanism"], "batch_size": 7}})
+    assert not is_valid({**last, "closed": False})
