@@ -70,7 +70,7 @@ digits-table: setup ## Digits by small image models, three seeds (an hour); writ
 	$(BIN)/python -m benchmarks.digits
 
 docs: $(VENV)/.docs ## Build the documentation in site/, to be read from files; broken links fail.
-	$(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(VENV)/.docs: $(STAMP) requirements-docs.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-docs.lock

@@ -10,9 +10,12 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from docs.tools import made
 
+SHIM = "https://unpkg.com/iframe-worker/shim"
+LOCAL_SHIM = "assets/iframe-worker-shim.js"
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
@@ -34,6 +37,16 @@ def on_page_content(content: str, **_: Any) -> str:
     """Writes formulas as MathML, which browsers show by themselves."""
     content = _DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
     return _INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Takes from the site what the theme would fetch: what search needs where there is no server."""
+    return output.replace(SHIM, "../" * page.url.count("/") + LOCAL_SHIM)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Does as ``on_post_page`` for the page of what is not there."""
+    return output_content.replace(SHIM, f"/{LOCAL_SHIM}")
 
 
 def _mathml(formula: str, display: str) -> str:

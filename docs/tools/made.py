@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from docs.tools import reference
 from docs.tools.results_figures import figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,7 +16,7 @@ COPIES = {
 
 def files() -> dict[str, str]:
     """Returns every page and figure by its path below docs/."""
-    return {to: _copied(ROOT / source) for source, to in COPIES.items()} | figures()
+    return {to: _copied(ROOT / source) for source, to in COPIES.items()} | figures() | reference.pages()
 
 
 def _copied(path: Path) -> str:
