@@ -60,6 +60,7 @@ def rows() -> dict[str, Row]:
             "RoBERTa-base shape, classification, T=128, b=8",
             roberta, "book_keeping", roberta, "1.12, 1.08",
         ),
+        **_image_rows(),
         "small": ("small GPT-2, b=32", SMALL, "book_keeping", SMALL, "1.20, 1.10"),
         "small_two_pass": ("small GPT-2, b=32, two-pass", SMALL, "two_pass", SMALL, "-"),
         "small_instantiate": ("small GPT-2, b=32, instantiate", SMALL, "instantiate", SMALL, "-"),
@@ -90,6 +91,19 @@ def rows() -> dict[str, Row]:
         )
         for key, (name, shape, engine, baseline, target) in table.items()
     }
+
+
+def _image_rows() -> dict[str, tuple[str, Workload, str, Workload, str]]:
+    resnet, vit = replace(FULL, shape="resnet18"), replace(FULL, shape="vit_base")
+    return {
+        "resnet18": (
+            "ResNet-18 (GroupNorm), 224x224, b=8", resnet, "book_keeping", resnet, "1.50, 1.30",
+        ),
+        "resnet18_two_pass": (
+            "ResNet-18 (GroupNorm), 224x224, b=8, two-pass", resnet, "two_pass", resnet, "-",
+        ),
+        "vit_base": ("ViT-base, 224x224, b=8", vit, "book_keeping", vit, "1.10, 1.10"),
+    }  # fmt: skip
 
 
 def _peers() -> dict[str, tuple[str, Workload, str, Workload, str]]:

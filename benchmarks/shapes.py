@@ -5,6 +5,7 @@ A name with ``_untied`` at its end is the same shape whose head has a weight of 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import (
     GPT2Config,
@@ -12,9 +13,15 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
 )
+
+from dpft.models.batch_norm import replace_batch_norm
 
 NO_TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
 NO_GPT2_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -31,12 +38,14 @@ class Shape:
         adapted: Last names of the dense layers that LoRA changes.
         classifies: Whether it tells a text's class; else its next tokens.
         has_biases: Whether BiTFiT has something to train.
+        image_size: Height and width of the images whose class it tells; None: it reads text.
     """
 
     build: Callable[[], PreTrainedModel]
     adapted: tuple[str, ...]
     classifies: bool = False
     has_biases: bool = True
+    image_size: int | None = None
 
 
 def _gpt2(**sizes: int) -> Shape:
@@ -54,6 +63,25 @@ def _roberta(**sizes: int) -> Shape:
     return Shape(build=build, adapted=("query", "value"), classifies=True)
 
 
+def _resnet(size: int, **sizes: Any) -> Shape:
+    """A ResNet of basic blocks, with GroupNorm for its BatchNorm, which no image has for itself."""
+
+    def build() -> PreTrainedModel:
+        model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
+        replace_batch_norm(model)
+        return model
+
+    return Shape(build=build, adapted=(), classifies=True, image_size=size)
+
+
+def _vit(size: int, **sizes: int) -> Shape:
+    def build() -> PreTrainedModel:
+        made = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **sizes}
+        return ViTForImageClassification(ViTConfig(image_size=size, **made))
+
+    return Shape(build=build, adapted=QUERY_AND_VALUE, classifies=True, image_size=size)
+
+
 def llama_shape(**sizes: int) -> Shape:
     """Returns a shape of Llama's form, untied, with a vocabulary of 32,000 unless it is given."""
 
@@ -66,6 +94,8 @@ def llama_shape(**sizes: int) -> Shape:
 SMALL_GPT2 = {"vocab_size": 8192, "n_embd": 256, "n_layer": 4, "n_head": 4}
 TINY = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 TINY_GPT2 = {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2}
+RESNET18 = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+TINY_RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
 LLAMA_350M = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -91,6 +121,9 @@ SHAPES: Mapping[str, Shape] = {
     "tiny_gpt2_untied": _gpt2(**TINY_GPT2, **UNTIED),
     "roberta": _roberta(),
     "tiny_roberta": _roberta(**TINY, intermediate_size=128),
+    "resnet18": _resnet(224, **RESNET18),
+    "tiny_resnet": _resnet(32, **TINY_RESNET),
+    "vit_base": _vit(224),
     "llama_350m": llama_shape(**LLAMA_350M),
     "llama_1b": llama_shape(**LLAMA_1B),
     "tiny_llama": llama_shape(**TINY, intermediate_size=128),

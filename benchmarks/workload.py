@@ -108,16 +108,12 @@ def make_model(workload: Workload) -> PreTrainedModel:
 
 def make_losses(model: PreTrainedModel, workload: Workload) -> Callable[[], Tensor]:
     """Returns what computes per-example losses, shape (b,), of one mock micro-batch."""
-    size = (workload.batch_size, workload.length)
-    ids = torch.randint(3, model.config.vocab_size, size, device=workload.device)
-    if SHAPES[workload.shape].classifies:
-        labels = torch.randint(0, 2, size[:1], device=workload.device)
-        compute = lambda: functional.cross_entropy(  # noqa: E731
-            model(input_ids=ids).logits.float(), labels, reduction="none"
-        )
+    shape = SHAPES[workload.shape]
+    compute: Callable[[], Tensor]
+    if shape.image_size is not None:
+        compute = _image_losses(model, workload, shape.image_size)
     else:
-        positions = torch.arange(workload.length, device=workload.device).expand(size)
-        compute = _causal_losses(model, ids, positions.contiguous())
+        compute = _text_losses(model, workload, classifies=shape.classifies)
     if workload.precision == "fp32":
         return compute
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[workload.precision]
@@ -127,6 +123,28 @@ def make_losses(model: PreTrainedModel, workload: Workload) -> Callable[[], Tens
             return compute()
 
     return compute_in_half
+
+
+def _image_losses(model: PreTrainedModel, workload: Workload, size: int) -> Callable[[], Tensor]:
+    images = torch.randn(workload.batch_size, 3, size, size, device=workload.device)
+    labels = torch.randint(0, 2, (workload.batch_size,), device=workload.device)
+    return lambda: functional.cross_entropy(
+        model(pixel_values=images).logits.float(), labels, reduction="none"
+    )
+
+
+def _text_losses(
+    model: PreTrainedModel, workload: Workload, *, classifies: bool
+) -> Callable[[], Tensor]:
+    size = (workload.batch_size, workload.length)
+    ids = torch.randint(3, model.config.vocab_size, size, device=workload.device)
+    if classifies:
+        labels = torch.randint(0, 2, size[:1], device=workload.device)
+        return lambda: functional.cross_entropy(
+            model(input_ids=ids).logits.float(), labels, reduction="none"
+        )
+    positions = torch.arange(workload.length, device=workload.device).expand(size)
+    return _causal_losses(model, ids, positions.contiguous())
 
 
 class LoRA(nn.Module):

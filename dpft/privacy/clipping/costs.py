@@ -68,6 +68,19 @@ class ProductShape:
         return operations / OPERATIONS_PER_SECOND + traffic
 
 
+@dataclass(frozen=True)
+class PatchShape(ProductShape):
+    """The shapes of one use of a convolution's weight, whose patches are made from its inputs."""
+
+    held_numbers: int
+    """Numbers of inputs and output gradients."""
+
+    @property
+    def factored_bytes(self) -> int:
+        """Bytes of inputs and output gradients; patches are not kept."""
+        return self.held_numbers * FLOAT_BYTES
+
+
 def ghost_is_cheaper(shape: ProductShape) -> bool:
     """Whether a norm whose gradients are not kept is taken without instantiating them."""
     return shape.ghost_seconds <= shape.block_seconds

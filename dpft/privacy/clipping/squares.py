@@ -164,9 +164,8 @@ def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
 def sums_of_squares(values: Tensor) -> Tensor:
     """Returns each example's sum of squares, (b,) from (b, …), without a copy of ``values``."""
     dtype = norm_dtype(values)
-    last = values.shape[-1] if values.dim() > 2 else values[0].numel()
     # Row by row first: one chain of a million float32 additions would lose digits.
-    rows = values.reshape(len(values), -1, last)
+    rows = values.flatten(2) if values.dim() > 2 else values.reshape(len(values), 1, -1)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
     return norms.square().sum(1)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpft.privacy.clipping.costs import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.lazy import LazyUse
+from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
@@ -313,11 +314,18 @@ class GradientUse:
         return GradientUse(units.sum(in_norm_dtype(self.values)))
 
 
-Use = OuterUse | RowsUse | GradientUse | LazyUse
+Use = OuterUse | RowsUse | GradientUse | LazyUse | PatchUse
 
 
 def merge_uses(uses: Sequence[Use]) -> list[Use]:
-    """Returns at most one use of each kind: uses of one kind are joined along t."""
+    """Returns at most one use of each kind: uses of one kind are joined along t.
+
+    Several of a convolution's become formed gradients: their images may be of several sizes.
+    """
+    patches = [use for use in uses if isinstance(use, PatchUse)]
+    if len(patches) > 1 or len(patches) < len(uses):
+        uses = [GradientUse(u.instantiate()) if isinstance(u, PatchUse) else u for u in uses]
+        patches = []
     lazy = [use for use in uses if isinstance(use, LazyUse)]
     outer = [use for use in uses if isinstance(use, OuterUse)]
     if len(lazy) + len(outer) > 1:
@@ -325,7 +333,7 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
         lazy = []
     rows = [use for use in uses if isinstance(use, RowsUse)]
     gradients = [use for use in uses if isinstance(use, GradientUse)]
-    merged: list[Use] = [*lazy]
+    merged: list[Use] = [*lazy, *patches]
     if outer:
         merged.append(OuterUse(_join([u.left for u in outer]), _join([u.right for u in outer])))
     if rows:

@@ -17,6 +17,7 @@ from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.head_use import HeadUse
 from dpft.privacy.clipping.norms import CarefulSquares
+from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
 from dpft.privacy.clipping.wide import certain, widen_at_a_glance
 
@@ -72,7 +73,7 @@ class BookKeepingEngine(RecordingEngine):
         """Keeps a use, as per-example gradients where that is cheaper."""
         if isinstance(use, HeadUse):
             self._memory -= use.kept_bytes
-        if isinstance(use, OuterUse) and name not in self.shared:
+        if isinstance(use, OuterUse | PatchUse) and name not in self.shared:
             shape = use.shape
             if keeping_is_cheaper(shape, self._memory):
                 if shape.instantiated_bytes > shape.factored_bytes:

@@ -181,7 +181,7 @@ class NormCollector:
             self._small.add(name, self._groups[name], values)
             return
         values = in_norm_dtype(values)
-        rows = values if values.dim() == 3 else values.reshape(len(values), -1, values.shape[-1])
+        rows = values.flatten(2) if values.dim() > 2 else values.unsqueeze(1)
         # Row by row: one chain of a million float32 additions would lose digits.
         lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
         self._lengths[self._groups[name], values.dtype].append((name, lengths))

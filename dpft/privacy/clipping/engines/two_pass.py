@@ -21,6 +21,7 @@ from dpft.privacy.clipping.engines.norm_collector import CollectedNorms, NormCol
 from dpft.privacy.clipping.engines.recording import RecordingEngine
 from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.norms import CarefulSquares
+from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.uses import GradientUse, Use, merge_uses
 from dpft.privacy.clipping.wide import Span, WideUse, is_wide, widen, widen_at_a_glance
 
@@ -138,7 +139,7 @@ class TwoPassEngine(RecordingEngine):
         def receive(name: str, use: Use) -> None:
             if name in kept:
                 return
-            together = isinstance(use, GradientUse) or name in decision.formed
+            together = isinstance(use, GradientUse | PatchUse) or name in decision.formed
             if name in self.shared and together:
                 # Added to the others before it is weighted, as it was before the norm.
                 self.recorder.keep(name, use)

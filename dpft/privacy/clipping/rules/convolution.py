@@ -1,7 +1,8 @@
 """Convolutions: per-example gradients from the patches that each output position saw.
 
-They are formed at once, (b, outputs, inputs / groups, kernel): a kernel is small beside the
-activations it makes.
+Where a kernel is small beside the activations it makes, as in a network's first layers, each
+example's gradient is formed at once, and inputs and output gradients are let go. Where it is not,
+they are what is kept (``patch_use``). The choice reads shapes only.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input
 
+from dpft.privacy.clipping.patch_use import PatchUse, Window
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
-from dpft.privacy.clipping.uses import GradientUse
+from dpft.privacy.clipping.uses import GradientUse, Use
 from dpft.standardized_convolution import StandardizedConv2d, pulled_back, standardized
 
 Convolution = nn.Conv1d | nn.Conv2d
@@ -31,11 +33,9 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
 
     def record(inputs: Tensor | None, backprops: Tensor, count: int) -> None:
         if inputs is not None:
-            gradients = _weight_gradients(layer, inputs, backprops)
-            gradients = gradients.unflatten(0, (count, -1)).sum(1)
-            if isinstance(layer, StandardizedConv2d):
-                gradients = pulled_back(layer.weight, gradients)
-            recorder.record(layer, "weight", GradientUse(gradients))
+            images, gradients = (x.unflatten(0, (count, -1)) for x in (inputs, backprops))
+            use = PatchUse(gradients, images, _window(layer))
+            recorder.record(layer, "weight", _cheapest(layer, use))
         if layer.bias is not None and layer.bias.requires_grad:
             sums = backprops.flatten(2).sum(2, dtype=sum_dtype(backprops))
             recorder.record(layer, "bias", GradientUse(sums.unflatten(0, (count, -1)).sum(1)))
@@ -76,28 +76,24 @@ def _convolved_with(layer: Convolution) -> Tensor:
     return standardized(weight) if isinstance(layer, StandardizedConv2d) else weight
 
 
-def _weight_gradients(layer: Convolution, inputs: Tensor, backprops: Tensor) -> Tensor:
-    """Returns each row's gradient of what it is convolved with, shape (rows, *weight.shape)."""
-    kernel, stride, padding, dilation = (
-        _two_numbers(numbers, fill)
-        for numbers, fill in (
-            (layer.kernel_size, 1),
-            (layer.stride, 1),
-            (_padding(layer), 0),
-            (layer.dilation, 1),
-        )
+def _window(layer: Convolution) -> Window:
+    return Window(
+        weight_shape=tuple(layer.weight.shape),
+        stride=layer.stride,
+        padding=_padding(layer),
+        dilation=layer.dilation,
+        groups=layer.groups,
     )
-    dtype = sum_dtype(inputs)
-    images = inputs.unsqueeze(2) if inputs.dim() == 3 else inputs
-    patches: Tensor = F.unfold(images.to(dtype), kernel, dilation, padding, stride)
-    positions = patches.shape[2]
-    patches = patches.unflatten(1, (layer.groups, -1))
-    grouped = backprops.to(dtype).reshape(len(backprops), layer.groups, -1, positions)
-    return (grouped @ patches.mT).view(len(inputs), *layer.weight.shape)
 
 
-def _two_numbers(numbers: Any, fill: int) -> tuple[int, int]:
-    return tuple(numbers) if len(numbers) == 2 else (fill, numbers[0])
+def _cheapest(layer: Convolution, use: PatchUse) -> Use:
+    """Returns a use as it takes the least memory; of a standardised weight always formed."""
+    if isinstance(layer, StandardizedConv2d):
+        return GradientUse(pulled_back(layer.weight, use.instantiate()))
+    shape = use.shape
+    if shape.instantiated_bytes <= shape.factored_bytes:
+        return GradientUse(use.instantiate())
+    return use
 
 
 class _Convolution(torch.autograd.Function):

@@ -14,18 +14,18 @@ def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Ten
     """Returns ``y = weight * normalized(x) + bias`` over channels, recording its uses."""
 
     def forward(inputs: Tensor) -> Tensor:
+        count = len(inputs)
         # Inside a region examples come as (b, 1, channels, …).
         rows = inputs.flatten(0, 1) if recorder.in_region else inputs
-        normalized = F.group_norm(rows, layer.num_groups, eps=layer.eps)
-        per_example = len(rows) // len(inputs)
         weight, bias = (
-            expanded(
-                getattr(layer, attribute), len(inputs), partial(recorder.record, layer, attribute)
-            )
-            .repeat_interleave(per_example, 0)
-            .view(*rows.shape[:2], *[1] * (rows.dim() - 2))
+            expanded(getattr(layer, attribute), count, partial(recorder.record, layer, attribute))
+            .repeat_interleave(len(rows) // count, 0)
+            .view(-1)
             for attribute in ("weight", "bias")
         )
-        return (normalized * weight + bias).to(normalized.dtype).view(inputs.shape)
+        # All rows' channels as one row's: groups stay apart, and each has its own row's weights.
+        together = rows.reshape(1, -1, *rows.shape[2:])
+        groups = len(rows) * layer.num_groups
+        return F.group_norm(together, groups, weight, bias, layer.eps).view(inputs.shape)
 
     return forward
