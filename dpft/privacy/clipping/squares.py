@@ -137,6 +137,8 @@ def _lost_terms(left: Tensor, right: Tensor, pairs: Sequence[GramPair]) -> Tenso
     return torch.addcmul(next(traces).mul_(weights[0]), next(traces), weights[1])
 
 
+SHORT_ROW = 64
+"""Numbers up to which a row costs more than what it adds."""
 LOSS_SHARE = 16
 """Units in the last place that a loss by underflow counts for: its bound is no estimate."""
 
@@ -164,10 +166,22 @@ def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
 def sums_of_squares(values: Tensor) -> Tensor:
     """Returns each example's sum of squares, (b,) from (b, …), without a copy of ``values``."""
     dtype = norm_dtype(values)
-    # Row by row first: one chain of a million float32 additions would lose digits.
-    rows = values.flatten(2) if values.dim() > 2 else values.reshape(len(values), 1, -1)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
+    norms: Tensor = torch.linalg.vector_norm(in_rows(values), dim=2, dtype=dtype)
     return norms.square().sum(1)
+
+
+def in_rows(values: Tensor) -> Tensor:
+    """Returns each example's numbers in rows, (b, n, m) from (b, …), which are squared row by row.
+
+    One chain of a million float32 additions would lose digits; a row of the three numbers of a
+    kernel costs more than it adds. So last dimensions are joined until a row is long enough.
+    """
+    first, length = values.dim(), 1
+    least = max(1, min(2, first - 1))
+    while first > least and length < SHORT_ROW:
+        first -= 1
+        length *= values.shape[first]
+    return values.reshape(len(values), -1, length)
 
 
 def lengths(rows: Tensor) -> Tensor:

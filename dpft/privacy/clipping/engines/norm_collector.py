@@ -23,6 +23,7 @@ from dpft.privacy.clipping.squares import (
     Squares,
     gram_pairs,
     in_norm_dtype,
+    in_rows,
     squares_of_grams,
 )
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use
@@ -181,9 +182,7 @@ class NormCollector:
             self._small.add(name, self._groups[name], values)
             return
         values = in_norm_dtype(values)
-        rows = values.flatten(2) if values.dim() > 2 else values.unsqueeze(1)
-        # Row by row: one chain of a million float32 additions would lose digits.
-        lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
+        lengths: Tensor = torch.linalg.vector_norm(in_rows(values), dim=2)
         self._lengths[self._groups[name], values.dtype].append((name, lengths))
 
     def _close_lengths(self) -> None:
