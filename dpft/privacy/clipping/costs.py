@@ -23,7 +23,7 @@ BLOCK_BYTES = 2**24
 """Largest block of instantiated gradients that is not kept; small enough for an allocator to
 hand out the same memory again."""
 FLOAT_BYTES = 4
-HALF_STEPS = 256
+HALF_STEPS = 192
 """Positions from which only the upper part of the symmetric ghost matrices is computed."""
 HALF_BANDS = 4
 HALF_SHARE = (HALF_BANDS + 1) / (2 * HALF_BANDS)
@@ -86,9 +86,14 @@ def ghost_is_cheaper(shape: ProductShape) -> bool:
     return shape.ghost_seconds <= shape.block_seconds
 
 
+def instantiated_is_smaller(shape: ProductShape) -> bool:
+    """Whether per-example gradients take no more memory than what they are formed from."""
+    return shape.instantiated_bytes <= shape.factored_bytes
+
+
 def keeping_is_cheaper(shape: ProductShape, memory: int) -> bool:
     """Whether to instantiate at once and keep, with ``memory`` bytes left for it."""
-    if shape.instantiated_bytes <= shape.factored_bytes:
+    if instantiated_is_smaller(shape):
         return True
     cheapest = min(shape.ghost_seconds, shape.block_seconds)
     return shape.instantiated_bytes <= memory and shape.kept_seconds < cheapest

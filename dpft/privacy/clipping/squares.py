@@ -54,24 +54,39 @@ class GramPair:
     steps: int
 
 
-def gram_pairs(left: Tensor, right: Tensor) -> Iterator[GramPair]:
+def gram_pairs(
+    left: Tensor, right: Tensor, *, known: Sequence[Tensor] | None = None
+) -> Iterator[GramPair]:
     """Yields what the ghost norm of (b, t, rows) and (b, t, columns) is the sum of.
 
     Both matrices are symmetric, so for long sequences what is below the diagonal, band by band,
     is counted by doubling what is above.
+
+    Args:
+        left: Shape (b, t, rows).
+        right: Shape (b, t, columns).
+        known: The bands of ``right``, where they are known.
     """
     steps, sizes = left.shape[1], (left.shape[2], right.shape[2])
-    if steps < HALF_STEPS:
-        yield GramPair(_gram(left, steps), _gram(right, steps), *sizes, steps)
-        return
-    width = -(-steps // HALF_BANDS)
-    for start in range(0, steps, width):
-        bands = [_gram(each[:, start:], width) for each in (left, right)]
-        yield GramPair(bands[0], bands[1], *sizes, steps)
+    bands = gram_bands(right) if known is None else known
+    for of_left, of_right in zip(gram_bands(left), bands, strict=True):
+        yield GramPair(of_left, of_right, *sizes, steps)
+
+
+def gram_bands(rows: Tensor) -> Iterator[Tensor]:
+    """Yields the inner products of (b, t, ·) from the diagonal on, band by band; one if t is small.
+
+    ``squares_of_grams`` overwrites those that are ``left``, never those that are ``right``.
+    """
+    steps = rows.shape[1]
+    width = steps if steps < HALF_STEPS else -(-steps // HALF_BANDS)
+    # A sequence of no positions has one band too, of nothing.
+    for start in range(0, max(steps, 1), max(width, 1)):
+        yield _gram(rows[:, start:] if start else rows, width)
 
 
 def squares_of_grams(pairs: Sequence[GramPair]) -> Squares:
-    """Returns ``sum left * right`` of pairs of one shape, shape (pairs, b), overwriting them."""
+    """Returns ``sum left * right`` of pairs of one shape, (pairs, b), overwriting ``left``."""
     left, right = (_stacked([getattr(pair, side) for pair in pairs]) for side in ("left", "right"))
     width = left.shape[2]
     lost = _lost_terms(left[..., :width], right[..., :width], pairs)

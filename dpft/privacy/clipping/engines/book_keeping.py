@@ -50,7 +50,7 @@ class BookKeepingEngine(RecordingEngine):
 
     def _collected(self, uses: dict[str, list[Use]], rows: Rows) -> CollectedNorms:
         """Returns the norms of all uses, which are folded by unit; small gradients move there."""
-        collector = NormCollector(self.groups, rows)
+        collector = NormCollector(self.groups, rows, uses_stay=True)
         for name, kept in uses.items():
             kept[:] = [rows.fold(use) for use in kept]
             collector.add(name, kept)

@@ -21,6 +21,7 @@ from dpft.privacy.clipping.small_gradients import GradientMatrix, SmallGradients
 from dpft.privacy.clipping.squares import (
     GramPair,
     Squares,
+    gram_bands,
     gram_pairs,
     in_norm_dtype,
     in_rows,
@@ -32,6 +33,8 @@ from dpft.privacy.clipping.wide import WideUse
 Names = tuple[str, ...]
 GRAM_SHARE = 4
 """A part of the numbers worked on at a time are a layer's inner products: there are two of each."""
+MOST_SHARED = 2**22
+"""Inner products that are kept for the next layer (16 MB)."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,13 @@ class CollectedNorms:
 class NormCollector:
     """Takes parameters' uses, each parameter once, and gives the norms of all."""
 
-    def __init__(self, groups: Mapping[str, int], rows: Rows) -> None:
+    def __init__(self, groups: Mapping[str, int], rows: Rows, *, uses_stay: bool = False) -> None:
         """Starts with none.
 
         Args:
             groups: Group number of every trainable parameter.
             rows: The batch's rows.
+            uses_stay: Whether the uses outlive this anyway, so that it may hold on to one.
         """
         self._groups, self._batch = groups, rows
         self._count, self._device = len(rows.finite), rows.finite.device
@@ -120,6 +124,7 @@ class NormCollector:
         self._doubts: dict[str, Tensor] = {}
         self._matrices: list[GradientMatrix] = []
         self._small = SmallGradients(self._take_matrix)
+        self._shared = SharedInputs() if uses_stay else None
 
     def add(self, name: str, folded: Sequence[Use]) -> None:
         """Takes all uses of a parameter, folded by unit, at most one of each kind."""
@@ -201,7 +206,9 @@ class NormCollector:
 
     def _add_grams(self, name: str, use: OuterUse) -> None:
         row = self._new_row(name)
-        for pair in gram_pairs(in_norm_dtype(use.left), in_norm_dtype(use.right)):
+        left, right = in_norm_dtype(use.left), in_norm_dtype(use.right)
+        known = None if self._shared is None else self._shared.bands(right)
+        for pair in gram_pairs(left, right, known=known):
             key = (*pair.left.shape, pair.left.element_size(), pair.steps)
             self._grams[key].append((row, pair))
             most = numbers_at_a_time(pair.left.device) // GRAM_SHARE
@@ -211,6 +218,39 @@ class NormCollector:
     def _close_grams(self, key: tuple[int, ...]) -> None:
         rows, pairs = zip(*self._grams.pop(key), strict=True)
         self._stacks.append((list(rows), squares_of_grams(pairs)))
+
+
+class SharedInputs:
+    """The inner products of the last inputs, which the next layer may have as well.
+
+    Query, key and value of attention have one input, as have both halves of a gated layer, and
+    the backward pass meets them one after the other.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._inputs: Tensor | None = None
+        self._bands: list[Tensor] = []
+
+    def bands(self, inputs: Tensor) -> Sequence[Tensor] | None:
+        """Returns the bands of inputs (b, t, ·); None where they are too many to be kept."""
+        count, steps, _ = inputs.shape
+        if count * steps**2 > MOST_SHARED:
+            return None
+        if self._inputs is None or not _is_same(self._inputs, inputs):
+            self._inputs, self._bands = inputs, list(gram_bands(inputs))
+        return self._bands
+
+
+def _is_same(kept: Tensor, inputs: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same place, one of them kept until now."""
+    return (
+        kept.data_ptr() == inputs.data_ptr()
+        and kept.shape == inputs.shape
+        and kept.stride() == inputs.stride()
+        and kept.dtype == inputs.dtype
+        and kept._version == inputs._version
+    )
 
 
 SIDES = ("values", "terms")

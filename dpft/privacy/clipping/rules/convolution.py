@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input
 
+from dpft.privacy.clipping.costs import instantiated_is_smaller
 from dpft.privacy.clipping.patch_use import PatchUse, Window
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
@@ -90,10 +91,7 @@ def _cheapest(layer: Convolution, use: PatchUse) -> Use:
     """Returns a use as it takes the least memory; of a standardised weight always formed."""
     if isinstance(layer, StandardizedConv2d):
         return GradientUse(pulled_back(layer.weight, use.instantiate()))
-    shape = use.shape
-    if shape.instantiated_bytes <= shape.factored_bytes:
-        return GradientUse(use.instantiate())
-    return use
+    return GradientUse(use.instantiate()) if instantiated_is_smaller(use.shape) else use
 
 
 class _Convolution(torch.autograd.Function):

@@ -6,18 +6,29 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 
 
-def assert_equals_the_loop(layer: nn.Module, forward: Callable[[], Tensor]) -> None:
+def assert_equals_the_loop(
+    layer: nn.Module,
+    forward: Callable[[], Tensor],
+    *,
+    engine: str = "book_keeping",
+    memory_mb: int = DEFAULT_MEMORY_MB,
+    units: Tensor | None = None,
+) -> None:
     """Compares norms, clipped sum and input gradient of a layer in float64.
 
     Args:
         layer: The layer, its parameters float64.
         forward: Computes the layer's output, shape (b, …).
+        engine: What is compared with the loop.
+        memory_mb: What it may spend on instantiated gradients.
+        units: Privacy unit of each example; None: each its own.
     """
     weights = None
     results = []
-    for engine in ("book_keeping", "loop"):
+    for each in (engine, "loop"):
         layer.zero_grad()
 
         def losses() -> Tensor:
@@ -27,8 +38,8 @@ def assert_equals_the_loop(layer: nn.Module, forward: Callable[[], Tensor]) -> N
                 weights = torch.randn_like(outputs)
             return (outputs * weights).flatten(1).sum(1)
 
-        with PerExampleClipper(layer, 0.5, engine=engine) as clipper:
-            norms = clipper.accumulate(losses)
+        with PerExampleClipper(layer, 0.5, engine=each, memory_mb=memory_mb) as clipper:
+            norms = clipper.accumulate(losses, units)
         results.append((norms, [p.grad for p in layer.parameters()]))
     (norms, sums), (true_norms, true_sums) = results
     assert torch.allclose(norms, true_norms, rtol=1e-10)

@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.privacy.clipping.rules import find_rule
+from dpft.privacy.clipping import costs, patch_use
+from dpft.privacy.clipping.engines import book_keeping
+from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.rules import convolution, find_rule
+from dpft.privacy.clipping.trainable import TrainableParameters
+from dpft.privacy.clipping.uses import GradientUse
 from dpft.standardized_convolution import StandardizedConv2d
 from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,
@@ -45,6 +50,86 @@ def test_norms_and_sums_equal_the_loop(make, shape):
     torch.manual_seed(0)
     layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(inputs))
+
+
+@pytest.fixture(params=[True, False], ids=["ghost", "formed"])
+def by_patches(request, monkeypatch):
+    """Makes every convolution keep inputs and output gradients, and take norms in one way."""
+    monkeypatch.setattr(convolution, "instantiated_is_smaller", lambda shape: False)
+    monkeypatch.setattr(book_keeping, "keeping_is_cheaper", lambda shape, memory: False)
+    monkeypatch.setattr(patch_use, "ghost_is_cheaper", lambda shape: request.param)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.usefixtures("by_patches")
+def test_norms_and_sums_equal_the_loop_by_patches(make, shape, engine):
+    torch.manual_seed(0)
+    layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(inputs), engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize("name", ["strided", "grouped", "1d", "standardised"])
+@pytest.mark.usefixtures("by_patches")
+def test_units_of_several_images_by_patches(name, engine):
+    make, shape = LAYERS[name]
+    layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
+    units = torch.tensor([7, 3, 7, 7])
+    assert_equals_the_loop(layer, lambda: layer(inputs), engine=engine, units=units)
+
+
+class Twice(nn.Module):
+    """A convolution of two images of each example, of different sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 6, 3)
+
+    def forward(self, images):
+        return self.layer(images[:, :3]).sum((2, 3)) * self.layer(images[:, 3:, 1:]).sum((2, 3))
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.usefixtures("by_patches")
+def test_a_layer_called_twice_by_patches(engine):
+    torch.manual_seed(0)
+    layer, inputs = Twice().double(), torch.randn(4, 6, 6, 5, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(inputs), engine=engine)
+
+
+DEEP = (lambda: nn.Conv2d(48, 64, 3, padding=1), (4, 48, 3, 3))
+WIDE = (lambda: nn.Conv2d(3, 8, 3, padding=1), (4, 3, 40, 40))
+
+
+@pytest.mark.parametrize(
+    ("layer", "kept", "ghost"), [(DEEP, False, True), (WIDE, True, False)], ids=["deep", "wide"]
+)
+def test_shapes_choose_how_norms_are_taken(layer, kept, ghost):
+    """Few positions and many weights: a ghost norm; many positions and few weights: formed."""
+    make, shape = layer
+    seen = []
+
+    def take(name, use):
+        seen.append(use)
+
+    made, inputs = make(), torch.randn(shape, requires_grad=True)
+    recorder = Recorder(TrainableParameters(made))
+    recorder.start(len(inputs))
+    recorder.receive = take
+    convolution.convolution_forward(made, recorder)(inputs).sum().backward()
+    use = seen[0]
+    assert isinstance(use, GradientUse) is kept
+    assert kept or costs.ghost_is_cheaper(use.shape) is ghost
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize("memory_mb", [0, 256])
+@pytest.mark.parametrize(("make", "shape"), [DEEP, WIDE], ids=["deep", "wide"])
+def test_choices_by_shape_equal_the_loop(make, shape, memory_mb, engine):
+    torch.manual_seed(0)
+    layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
+    assert_equals_the_loop(layer, lambda: layer(inputs), engine=engine, memory_mb=memory_mb)
 
 
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
