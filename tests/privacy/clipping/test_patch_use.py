@@ -89,6 +89,15 @@ def test_weighted_sums_are_those_of_the_gradients(make, size, images, small, mon
 
 
 @pytest.mark.parametrize(("make", "size"), LAYERS.values(), ids=LAYERS)
+def test_shapes_count_gradients_and_what_is_held(make, size, images):
+    use, gradients = use_of(make, size, images=images)
+    shape = use.shape
+    assert shape.instantiated_bytes == 4 * gradients.numel()
+    assert shape.factored_bytes == 4 * (use.inputs.numel() + use.backprops.numel())
+    assert shape.steps == images * use.backprops[0, 0, 0].numel()
+
+
+@pytest.mark.parametrize(("make", "size"), LAYERS.values(), ids=LAYERS)
 def test_some_filters_alone_have_their_rows_of_the_gradient(make, size):
     use, gradients = use_of(make, size)
     part = use.of_rows(1, 5)
