@@ -35,6 +35,12 @@ def test_a_checkpointed_workload_recomputes_in_both_of_its_runs():
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
+def test_a_workload_of_images_has_a_loss_of_each():
+    workload = Workload(engine="ordinary", shape="tiny_resnet", batch_size=3, threads=1)
+    losses = make_losses(make_model(workload), workload)()
+    assert losses.shape == (3,) and losses.requires_grad
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
 def test_a_workload_trains_what_its_method_says(method):
     workload = Workload(
