@@ -16,7 +16,11 @@ COPIES = {
 
 def files() -> dict[str, str]:
     """Returns every page and figure by its path below docs/."""
-    return {to: _copied(ROOT / source) for source, to in COPIES.items()} | figures() | reference.pages()
+    return (
+        {to: _copied(ROOT / source) for source, to in COPIES.items()}
+        | figures()
+        | reference.pages()
+    )
 
 
 def _copied(path: Path) -> str:

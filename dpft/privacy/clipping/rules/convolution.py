@@ -88,7 +88,7 @@ def _window(layer: Convolution) -> Window:
 
 
 def _cheapest(layer: Convolution, use: PatchUse) -> Use:
-    """Returns a use as it takes the least memory; of a standardised weight always formed."""
+    """Returns a use as it takes the least memory; of a standardized weight always formed."""
     if isinstance(layer, StandardizedConv2d):
         return GradientUse(pulled_back(layer.weight, use.instantiate()))
     return GradientUse(use.instantiate()) if instantiated_is_smaller(use.shape) else use

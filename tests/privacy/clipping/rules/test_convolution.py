@@ -70,7 +70,7 @@ def test_norms_and_sums_equal_the_loop_by_patches(make, shape, engine):
 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
-@pytest.mark.parametrize("name", ["strided", "grouped", "1d", "standardised"])
+@pytest.mark.parametrize("name", ["strided", "grouped", "1d", "standardized"])
 @pytest.mark.usefixtures("by_patches")
 def test_units_of_several_images_by_patches(name, engine):
     make, shape = LAYERS[name]
