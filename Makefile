@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full audit bench bench-gpu capacity glue-table private-t5 digits-table docs docs-outputs tutorials lint wheel-check clean
+.PHONY: help setup demo test test-full audit bench bench-gpu capacity glue-table private-t5 digits-table docs docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -90,6 +90,9 @@ lint: setup ## Check style, format and types.
 
 wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check
+
+release: setup ## Build sdist and wheel in dist/, check them, run the wheel's demo in a new environment, write an SBOM.
+	.ci/release "$(PYTHON)"
 
 clean: ## Remove what the build and the tools left, but not .venv and outputs.
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -39,8 +39,14 @@ def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
         if reason is not None:
             raise InputError(
                 f"The model's module {name or 'at the root'} ({type(module).__name__}) {reason},"
-                " so no example has a gradient of its own to clip; choose a model without it."
+                f" so no example has a gradient of its own to clip; {_way_out(module)}."
             )
+
+
+def _way_out(module: nn.Module) -> str:
+    if isinstance(module, _BatchNorm):
+        return "choose a model without it, or replace it by model.replace_batch_norm=true"
+    return "choose a model without it"
 
 
 def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:

@@ -1,6 +1,6 @@
-"""Trains the runs of the gallery and keeps their report pages: python -m docs.tools.gallery [NAME…].
+"""Trains the runs of the gallery and keeps their report pages.
 
-What is kept is the page as the run wrote it.
+Run: python -m docs.tools.gallery [NAME…]. What is kept is the page as the run wrote it.
 """
 
 import shutil

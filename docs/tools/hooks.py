@@ -40,7 +40,7 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
-    """Takes from the site what the theme would fetch: what search needs where there is no server."""
+    """Takes from the site what the theme would fetch for search where there is no server."""
     return output.replace(SHIM, "../" * page.url.count("/") + LOCAL_SHIM)
 
 

@@ -16,7 +16,8 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED
 from dpft.tasks.records import LabeledExample, Piece
 
-SENTENCEPIECE_BLANK = "\u2581"
+BLANKS = ("\u2581", "\u0120")
+"""How SentencePiece and byte-level tokenizers spell the blank before a word."""
 """What SentencePiece writes for the blank before a word, as part of the word's token."""
 
 
@@ -135,8 +136,8 @@ def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bo
     if len(spelled) == 1 and spelled[0] != tokenizer.unk_token_id:
         return spelled[0]
     names = tokenizer.convert_ids_to_tokens(bare)
-    # SentencePiece puts a blank before every text, and a second one would stand by itself.
-    if len(bare) == 1 and names[0].startswith(SENTENCEPIECE_BLANK):
+    # Some put a blank before every text, and a second one would stand by itself.
+    if len(bare) == 1 and names[0].startswith(BLANKS):
         return bare[0]
     names = tokenizer.convert_ids_to_tokens(spelled)
     raise InputError(

@@ -2,11 +2,13 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from dpft.data.collation import TextLayout
 from dpft.data.label_words import LabelWordEncoding, label_word_ids, special_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED, SEQ2SEQ
+from dpft.models.embedded import MODEL_DIRECTORY
 from dpft.tasks.records import LabeledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer
@@ -128,6 +130,12 @@ def test_a_label_word_is_one_token_with_the_blank_before_it(bert):
     words = blank_words(closes=True)
     ids = label_word_ids(["Yes", "No"], words, after_blank=True)
     assert words.convert_ids_to_tokens(list(ids)) == ["\u2581Yes", "\u2581No"]
+
+
+def test_a_byte_level_tokenizer_that_puts_a_blank_before_every_text_has_the_word_with_it():
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
+    (word,) = label_word_ids(("low",), tokenizer, after_blank=True)
+    assert tokenizer.convert_ids_to_tokens([word]) == ["\u0120low"]
 
 
 def test_a_token_that_lacks_the_blank_does_not_stand_for_the_word():

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -409,12 +408,12 @@ def test_a_model_object_may_have_no_name(notes: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_readmes_program_runs_on_the_embedded_model() -> None:
-    text = Path(dpft.__file__).parents[1].joinpath("README.md").read_text()
-    (program,) = re.findall(r"With a frame of a column `note`,\n\n((?:    .*\n)+)", text)
+def test_the_tutorials_program_of_a_model_object_runs_on_the_embedded_model() -> None:
+    text = Path(dpft.__file__).parents[1].joinpath("docs/tutorials/python.md").read_text()
+    (program,) = re.findall(r"With a frame of a column `note`,\n\n```python\n(.*?)```", text, re.S)
     names: dict[str, Any] = {"dpft": dpft, "frame": pd.DataFrame(NOTES * 4), "other_rows": NOTES}
     names["model"] = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
     names["tokenizer"] = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
-    exec(textwrap.dedent(program), names)
+    exec(program, names)
     assert names["run"].epsilon <= 8 and len(names["notes"]) == 100
     assert names["scores"]["perplexity"] > 1
