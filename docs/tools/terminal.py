@@ -3,6 +3,7 @@
 Run: python -m docs.tools.terminal. The lines are those of a real run, which this program starts.
 """
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def draw(lines: Sequence[str]) -> str:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"), highlight=False)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     console.print(Text("$ make demo", style="bold"))
     console.print(Text("…", style="dim"))
     for line in lines:
