@@ -16,8 +16,8 @@ from pathlib import Path
 
 from docs.tools.pages import Example, File, parts_of
 
-LONGEST = 300
-"""Seconds that a page's examples may take together."""
+LONGEST = 600
+"""Seconds that one command may take, on a machine that does other things as well."""
 CUT = "…"
 LINES_OF_FAILURE = 20
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -59,16 +59,7 @@ def _run(example: Example, folder: str, page: Path) -> str:
     """Returns an example's block with what its commands print."""
     blocks, printed = [], ""
     for number, command in enumerate(example.commands, start=1):
-        done = subprocess.run(
-            ["bash", "-c", f"set -o pipefail\n{command}"],
-            cwd=folder,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LONGEST,
-        )
+        done = _done(command, folder)
         output = _COLORS.sub("", done.stdout).replace(f"{folder}/", "")
         wanted = example.exit_code if number == len(example.commands) else 0
         if done.returncode != wanted:
@@ -79,6 +70,27 @@ def _run(example: Example, folder: str, page: Path) -> str:
         if not re.search(check, printed):
             raise Failed(f"{page}: nothing matches {check!r} in what ends with\n{_end(printed)}")
     return "\n".join(blocks) + "\n"
+
+
+def _done(command: str, folder: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a command in a shell; what it writes to both streams is its output.
+
+    Raises:
+        Failed: It took too long.
+    """
+    try:
+        return subprocess.run(
+            ["bash", "-c", f"set -o pipefail\n{command}"],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"`{command}` took more than {LONGEST} seconds.") from None
 
 
 def _end(output: str) -> str:

@@ -4,6 +4,7 @@ Run: python -m docs.tools.terminal. The lines are those of a real run, which thi
 """
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,8 @@ def draw(lines: Sequence[str]) -> str:
     for line in lines:
         style = "green" if "epsilon =" in line else ""
         console.print(Text(line, style=style))
-    return console.export_svg(title="dpft", unique_id="demo")
+    drawn = console.export_svg(title="dpft", unique_id="demo")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # they would be fetched
 
 
 if __name__ == "__main__":

@@ -89,3 +89,12 @@ def test_what_a_page_shows_as_printed_was_printed(page: str) -> None:
 
 def _without_blocks(text: str) -> str:
     return re.sub(r"(?ms)^```.*?^```$", "", text)
+
+
+def test_the_readme_is_one_page_whose_links_lead_somewhere() -> None:
+    readme = DOCS.parent / "README.md"
+    text = readme.read_text()
+    assert len(text.splitlines()) <= 150
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
+    assert len(links) > 20
+    assert [link for link in links if not (DOCS.parent / link).exists()] == []
