@@ -75,12 +75,15 @@ def parts_of(text: str) -> list[File | Example]:
 
 
 def named_commands(text: str) -> list[str]:
-    """Returns the ``dpft`` commands of a page's bash and console blocks, without comments."""
+    """Returns the ``dpft`` commands of a page's bash and console blocks, without comments.
+
+    Those that a page shows being refused are not among them.
+    """
     found = []
     for block in _FENCE.finditer(text):
         if block["info"] == "bash":
             lines = block["body"].replace("\\\n", " ").splitlines()
-        elif block["info"] == "console":
+        elif block["info"] == "console" and not _notes(text, block).get("exit"):
             lines = commands_in(block["body"])
         else:
             continue
@@ -110,8 +113,7 @@ def _example(text: str, found: re.Match[str]) -> Example:
     commands = commands_in(found["body"])
     if not found["body"].startswith("$ "):
         raise ValueError(f"a console block must begin with a command, got {found['body'][:40]!r}")
-    above = _ABOVE.search(text[: found.start()])
-    notes = dict(_NOTE.findall(above[1] if above else ""))
+    notes = _notes(text, found)
     below = _BELOW.match(text, found.end())
     checks = [value for _, value in _NOTE.findall(below[1] if below else "")]
     return Example(
@@ -125,3 +127,9 @@ def _example(text: str, found: re.Match[str]) -> Example:
         ),
         span=found.span("body"),
     )
+
+
+def _notes(text: str, found: re.Match[str]) -> dict[str, str]:
+    """Returns what stands in the comments above a block."""
+    above = _ABOVE.search(text[: found.start()])
+    return dict(_NOTE.findall(above[1] if above else ""))
