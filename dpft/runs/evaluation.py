@@ -268,8 +268,9 @@ def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder / METRICS)]
     for split in sorted({key[1] for key in known if key in fresh}):
         logger.warning(
-            "the run's scores and texts of split %s, and its report, are replaced; scores made"
-            " with other settings of eval or decode are not comparable with those before training",
+            "the run's scores and texts of split %s, and its report, are replaced; scores of other"
+            " records, or made with other settings of eval or decode, are not comparable with"
+            " those before training",
             split,
         )
 
