@@ -7,10 +7,9 @@ gradient needs to know first what each loss is multiplied by; where all are adde
 computed again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -123,9 +122,8 @@ class _TokenLosses(torch.autograd.Function):
                 of_weight.mul_(backprops[0])
             else:
                 of_weight = torch.zeros_like(weight)
-                add_weight_gradient(
-                    hidden, weight, ctx.targets, factors, of_weight, dtype=hidden.dtype
-                )
+                again = chunks(hidden, weight, ctx.targets)
+                add_weight_gradient(again, ctx.targets, factors, of_weight, dtype=hidden.dtype)
         if directions is not None:
             of_hidden = directions.view(ctx.size) * factors.to(directions.dtype).view(-1, 1, 1)
         return of_hidden, of_weight, None, None, None, None
@@ -154,41 +152,26 @@ def _run(
 
 
 def add_weight_gradient(
-    hidden: Tensor,
-    weight: Tensor,
+    found: Iterable[Chunk],
     targets: Targets,
     factors: Tensor,
     total: Tensor,
     *,
     dtype: torch.dtype,
-    whole_examples: bool = False,
-    kept: Tensor | None = None,
-    known: Sequence[Chunk] = (),
 ) -> None:
-    """Adds the gradient of a head's weight to ``total``, from residuals computed anew.
+    """Adds the gradient of a head's weight to ``total``, (v, d).
 
     Args:
-        hidden: Shape (b, t, d), in the dtype that products are taken in.
-        weight: Of the head, (v, d).
+        found: The chunks of a batch, computed anew.
         targets: Of the batch.
-        factors: What each example's residuals are multiplied by, (b,).
+        factors: What each example's residuals are multiplied by, (b,), in the dtype that inputs
+            are multiplied by them in.
         total: Shape (v, d).
-        dtype: What products are taken in.
-        whole_examples: As ``chunks``: with the same value residuals are the same to the last bit.
-        kept: Which examples count, (b,); the others may hold anything. None: all.
-        known: As ``chunks``.
+        dtype: What products of residuals and inputs are taken in.
     """
-    for chunk in chunks(hidden, weight, targets, whole_examples=whole_examples, known=known):
+    for chunk in found:
         start, stop = chunk.span
-        examples = targets.examples[start:stop]
-        if kept is not None:
-            left_out = ~kept.index_select(0, examples).unsqueeze(1)
-            chunk = replace(
-                chunk,
-                inputs=chunk.inputs.masked_fill(left_out, 0),
-                residuals=chunk.residuals.masked_fill(left_out, 0),
-            )
-        _add_product(total, chunk, factors.index_select(0, examples), dtype)
+        _add_product(total, chunk, factors.index_select(0, targets.examples[start:stop]), dtype)
 
 
 def _add_product(total: Tensor, chunk: Chunk, factors: Tensor, dtype: torch.dtype) -> None:

@@ -67,7 +67,6 @@ class Chunk:
         examples: First and past-last example that they are of.
         inputs: Hidden states, (m, d).
         losses: Cross-entropies, (m,).
-        logarithms: Of the sums of exponentials, (m,).
         residuals: Softmax minus one-hot, (m, v).
         stays: Whether they may be kept; else the next chunk takes their memory.
     """
@@ -76,7 +75,6 @@ class Chunk:
     examples: tuple[int, int]
     inputs: Tensor
     losses: Tensor
-    logarithms: Tensor
     residuals: Tensor
     stays: bool = False
 
@@ -121,10 +119,8 @@ def chunks(
             torch.mm(inputs, matrix, out=residuals)
         else:
             residuals.copy_(inputs @ matrix)
-        losses, logarithms = _make_residuals(residuals, targets.labels[start:stop])
-        yield Chunk(
-            (start, stop), examples, inputs, losses, logarithms, residuals, number < staying
-        )
+        losses = _make_residuals(residuals, targets.labels[start:stop])
+        yield Chunk((start, stop), examples, inputs, losses, residuals, number < staying)
 
 
 def chunk_numbers(rows: int, length: int, vocabulary: int, *, whole_examples: bool) -> int:
@@ -158,23 +154,19 @@ def _most_rows(vocabulary: int) -> int:
     return max(1, CHUNK_NUMBERS // max(1, vocabulary))
 
 
-def _make_residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns logits into residuals in place; returns losses and logarithms of sums, (m,)."""
+def _make_residuals(logits: Tensor, labels: Tensor) -> Tensor:
+    """Turns logits into residuals in place; returns losses, (m,)."""
     size = len(logits)
     if logits.device.type == "cpu":
         size = max(1, CACHED_NUMBERS // max(1, logits.shape[1]))
-    losses, logarithms = [], []
+    losses = [logits.new_empty(0)]
     for block, tokens in zip(logits.split(size), labels.split(size), strict=True):
         own = tokens.unsqueeze(1)
-        score = block.gather(1, own)
         logs = torch.log_softmax(block, 1)
-        losses.append(-logs.gather(1, own))
-        logarithms.append(score + losses[-1])
+        losses.append(-logs.gather(1, own)[:, 0])
         torch.exp(logs, out=block)
-        block.scatter_add_(1, own, block.new_full((1, 1), -1.0).expand_as(score))
-    empty = logits.new_empty(0)
-    flat = [torch.cat([empty, *(part[:, 0] for part in each)]) for each in (losses, logarithms)]
-    return flat[0], flat[1]
+        block.scatter_add_(1, own, block.new_full((1, 1), -1.0).expand_as(own))
+    return torch.cat(losses)
 
 
 def _spans(counts: Sequence[int], most: int, whole_examples: bool) -> Iterator[Place]:

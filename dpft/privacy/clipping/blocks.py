@@ -28,3 +28,14 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
         # From other memory the copy would be waited for, and all work before it.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def is_same_tensor(kept: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same place, one of them kept until now."""
+    return (
+        kept.data_ptr() == other.data_ptr()
+        and kept.shape == other.shape
+        and kept.stride() == other.stride()
+        and kept.dtype == other.dtype
+        and kept._version == other._version
+    )

@@ -155,7 +155,7 @@ def in_range(factors: Tensor) -> Tensor:
     """Returns factors that float32 products with gradients can bear; none is larger than it was.
 
     A factor below the least normal number has lost digits and may be twice what it should be: it
-    becomes 0. One above 1e12 (float32) could lift an input of 3e26 (``norms.LONGEST``) out of
+    becomes 0. One above 1e12 (float32) could lift an input of 3e26 (``squares.LONGEST``) out of
     range, and a sum with it: it becomes 1e12.
     """
     info = torch.finfo(factors.dtype)

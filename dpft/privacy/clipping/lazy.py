@@ -1,6 +1,7 @@
 """A use whose output gradient is computed when it is asked for, and never held whole."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,12 +29,12 @@ class LazyUse(ABC):
         """Returns the squared gradient norms."""
 
     @abstractmethod
-    def picked(self, ids: Tensor) -> Tensor:
-        """Returns ``left[i, t, ids[i, s]]``, shape (b, t, s), for ids of shape (b, s)."""
+    def cross_term(self, ids: Tensor, inner: Callable[[Tensor, Tensor], Squares]) -> Squares:
+        """As ``OuterUse.cross_term``."""
 
     @abstractmethod
-    def norm_bound(self) -> Tensor:
-        """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,)."""
+    def double(self, examples: Tensor) -> "OuterUse":
+        """Returns the use of some examples in float64."""
 
     @abstractmethod
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
@@ -59,14 +60,13 @@ class LazyUse(ABC):
         self.add_weighted_sum(factors, total)
         return total
 
+    def norm_bound(self) -> Tensor:
+        """As ``OuterUse.norm_bound``."""
+        return self.outer().norm_bound()
+
     def extent(self) -> Tensor:
         """As ``OuterUse.extent``."""
         return self.outer().extent()
-
-    def double(self, examples: Tensor) -> "OuterUse":
-        """Returns the use of some examples in float64."""
-        found = self.outer(examples)
-        return type(found)(found.left.double(), found.right.double())
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""

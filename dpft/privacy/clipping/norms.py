@@ -19,10 +19,12 @@ from torch import Tensor
 
 from dpft.privacy.clipping.lazy import LazyUse
 from dpft.privacy.clipping.squares import (
+    LONGEST,
     LOSS_SHARE,
     Squares,
     formed_squares,
     in_norm_dtype,
+    lost_by_underflow,
     product_sums,
     sums_of_squares,
 )
@@ -52,13 +54,6 @@ _RESOLUTION = {
 }
 FORMED_AT_A_TIME = 2**20
 """Numbers of a gradient that are formed in float64 at a time (8 MB)."""
-
-
-LONGEST = 3e26
-"""Most that the lengths of an example's inputs, or of its output gradients, may sum to in float32.
-
-What is longer is paired with factors so small that their products lose digits, or, with large
-ones, leave the range: such an example's gradient is formed by itself, in float64."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +93,16 @@ def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> CarefulSqu
     return CarefulSquares(values, torch.zeros_like(believed).index_copy(0, examples, formed))
 
 
-def distance_from_doubt(squares: Squares) -> Tensor:
+def distance_from_doubt(squares: Squares, dtype: torch.dtype | None = None) -> Tensor:
     """Returns how far squares are above the share of their terms that can be believed.
 
     It is below zero where they cannot, and NaN where they are not finite.
+
+    Args:
+        squares: Of some gradients.
+        dtype: What they were computed in; None: what they are given in.
     """
-    share = _RESOLUTION[squares.values.dtype].share
+    share = _RESOLUTION[dtype or squares.values.dtype].share
     return torch.sub(squares.values, squares.terms, alpha=share)
 
 
@@ -188,12 +187,15 @@ def _tied_cross_term(head: OuterUse | LazyUse, embedding: RowsUse) -> Squares:
     Sum over t, s of ``(values[t] . right[s]) * left[s, ids[t]]``, by gather: no tensor larger
     than (b, s, t) is made. Exact (docs/design.md, the clipper).
     """
-    picked = head.picked(embedding.ids)
     values = in_norm_dtype(embedding.values)
-    alignment = torch.bmm(in_norm_dtype(head.right), values.transpose(1, 2))
-    # What an entry of the alignment lost by underflow, times what it meets.
-    met = torch.linalg.vector_norm(picked.flatten(1), ord=1, dim=1)
-    info = torch.finfo(picked.dtype)
-    lost = met * (LOSS_SHARE * 2 * head.right.shape[2] * info.tiny / info.eps)
-    cross = product_sums(picked.mul_(alignment))
-    return Squares(cross.values, cross.terms + lost)
+
+    def inner(picked: Tensor, inputs: Tensor) -> Squares:
+        alignment = torch.bmm(inputs, values.transpose(1, 2))
+        # What an entry of the alignment lost by underflow, times what it meets; and the products.
+        met = torch.linalg.vector_norm(picked.flatten(1), ord=1, dim=1)
+        info = torch.finfo(picked.dtype)
+        lost = met * (LOSS_SHARE * 2 * inputs.shape[2] * info.tiny / info.eps)
+        cross = product_sums(picked * alignment)
+        return Squares(cross.values, cross.terms + lost.add_(lost_by_underflow(picked.dtype)))
+
+    return head.cross_term(embedding.ids, inner)

@@ -1,7 +1,7 @@
 """The recorder, to which layer rules hand each use of a parameter as the backward pass meets it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -44,6 +44,21 @@ class Recorder:
         self.examples = 0
         """How many examples the model was last called with, for layers that meet one row for all.
         """
+        self._looked_up: dict[str, list[Tensor]] = defaultdict(list)
+
+    def enter(self, examples: int) -> None:
+        """Notes that the model is called with so many examples; forgets what was looked up."""
+        self.examples = examples
+        self._looked_up.clear()
+
+    def look_up(self, layer: nn.Module, attribute: str, ids: Tensor) -> None:
+        """Notes the rows of a parameter, (b, s), that a layer is about to look up."""
+        if not self.in_region:
+            self._looked_up[self.trainable.name_at(layer, attribute)].append(ids)
+
+    def looked_up(self, layer: nn.Module, attribute: str) -> Sequence[Tensor]:
+        """Returns the rows, (b, s) each, of a layer's parameter looked up in the model's call."""
+        return self._looked_up.get(self.trainable.name_at(layer, attribute), ())
 
     def start(self, batch_size: int) -> None:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""

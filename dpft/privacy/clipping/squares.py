@@ -33,6 +33,22 @@ class Squares:
     def __add__(self, other: "Squares") -> "Squares":
         return Squares(self.values + other.values, self.terms + other.terms)
 
+    def times(self, factors: Tensor, *, squared: bool = True) -> "Squares":
+        """Returns the squares of gradients that are ``factors`` times as long.
+
+        What underflow took before, and takes now, counts among the terms: a factor of 1e20 makes
+        much of a square that float32 took for 0.
+
+        Args:
+            factors: Shape (b,).
+            squared: Whether they count twice; once in an inner product with other gradients.
+        """
+        dtype = self.values.dtype
+        scale = factors.double().square() if squared else factors.double()
+        terms = self.terms.double().add_(lost_by_underflow(dtype)).mul_(scale.abs())
+        values, terms = ((self.values.double() * scale).to(dtype), terms.to(dtype))
+        return Squares(values, terms.add_(lost_by_underflow(dtype)))
+
 
 @dataclass(frozen=True)
 class GramPair:
@@ -156,6 +172,13 @@ SHORT_ROW = 64
 """Numbers up to which a row costs more than what it adds."""
 LOSS_SHARE = 16
 """Units in the last place that a loss by underflow counts for: its bound is no estimate."""
+MOST_NUMBERS = 2**32
+"""Numbers of a weight, and products of a sum, at the most."""
+LONGEST = 3e26
+"""Most that the lengths of an example's inputs, or of its output gradients, may sum to in float32.
+
+What is longer is paired with factors so small that their products lose digits, or, with large
+ones, leave the range: such an example's gradient is formed by itself, in float64."""
 
 
 def product_sums(products: Tensor) -> Squares:
@@ -168,14 +191,25 @@ def formed_squares(values: Tensor, norm_bound: Tensor) -> Squares:
     """Returns squares of gradients that were formed and then squared.
 
     Args:
-        values: The squares, shape (b,). Underflow takes nothing from them that counts: an entry
-            whose square is lost is below 1e-19 (float32), and 1e9 of them are below 1e-14.
+        values: The squares, shape (b,).
         norm_bound: Largest norm that the same terms could have, shape (b,): an entry's rounding
             is a share of it, and the square's is twice the norm times that. The term in its
             square says that a gradient which rounding took for 0 is not one that is 0.
     """
     least = torch.finfo(values.dtype).eps ** 0.5
-    return Squares(values, norm_bound * torch.add(2 * values.sqrt(), norm_bound, alpha=least))
+    terms = norm_bound * torch.add(2 * values.sqrt(), norm_bound, alpha=least)
+    return Squares(values, terms.add_(lost_by_underflow(values.dtype)))
+
+
+def lost_by_underflow(dtype: torch.dtype) -> float:
+    """Returns the most that squares of a weight's numbers lose by underflow, as a term.
+
+    A square below the least normal number loses at most that, and no weight has more than
+    ``MOST_NUMBERS`` numbers. So a norm of 0 whose parts are not 0 is not believed, unless the
+    clipping norm is far above what the parts can be.
+    """
+    info = torch.finfo(dtype)
+    return LOSS_SHARE * MOST_NUMBERS * info.tiny / info.eps
 
 
 def sums_of_squares(values: Tensor) -> Tensor:

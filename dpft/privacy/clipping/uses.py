@@ -8,7 +8,7 @@ brackets [i].
 Sources: ghost norms, Li et al. 2022 section 4; book-keeping, Bu et al. 2023.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from dpft.privacy.clipping.squares import (
     ghost_squares,
     in_norm_dtype,
     lengths,
+    lost_by_underflow,
     norm_dtype,
     sums_of_squares,
 )
@@ -72,10 +73,16 @@ class OuterUse:
         count, steps, rows = self.left.shape
         return ProductShape(count, steps, rows, self.right.shape[2])
 
-    def picked(self, ids: Tensor) -> Tensor:
-        """Returns ``left[i, t, ids[i, s]]``, shape (b, t, s), for ids of shape (b, s)."""
+    def cross_term(self, ids: Tensor, inner: Callable[[Tensor, Tensor], Squares]) -> Squares:
+        """Returns what ``inner`` makes of output gradients at some rows, and of the inputs.
+
+        Args:
+            ids: Which rows of the weight, (b, s).
+            inner: Takes ``left[i, t, ids[i, s]]``, (b, t, s), and ``right``, (b, t, columns).
+        """
         wanted = ids[:, None, :].expand(-1, self.left.shape[1], -1)
-        return in_norm_dtype(torch.gather(self.left, 2, wanted))
+        picked = in_norm_dtype(torch.gather(self.left, 2, wanted))
+        return inner(picked, in_norm_dtype(self.right))
 
     def norm_bound(self) -> Tensor:
         """Returns sum over t of ``|left[i, t]| |right[i, t]|``, shape (b,).
@@ -87,7 +94,7 @@ class OuterUse:
     def extent(self) -> Tensor:
         """Returns the larger of the sums over t of ``|left[i, t]|`` and ``|right[i, t]|``, (b,).
 
-        Where it is too large, float32 cannot scale the example (``norms.LONGEST``).
+        Where it is too large, float32 cannot scale the example (``squares.LONGEST``).
         """
         return torch.maximum(lengths(self.left).sum(1), lengths(self.right).sum(1))
 
@@ -267,9 +274,9 @@ class GradientUse:
         return norm_dtype(self.values)
 
     def squares(self) -> Squares:
-        """Returns the squared norms; nothing in them can cancel."""
+        """Returns the squared norms; nothing in them can cancel, but small ones underflow."""
         values = sums_of_squares(self.values)
-        return Squares(values, values)
+        return Squares(values, values + lost_by_underflow(values.dtype))
 
     def norm_bound(self) -> Tensor:
         """Returns the norms themselves, shape (b,): nothing in them can cancel."""

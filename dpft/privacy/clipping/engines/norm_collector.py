@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.blocks import numbers_at_a_time, sent
+from dpft.privacy.clipping.blocks import is_same_tensor, numbers_at_a_time, sent
 from dpft.privacy.clipping.costs import ghost_is_cheaper
 from dpft.privacy.clipping.engines.rows import Rows
 from dpft.privacy.clipping.norms import distance_from_doubt, squares_at_a_glance
@@ -25,6 +25,7 @@ from dpft.privacy.clipping.squares import (
     gram_pairs,
     in_norm_dtype,
     in_rows,
+    lost_by_underflow,
     squares_of_grams,
 )
 from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use
@@ -196,7 +197,10 @@ class NormCollector:
             squares = torch.linalg.vector_norm(whole, dim=1, dtype=torch.float64).square()
             row = self._new_row(*(name for name, _ in lengths))
             # Nothing cancels, but a length that float32 does not hold is to be seen.
-            self._formed.append((row, squares, squares - squares))
+            dtype = whole.dtype
+            terms = torch.full_like(squares, lost_by_underflow(dtype) * len(lengths))
+            doubt = distance_from_doubt(Squares(squares, terms), dtype)
+            self._formed.append((row, squares, doubt.clamp(max=0) + (squares - squares)))
 
     def _take_matrix(self, matrix: GradientMatrix) -> None:
         squares = matrix.squares()
@@ -237,20 +241,9 @@ class SharedInputs:
         count, steps, _ = inputs.shape
         if count * steps**2 > MOST_SHARED:
             return None
-        if self._inputs is None or not _is_same(self._inputs, inputs):
+        if self._inputs is None or not is_same_tensor(self._inputs, inputs):
             self._inputs, self._bands = inputs, list(gram_bands(inputs))
         return self._bands
-
-
-def _is_same(kept: Tensor, inputs: Tensor) -> bool:
-    """Whether two tensors are the same numbers at the same place, one of them kept until now."""
-    return (
-        kept.data_ptr() == inputs.data_ptr()
-        and kept.shape == inputs.shape
-        and kept.stride() == inputs.stride()
-        and kept.dtype == inputs.dtype
-        and kept._version == inputs._version
-    )
 
 
 SIDES = ("values", "terms")

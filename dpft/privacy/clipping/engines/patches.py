@@ -173,7 +173,7 @@ class Patches:
 
     def _enter(self, arguments: Arguments) -> None:
         """Notes how many rows the model is about to run on."""
-        self._recorder.examples = batch_size_of(arguments)
+        self._recorder.enter(batch_size_of(arguments))
 
     def use_plan_for(self, arguments: Arguments) -> Signature | None:
         """Puts on the regions for a kind of call; returns the kind, None for an empty batch."""

@@ -33,18 +33,23 @@ def look_up(
         if padding_idx is not None:
             row = padding_idx % rows
             backprops = backprops.masked_fill((ids == row).unsqueeze(-1), 0)
-        flat_ids = ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
-        recorder.record(layer, "weight", RowsUse(flat_ids, as_sequence(backprops), rows))
+        recorder.record(layer, "weight", RowsUse(_by_example(ids), as_sequence(backprops), rows))
 
     tap = Tap(recorder, lambda ids, backprops: record(ids, backprops, len(layer.weight)))
 
     def forward(ids: Tensor) -> Tensor:
         if tap.is_used:
             return tap(F.embedding(ids, layer.weight.detach()), ids)
+        recorder.look_up(layer, "weight", _by_example(ids))
         rows: Tensor = _Embedding.apply(ids, layer.weight, record)
         return rows
 
     return forward
+
+
+def _by_example(ids: Tensor) -> Tensor:
+    """Returns ids as (b, s)."""
+    return ids.unsqueeze(1) if ids.dim() == 1 else ids.flatten(1)
 
 
 def check_plain(*, max_norm: float | None, scale_grad_by_freq: bool) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from dpft.fused_head import LossHead
 from dpft.head_losses import token_losses
-from dpft.privacy.clipping.head_use import SeenSquares, reported_use
+from dpft.privacy.clipping.head_use import HeadProduct, HeadUse, SeenChunks
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.linear import linear_forward
+from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.vocabulary_chunks import Chunk, Targets
 
 
@@ -23,23 +25,28 @@ def loss_head_forward(layer: LossHead, recorder: Recorder) -> Callable[..., Tens
             return hidden
         if labels is None or shares is None:
             return logits(hidden)
-        return token_losses(hidden, layer.weight, labels, shares, _Recording(layer, recorder))
+        return token_losses(
+            hidden, layer.weight, labels, shares, _Recording(layer, recorder, labels.shape)
+        )
 
     return forward
 
 
 class _Recording:
-    """Takes the squares of a call's chunks, and records its use when the factors are known."""
+    """Sees a call's chunks, and records its use when the factors are known."""
 
-    def __init__(self, layer: LossHead, recorder: Recorder) -> None:
-        self._layer, self._recorder = layer, recorder
-        self._seen, self.room = SeenSquares(), recorder.room
+    def __init__(self, layer: LossHead, recorder: Recorder, size: torch.Size) -> None:
+        self._layer, self._recorder, self._size = layer, recorder, size
+        looked_up = recorder.looked_up(layer, "weight") if layer.weight.requires_grad else ()
+        self._seen = SeenChunks([ids for ids in looked_up if len(ids) == size[0]])
+        self.room = recorder.room
 
     def see(self, chunk: Chunk, targets: Targets) -> None:
-        """Takes the squared norms of a chunk's examples."""
-        self._seen.see(chunk, targets.counts)
+        """Takes what its examples' norms need of a chunk."""
+        self._seen.see(chunk, targets, self._size)
 
     def report(self, hidden: Tensor, targets: Targets, factors: Tensor) -> None:
         """Records the use."""
-        use = reported_use(self._seen, hidden, self._layer.weight, targets, factors)
+        product = HeadProduct(self._layer.weight, targets, self._seen)
+        use = HeadUse(in_norm_dtype(factors), hidden, product)
         self._recorder.record(self._layer, "weight", use)
