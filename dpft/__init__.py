@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpft.runs.api import Generated, account, evaluate, generate, plan, train, tune
     from dpft.runs.opened_run import Run, open_run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "DpftError",

@@ -7,6 +7,7 @@ import pytest
 
 from docs.tools.examples import Failed, run_page
 from docs.tools.pages import DOCS, Example, File, all_pages, named_commands, parts_of, prose_words
+from dpft import __version__
 
 LEAST_WORDS = 150
 PAGE = """# A page
@@ -98,3 +99,13 @@ def test_the_readme_is_one_page_whose_links_lead_somewhere() -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
     assert len(links) > 20
     assert [link for link in links if not (DOCS.parent / link).exists()] == []
+
+
+def test_reports_and_wheels_that_pages_show_are_of_this_version() -> None:
+    pages = [*DOCS.glob("gallery/*.html"), *DOCS.rglob("*.md")]
+    named = [re.findall(r"\bdpft[ -](\d+\.\d+\.\d+)\b", page.read_text()) for page in pages]
+    reports = [names for page, names in zip(pages, named, strict=True) if page.suffix == ".html"]
+    assert reports and all(reports), "each report of the gallery names its version"
+    pairs = zip(pages, named, strict=True)
+    older = {page.name for page, names in pairs if {*names} - {__version__}}
+    assert older == set(), "python -m docs.tools.gallery makes reports anew"

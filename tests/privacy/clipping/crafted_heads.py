@@ -158,7 +158,8 @@ def most_moved(case: Case) -> tuple[float, Tensor]:
             found = model.losses(ids, labels, shares)
         if case.lookups > 2:
             # A look-up that the head knew nothing of.
-            found = found + model.embedding(ids[:, :1]).sum((1, 2)) * 1e-3
+            late = model.embedding(ids[:, :1]).sum((1, 2)) * 1e-3
+            found = found + late * (labels != -100).any(1)
         return found * weights
 
     bound = case.max_grad_norm
