@@ -8,7 +8,7 @@ are never taken as they lie, and never all of them.
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.separation.arguments import named_tensors
+from dpft.privacy.clipping.separation.nested_values import named_tensors
 
 MOST_ROWS = 8
 """Rows of a proof: of eight, weights tell every two apart in one backward pass (``proof``)."""

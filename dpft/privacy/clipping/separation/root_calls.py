@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.arguments import batch_size_of, named_tensors
+from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.few_rows import few_rows
 from dpft.privacy.clipping.separation.held_still import HeldStill
 from dpft.privacy.clipping.separation.kept_state import RandomState
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 from dpft.privacy.clipping.separation.row_subset import RowSubset
 
 Arguments = tuple[Any, dict[str, Any]]
@@ -225,12 +225,12 @@ class RootCalls:
         with self._begun(), torch.no_grad():
             outputs = forward(*args, **kwargs)
         self._after = RandomState.now(_first(arguments).device)
-        return pytree.tree_map(_as_a_leaf, outputs)
+        return map_tensors(outputs, _as_a_leaf)
 
 
-def _as_a_leaf(output: Any) -> Any:
+def _as_a_leaf(_: str, output: Tensor) -> Tensor:
     """Returns an output that requires grad, as a caller may expect, and has no graph."""
-    if not isinstance(output, Tensor) or not output.is_floating_point():
+    if not output.is_floating_point():
         return output
     return output.detach().requires_grad_()
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dpft.privacy.clipping.separation.arguments import fresh
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 
 _LOOK_UPS = frozenset(
     {
@@ -95,23 +95,18 @@ class RowSubset(TorchFunctionMode):
         if self.rows is None:
             return arguments
 
-        def take(leaf: Any) -> Any:
-            return self._take(leaf) if isinstance(leaf, Tensor) else fresh(leaf)
-
-        leaves, spec = pytree.tree_flatten(arguments)
-        taken = [take(leaf) for leaf in leaves]
-        first = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
-        if first is not None and taken[first] is leaves[first] and id(leaves[first]) in self._taken:
+        taken = map_tensors(arguments, lambda _, leaf: self._take(leaf))
+        whole, cut = (next(iter(named_tensors(each).values()), None) for each in (arguments, taken))
+        if whole is not None and cut is whole and id(whole) in self._taken:
             raise ValueError("the first argument of a model carries the batch")
-        return pytree.tree_unflatten(taken, spec)
+        return taken
 
     def mark(self, outputs: Any) -> None:
         """Remembers nested outputs as computed from the chosen rows."""
         if self.rows is None:
             return
-        for leaf in pytree.tree_leaves(outputs):
-            if isinstance(leaf, Tensor):
-                self._derived[leaf] = True
+        for tensor in named_tensors(outputs).values():
+            self._derived[tensor] = True
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
