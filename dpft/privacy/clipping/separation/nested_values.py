@@ -113,7 +113,7 @@ def map_tensors(value: Any, change: Change) -> Any:
 
 
 def _collect(value: Any, place: str, found: list[tuple[str, Any]], seen: set[int]) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN or isinstance(value, Tensor) or not _is_opened(kind):
         found.append((place, value))
         return
@@ -131,7 +131,7 @@ def _collect(value: Any, place: str, found: list[tuple[str, Any]], seen: set[int
 
 def _mapped(value: Any, place: str, change: Change, known: dict[int, Any], *, anew: bool) -> Any:
     """Returns a copy; ``known`` has what was copied already, by the id of its original."""
-    kind = type(value)
+    kind: Any = type(value)
     if isinstance(value, Tensor):
         return change(place, value)
     if kind in _PLAIN or not _is_opened(kind):
@@ -154,18 +154,19 @@ def _mapped(value: Any, place: str, change: Change, known: dict[int, Any], *, an
     new = known[id(value)]
     if kind in _COLLECTIONS:
         return new
-    attributes = [(name, child, copied(child, f".{name}")) for name, child in _own_attributes(value)]
+    before = dict(_own_attributes(value))
+    after = {name: copied(child, f".{name}") for name, child in before.items()}
     is_object = not issubclass(kind, _COLLECTIONS)
-    if is_object and not anew and all(child is now for _, child, now in attributes):
+    if is_object and not anew and all(after[name] is child for name, child in before.items()):
         known[id(value)] = value
         return value
-    _set_attributes(new, value, {name: now for name, _, now in attributes})
+    _set_attributes(new, value, after)
     return new
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yields the items of a collection with their keys or numbers, whatever its class says."""
-    kind = type(value)
+    kind: Any = type(value)
     if issubclass(kind, OrderedDict):
         yield from OrderedDict.items(value)
     elif issubclass(kind, dict):
@@ -194,7 +195,7 @@ def _own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
     A ``ModelOutput`` is a dict whose items are its attributes too.
     """
-    kind = type(value)
+    kind: Any = type(value)
     items = value if issubclass(kind, dict) else {}
     for name, child in _dict_of(value).items():
         if dict.get(items, name, _UNFINISHED) is not child:
@@ -207,8 +208,8 @@ def _own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set_attributes(new: Any, value: Any, changed: dict[str, Any]) -> None:
-    slots = dict(_slots_of(type(value)))
-    own = _dict_of(new)
+    kind: Any = type(value)
+    slots, own = dict(_slots_of(kind)), _dict_of(new)
     for name in _dict_of(value):
         own[name] = changed[name] if name in changed else dict.__getitem__(new, name)
     for name, slot in slots.items():
@@ -227,7 +228,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
+def _slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Returns the slots of a class and of those it is derived from, with their descriptors."""
     return tuple(
         (name, each)
@@ -267,7 +268,7 @@ def _is_written_in_python(kind: type) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value that was not opened, or is looked at by itself, holds no tensor."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN:
         return True
     if issubclass(kind, _NUMBERS):
@@ -296,19 +297,19 @@ def _is_frozen(kind: type) -> bool:
     return issubclass(kind, tuple | frozenset | MappingProxyType)
 
 
-def _frozen(kind: type, items: list[tuple[Any, Any]]) -> Any:
+def _frozen(kind: Any, items: list[tuple[Any, Any]]) -> Any:
     if issubclass(kind, MappingProxyType):
         return MappingProxyType(dict(items))
     each = [item for _, item in items]
     if hasattr(kind, "n_sequence_fields"):
         return kind(each)
-    return (tuple if issubclass(kind, tuple) else frozenset).__new__(kind, each)
+    return tuple.__new__(kind, each) if issubclass(kind, tuple) else frozenset.__new__(kind, each)
 
 
 def _empty(value: Any) -> Any:
     """Returns an object of the same class that holds nothing yet; no code of the class runs."""
-    kind = type(value)
-    native = next((base for base in kind.__mro__ if base in _NATIVE), object)
+    kind: Any = type(value)
+    native: Any = next((base for base in kind.__mro__ if base in _NATIVE), object)
     new = native.__new__(kind)
     if isinstance(value, defaultdict):
         defaultdict.__init__(new, value.default_factory)

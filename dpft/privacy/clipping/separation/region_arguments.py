@@ -90,4 +90,3 @@ def output_axes(tensors: Sequence[Tensor], region: Region) -> list[int]:
 
 def _axis(status: Status | None) -> int:
     return 1 if status is Status.SECOND else 0
-

@@ -95,17 +95,19 @@ def check_rows_alone(
     """
     count, name = batch_size_of(arguments), type(root).__name__
     units = units if units is not None and len(units) == count else None
-    _check_is_open(arguments, f"pass {name} tensors, or {RETURN_INSTEAD} of them", f"given to {name}")
+    remedy = f"pass {name} tensors, or {RETURN_INSTEAD} of them"
+    _check_is_open(arguments, remedy, f"given to {name}")
     try:
         mixed, draws = mixed_output(root, forward, arguments, list(each_alone(units, count)))
     except NothingCompared:
         raise
     except Exception as error:
         # Its message may tell the records' lengths.
+        logger.info("clipping: the model would not run on rows alone (%s)", type(error).__name__)
         raise NothingCompared(
-            f"{name} does not run on some of its batch's rows ({type(error).__name__}), so that "
-            "nobody can see whether one example changes what it gives for another; let its forward "
-            "take tensors that carry the batch in front, of any number of rows."
+            f"{name} does not run on some of its batch's rows, so that nobody can see whether one "
+            "example changes what it gives for another; let its forward take tensors that carry "
+            "the batch in front, of any number of rows."
         ) from error
     if mixed is not None:
         raise RowsMixed(
@@ -438,10 +440,11 @@ class _Runs:
             return self._forward(*args, **kwargs)
 
     def _rounding(self, expected: Tensor) -> float:
-        if not expected.dtype.is_floating_point and not expected.dtype.is_complex:
+        inexact = expected.dtype.is_floating_point or expected.dtype.is_complex
+        if not inexact or not expected.numel():
             return 0.0
         share = ROUNDING_IN_HALF if self._half else ROUNDING.get(expected.dtype, ROUNDING_IN_HALF)
-        return share * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max()) if expected.numel() else 0.0
+        return share * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _exchanged(companies: Sequence[Tensor], count: int) -> Iterator[_Run]:
