@@ -18,7 +18,7 @@ from torch._functorch import config as functorch_config
 from dpft.errors import RunError
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.separation.arguments import named_tensors
+from dpft.privacy.clipping.separation.nested_values import named_tensors
 from dpft.privacy.clipping.separation.root_calls import Arguments
 from dpft.privacy.clipping.traced import new_anchor
 

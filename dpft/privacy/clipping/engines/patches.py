@@ -175,11 +175,16 @@ class Patches:
         """Notes how many rows the model is about to run on."""
         self._recorder.enter(batch_size_of(arguments))
 
-    def use_plan_for(self, arguments: Arguments) -> Signature | None:
-        """Puts on the regions for a kind of call; returns the kind, None for an empty batch."""
+    def use_plan_for(self, arguments: Arguments, units: Tensor | None = None) -> Signature | None:
+        """Puts on the regions for a kind of call; returns the kind, None for an empty batch.
+
+        Args:
+            arguments: Of the call.
+            units: Unit of each row, or None.
+        """
         if batch_size_of(arguments) == 0:
             return None
-        signature = signature_of(self.model, arguments)
+        signature = signature_of(self.model, arguments, units)
         plan = self.plans.plan_for(signature, lambda: self._learn(arguments))
         self._enter(arguments)
         if plan.regions is not self._regions:

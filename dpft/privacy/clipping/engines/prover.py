@@ -3,18 +3,20 @@
 The first batch of a kind of call is rehearsed before it is used: each row runs alone through the
 model (``rows_alone``); losses and gradients of at most eight rows, in another order, are held
 against the bare model's (``proof``); and their losses against those among all rows
-(``loss_company``). That is four calls of ``compute_losses``: on all rows without a graph, on few
-bare and clipped, and the last, which is used. At the 16th batch of a kind, the 32nd and so on all
-but the gradients are checked again.
+(``loss_company``), as are those of two more choices. That is six calls of ``compute_losses``: on
+all rows without a graph, on three choices of few, on the first of them clipped, and the last, which
+is used. At the 16th batch of a kind, the 32nd and so on all but the gradients are checked again;
+and where losses come another way than any before, by another function of the caller's, they are
+compared as at a first batch.
 """
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import RunError
 from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
 from dpft.privacy.clipping.engines.compiled import CompiledForward, CompilerFailed
 from dpft.privacy.clipping.engines.patches import Patches
@@ -33,13 +35,18 @@ from dpft.privacy.clipping.separation.kept_state import (
     evaluating,
 )
 from dpft.privacy.clipping.separation.kinds import Kinds
-from dpft.privacy.clipping.separation.loss_company import COUPLED, Few, LossCompany
+from dpft.privacy.clipping.separation.loss_company import (
+    Few,
+    LossCompany,
+    NothingCompared,
+    Question,
+)
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.root_calls import Arguments, Survey, is_compiled
 from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes
 from dpft.privacy.clipping.separation.signature import coarsest
 
-ROUNDS = 5
+ROUNDS = 7
 
 
 class Prover:
@@ -65,7 +72,8 @@ class Prover:
         self._checked: set[Hashable] = set()
         self._units: Tensor | None = None
         self._surveys = self._compiles = True
-        self._compiled = is_compiled(model)
+        patches.calls.compiled = self._compiled = is_compiled(model)
+        self._compared = self._forced = False
         self._graph: Hashable = None
         self._state = RandomState.now(self._trainable.device)
         self._kept: Kept | None = None
@@ -82,6 +90,7 @@ class Prover:
             RunError: They may not be used.
         """
         self._units, self._surveys, self._compiles = units, True, True
+        self._compared = self._forced = self._patches.calls.with_graph = False
         self._state = RandomState.now(self._trainable.device)
         for number in range(ROUNDS):
             # A first batch is a survey as a rule, so that all that leads to it is held still.
@@ -94,7 +103,6 @@ class Prover:
                 continue
             survey = self._patches.calls.survey
             if survey is None and still and self._plans.saw_a_call and not failed:
-                self._surveys = False
                 self._put_back()
                 self._state.restore()
                 continue
@@ -104,6 +112,12 @@ class Prover:
             if survey is not None and not failed and not is_a_list(losses):
                 self._put_back()
                 return losses
+            if survey is None and not failed and self._is_to_be_compared():
+                self._forced = True
+                del losses
+                self._put_back()
+                self._state.restore()
+                continue
             self._prove(compute_losses, losses.detach() if survey else None, failed=failed)
             del losses
             self._state.restore()
@@ -133,15 +147,19 @@ class Prover:
                 raise
             if self._patches.calls.survey is None:
                 return torch.empty(0), True
-        # The caller's function may want a graph behind what the model gives.
-        self._surveys = False
+        # The caller's function may want a graph behind what the model gives. If it fails so too,
+        # its own error comes out of a run that is no survey.
+        self._surveys = not self._patches.calls.with_graph
+        self._patches.calls.with_graph = True
         self._state.restore()
         return self._attempt(compute_losses, still=False)
 
     def _meet(self, arguments: Arguments) -> bool:
         """Puts on the plan of a call; says whether its kind is to be proved first."""
-        signature = self._patches.use_plan_for(arguments)
+        signature = self._patches.use_plan_for(arguments, self._units)
         if signature is None or not self._kinds.are_due(signature.kind):
+            if self._forced and signature is not None:
+                return self._surveys
             if self._compiled_forward is not None:
                 self._compiled_forward.is_on = self._may_run_compiled(arguments)
             return False
@@ -149,7 +167,7 @@ class Prover:
             check_modes(self._model)
             self._draws[signature.kind] = self._patches.check_rows_alone(arguments, self._units)
             self._checked.add(signature.kind)
-        return self._surveys and not self._compiled
+        return self._surveys
 
     @property
     def _compiled_forward(self) -> CompiledForward | None:
@@ -258,6 +276,7 @@ class Prover:
         asked = Computation(compute_losses, self._units, self._state)
         survey, verdict = self._patches.calls.survey, None
         again = self._plans.were_proved if survey else self._due() and self._is_known()
+        again = again and not self._forced
         try:
             if failed:
                 # An error of the caller's own comes out of this.
@@ -266,12 +285,13 @@ class Prover:
                 few = None
                 if survey is not None and expected is not None:
                     survey.choose(expected)
-                    few = self._few(asked, survey, expected)
-                    if few is None:
-                        self._surveys = False
-                        return
-                if few is not None and few.alike is False:
-                    raise RunError(COUPLED)
+                    few = self._compare(asked, survey, expected)
+                    self._compared = True
+                elif self._plans.saw_a_call and not self._compared and not failed:
+                    raise NothingCompared("they fail where the model answers for all rows at once")
+                if self._forced:
+                    # The other way may show on all rows alone.
+                    few = None
                 if self._plans.are_ambiguous:
                     # Another size equals the batch size: only as many rows show what becomes of it.
                     few = None
@@ -290,20 +310,31 @@ class Prover:
             # Nothing was proved on few rows.
             self._surveys = False
         self._checked.clear()
+        self._forced = False
 
     def _is_known(self) -> bool:
         return self._graph is not None and self._plans.has_proof_of(self._graph)
 
-    def _few(self, asked: Computation, survey: Survey, expected: Tensor) -> Few | None:
-        """Returns losses of few rows of the bare model; None where there are none."""
-        company, compute_losses, state = self._company, asked.compute_losses, asked.state
-        precision = coarsest(self._model, self._plans.precision)
+    def _is_to_be_compared(self) -> bool:
+        """Whether losses of a known kind of call come another way than any before."""
+        return self._plans.saw_a_call and self._surveys and not self._compared
+
+    def _compare(self, asked: Computation, survey: Survey, expected: Tensor) -> Few | None:
+        """Returns losses of few rows of the bare model, which are those among all rows.
+
+        Raises:
+            RunError: They are not, or that cannot be seen.
+        """
+        question = Question(
+            compute_losses=asked.compute_losses,
+            expected=expected,
+            state=asked.state,
+            quiet=self._quiet,
+            precision=coarsest(self._model, self._plans.precision),
+            check_repeatable=partial(self._verdicts.is_random, asked),
+        )
         with self._patches.without():
-            few = company.first(compute_losses, survey, expected, state, self._quiet, precision)
-            if few is None or few.alike is not False:
-                return few
-            self._verdicts.is_random(asked)
-            return company.other(compute_losses, few, expected, state, self._quiet, precision)
+            return self._company.compare(survey, question)
 
 
 def _can_be_proved(losses: object) -> bool:

@@ -181,7 +181,7 @@ class Verdicts:
         if few is None:
             return asked.compute_losses()
         calls = self._patches.calls
-        with calls.rehearsing(few.survey, lambda _: False, self._quiet, whole=few.whole):
+        with few.again(calls, lambda _: False, self._quiet):
             return asked.compute_losses()
 
     def _clipped_losses(self, asked: Computation, few: Few | None) -> Tensor:
@@ -195,7 +195,7 @@ class Verdicts:
             if few is None:
                 with calls.training(meet, asked.units):
                     return asked.compute_losses()
-            with calls.rehearsing(few.survey, meet, self._quiet, whole=few.whole):
+            with few.again(calls, meet, self._quiet):
                 return asked.compute_losses()
 
     def is_random(self, asked: Computation) -> bool:

@@ -1,18 +1,12 @@
-"""The nested arguments of a call of a model: their tensors, and calls of fewer or more rows."""
+"""The nested arguments of a call of a model: how many rows they carry, and calls of other rows."""
 
-import copy
 from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-
-def named_tensors(tree: Any) -> dict[str, Tensor]:
-    """Returns the tensors of nested arguments or results by their places."""
-    places, _ = pytree.tree_flatten_with_path(tree)
-    return {pytree.keystr(place): leaf for place, leaf in places if isinstance(leaf, Tensor)}
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 
 
 def batch_size_of(arguments: Any) -> int:
@@ -45,16 +39,9 @@ def pick_rows(arguments: Any, rows: Tensor, *, whole: Collection[str] = ()) -> A
     """
     count = batch_size_of(arguments)
 
-    def take(place: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
-            return fresh(leaf)
-        if pytree.keystr(place) in whole:
+    def take(place: str, leaf: Tensor) -> Tensor:
+        if leaf.dim() == 0 or len(leaf) != count or place in whole:
             return leaf
         return leaf.detach()[rows.to(leaf.device)]
 
-    return pytree.tree_map_with_path(take, arguments)
-
-
-def fresh(leaf: Any) -> Any:
-    """Returns an argument that a forward may change: a copy of a cache, anything else itself."""
-    return copy.deepcopy(leaf) if type(leaf).__name__.endswith("Cache") else leaf
+    return map_tensors(arguments, take)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.arguments import batch_size_of, named_tensors, take_rows
+from dpft.privacy.clipping.separation.arguments import batch_size_of, take_rows
 from dpft.privacy.clipping.separation.kept_state import state_kept
+from dpft.privacy.clipping.separation.nested_values import named_tensors
 
 ROWS = (2, 3)
 """Batch sizes of the two runs; which ones does not matter, only that they differ."""

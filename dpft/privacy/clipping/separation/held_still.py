@@ -38,6 +38,62 @@ _CONSTANTS: Mapping[Callable[..., Any], Callable[[Tensor], Tensor]] = {
 }
 """What draws, and what it gives instead, the same for every row and any number of rows."""
 
+_DRAWN = frozenset(
+    {
+        *(func for func in _CONSTANTS if func is not torch.randperm),
+        *(torch.randint, torch.randint_like, torch.normal, torch.multinomial, torch.poisson),
+        *(Tensor.multinomial, Tensor.bernoulli, Tensor.random_, Tensor.exponential_),
+        *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_),
+    }
+)
+"""What draws; a permutation of rows is held still, for of fewer rows it is another."""
+
+
+class Draws:
+    """What a function of the caller's draws: kept in a run on all rows, given again for some."""
+
+    def __init__(self) -> None:
+        """Keeps what is drawn from now on."""
+        self._kept: list[Tensor] = []
+        self._next: int | None = None
+
+    def again(self) -> None:
+        """Gives from now on what was kept, from the first."""
+        self._next = 0
+
+    def draw(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        options: Mapping[str, Any],
+        cut: Mapping[int, Tensor],
+    ) -> Any:
+        """Returns what a function gives, whose draw is kept or was kept.
+
+        Args:
+            func: Any of torch's functions.
+            args: Its arguments.
+            options: Its keyword arguments.
+            cut: Which rows are taken of how many.
+
+        Raises:
+            ValueError: What was kept has another shape.
+        """
+        drawn = func(*args, **options)
+        if func not in _DRAWN or options.get("generator") is not None:
+            return drawn
+        if self._next is None:
+            self._kept.append(drawn.detach().clone())
+            return drawn
+        kept = self._kept[self._next] if self._next < len(self._kept) else drawn.new_empty(0)
+        self._next += 1
+        if kept.shape != drawn.shape and kept.dim() and len(kept) in cut:
+            kept = kept[cut[len(kept)].to(kept.device)]
+        if kept.shape != drawn.shape:
+            raise ValueError("what is drawn for fewer rows is of another shape")
+        with torch.no_grad():
+            return drawn.copy_(kept)
+
 
 def is_held_still() -> bool:
     """Whether what runs now is held still: a mode is not seen where ``vmap`` calls a rule."""

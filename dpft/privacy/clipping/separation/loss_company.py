@@ -2,34 +2,38 @@
 
 A loss divided by the tokens of its batch, a rank, a baseline that is a mean, inputs that were mixed
 before they reach the model: such a loss has no gradient through the other examples, and yet what
-one of them does changes it. So losses are computed once on all rows and once on few of them, in
-another order (``row_subset``), and must be the same. Where they cannot be computed on fewer rows
-(labels in a list, sizes written as numbers) nothing is seen, and nothing is promised.
+one of them does changes it. So losses are computed once on all rows and on three choices of few of
+them (``few_rows``), in another order (``row_subset``), and must be the same. What the caller draws
+for all rows is kept, and each row gets its own again. Where losses cannot be computed on other rows
+in any of the ways that are tried, nothing is seen, and the batch is refused.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.held_still import HeldStill
+from dpft.privacy.clipping.separation.held_still import Draws, HeldStill
 from dpft.privacy.clipping.separation.kept_state import RandomState, evaluating, state_kept
-from dpft.privacy.clipping.separation.root_calls import RootCalls, Survey
+from dpft.privacy.clipping.separation.root_calls import Meet, RootCalls, Survey
 from dpft.privacy.clipping.separation.row_subset import RowSubset
 
-logger = logging.getLogger(__name__)
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
 MOST_READINGS = 8
 """Tensors of the caller's that are tried as no rows though they have as many entries."""
 LossFunction = Callable[[], Tensor]
 Quiet = Callable[[], AbstractContextManager[object]]
-NOT_COMPARED = "clipping: losses cannot be computed on fewer rows, and so not be compared (%s)"
+NOT_COMPARED = (
+    "the losses cannot be computed on some of the batch's rows ({}), so that nobody can see "
+    "whether one example's loss depends on the others; compute them by torch's functions from "
+    "tensors that carry the batch in front, after one call of the model on all rows, "
+    "whatever their number."
+)
 COUPLED = (
     "what is computed for one example depends on another example's loss or inputs (their number, "
     "a mean, a count of the batch's tokens, ranks, contrastive pairs, inputs mixed before the "
@@ -42,6 +46,35 @@ class CannotBeCompared(Exception):
     """Losses cannot be computed on fewer rows, or say nothing there."""
 
 
+class NothingCompared(RunError):
+    """It cannot be seen whether the loss of one example changes with the examples beside it."""
+
+    def __init__(self, reason: str) -> None:
+        """Says so, with the reason."""
+        super().__init__(NOT_COMPARED.format(reason))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of losses in another company.
+
+    Attributes:
+        compute_losses: As the clipper was given it.
+        expected: Losses of all rows.
+        state: Random state that ``compute_losses`` is called with.
+        quiet: Makes the model run as it did in the survey.
+        precision: The coarsest dtype that the model computes in.
+        check_repeatable: Refuses losses that differ though the random state does not.
+    """
+
+    compute_losses: LossFunction
+    expected: Tensor
+    state: RandomState
+    quiet: Quiet
+    precision: torch.dtype
+    check_repeatable: Callable[[], object]
+
+
 @dataclass
 class Few:
     """Losses of few rows of a batch.
@@ -51,26 +84,34 @@ class Few:
         survey: Of all rows; says which rows these are.
         whole: As ``RowSubset``: what of the caller's is no rows.
         inputs: First tensor of each call of the model.
+        draws: What the caller drew for all rows, or None.
     """
 
     losses: Tensor
     survey: Survey
     whole: tuple[int, ...]
     inputs: list[Tensor]
-    alike: bool | None = None
-    """Whether they are those among all rows; None where that cannot be seen."""
+    draws: Draws | None = None
 
-    def compare(self, expected: Tensor, precision: torch.dtype) -> None:
-        """Looks whether these losses are among those of all rows.
+    def again(
+        self, calls: RootCalls, meet: Meet, quiet: Quiet
+    ) -> AbstractContextManager[RowSubset]:
+        """Makes the same rows run once more, with what was drawn for them."""
+        if self.draws is not None:
+            self.draws.again()
+        return calls.rehearsing(self.survey, meet, quiet, whole=self.whole, draws=self.draws)
+
+    def is_alike(self, expected: Tensor, precision: torch.dtype) -> bool:
+        """Whether these losses are those among all rows.
 
         Args:
             expected: Losses of all rows.
             precision: The coarsest dtype that the model computes in.
+
+        Raises:
+            CannotBeCompared: That cannot be seen.
         """
-        try:
-            self.alike = _are_alike(self, expected, precision)
-        except CannotBeCompared as reason:
-            logger.info(NOT_COMPARED, reason)
+        return _are_alike(self, expected, precision)
 
     @property
     def fits(self) -> bool:
@@ -89,60 +130,70 @@ class LossCompany:
         """Prepares for a model whose calls are watched."""
         self._model, self._calls = model, calls
 
-    def first(
-        self,
-        compute_losses: LossFunction,
-        survey: Survey,
-        expected: Tensor | None,
-        state: RandomState,
-        quiet: Quiet,
-        precision: torch.dtype,
-    ) -> Few | None:
-        """Returns losses of few rows, and whether they are those among all rows; None for none.
+    def compare(self, survey: Survey, question: Question) -> Few | None:
+        """Returns losses of few rows, which are those among all rows, as on two more choices.
+
+        None where the batch is one row or unit, of which nothing says more than it does itself,
+        and it does not run again.
 
         Args:
-            compute_losses: As the clipper was given it.
             survey: Of all rows.
-            expected: Losses of all rows; None where they are not to be compared.
-            state: Random state that ``compute_losses`` is called with.
-            quiet: Makes the model run as it did in the survey.
-            precision: The coarsest dtype that the model computes in.
+            question: What is asked.
+
+        Raises:
+            RunError: They are not, or that cannot be seen.
         """
-        few = next(self._readings(compute_losses, survey, state, quiet), None)
-        if few is None:
-            logger.info(NOT_COMPARED, "it failed")
-        elif expected is not None and not survey.drawn:
-            few.compare(expected, precision)
+        draws = None
+        if survey.drawn:
+            draws, expected = self._with_draws(question)
+            question = replace(question, expected=expected)
+        if _is_one_company(survey, question.expected):
+            return next(self._readings(survey, question, draws), None)
+        few = self._alike(survey, question, draws)
+        for other in survey.others(question.expected):
+            self._alike(other, question, draws)
         return few
 
-    def other(
-        self,
-        compute_losses: LossFunction,
-        few: Few,
-        expected: Tensor | None,
-        state: RandomState,
-        quiet: Quiet,
-        precision: torch.dtype,
-    ) -> Few:
-        """Returns losses of few rows in a reading in which they are those among all rows.
+    def _with_draws(self, question: Question) -> tuple[Draws, Tensor]:
+        """Returns what the caller draws for all rows, and the losses with that.
 
-        Returns ``few`` where there is no such reading.
+        What it draws in a way that is not known here differs from run to run, and so is refused.
         """
+        draws = Draws()
+        question.state.restore()
+        with self._calls.recording(draws, question.quiet):
+            expected = question.compute_losses().detach()
+        return draws, expected
+
+    def _alike(self, survey: Survey, question: Question, draws: Draws | None) -> Few:
+        """Returns losses of the survey's rows in a reading in which they are those among all.
+
+        Raises:
+            RunError: There is no such reading, or none says anything.
+        """
+        first = next(self._readings(survey, question, draws), None)
+        if first is None:
+            raise NothingCompared("fewer do not run")
+        reason = ""
+        try:
+            if first.is_alike(question.expected, question.precision):
+                return first
+        except CannotBeCompared as error:
+            reason = str(error)
+        question.check_repeatable()
         # Where fewer rows would not run at all, something else than rows was cut.
-        ran = few.survey.compared is None
-        for other in self._readings(compute_losses, few.survey, state, quiet, as_tables=ran):
-            if expected is not None:
-                other.compare(expected, precision)
-            if other.alike:
-                return other
-        return few
+        ran = first.survey.compared is None
+        for few in self._readings(first.survey, question, draws, as_tables=ran):
+            with suppress(CannotBeCompared):
+                if few.is_alike(question.expected, question.precision):
+                    return few
+        raise NothingCompared(reason) if reason else RunError(COUPLED)
 
     def _readings(
         self,
-        compute_losses: LossFunction,
         survey: Survey,
-        state: RandomState,
-        quiet: Quiet,
+        question: Question,
+        draws: Draws | None,
         *,
         as_tables: bool = False,
     ) -> Iterator[Few]:
@@ -158,13 +209,20 @@ class LossCompany:
             if whole and whole[-1] >= met:
                 continue
             taken = survey.exchanged() if many else survey
-            state.restore()
+            question.state.restore()
+            if draws is not None:
+                draws.again()
             calls = self._calls.rehearsing(
-                taken, lambda _: False, quiet, whole=whole, as_tables=as_tables
+                taken,
+                lambda _: False,
+                question.quiet,
+                whole=whole,
+                as_tables=as_tables,
+                draws=draws,
             )
             few = None
             with calls as subset, suppress(Exception):
-                few = Few(compute_losses(), taken, whole, self._calls.inputs)
+                few = Few(question.compute_losses(), taken, whole, self._calls.inputs, draws)
             # What runs between two of them must see all rows again.
             if few is not None and few.fits:
                 yield few
@@ -174,7 +232,7 @@ class LossCompany:
         """Computes losses on two halves of the rows, where the model itself is not called.
 
         Raises:
-            RunError: They are others.
+            RunError: They are others, or that cannot be seen.
         """
         try:
             with state_kept(self._model), torch.no_grad(), HeldStill():
@@ -182,9 +240,11 @@ class LossCompany:
                 if not alike and state.was_left:
                     with evaluating(self._model):
                         alike = self._halves_alike(compute_losses, state)
+        except CannotBeCompared as reason:
+            raise NothingCompared(str(reason)) from reason
         except Exception as error:
-            logger.info(NOT_COMPARED, type(error).__name__)
-            return
+            # Its message may tell the records' lengths.
+            raise NothingCompared("fewer do not run") from error
         if not alike:
             raise RunError(COUPLED)
 
@@ -200,7 +260,7 @@ class LossCompany:
             with subset:
                 got = compute_losses()
             if got.shape != (len(rows),):
-                raise CannotBeCompared
+                raise CannotBeCompared("their number does not follow")
             if not _same(got, expected, rows, got.dtype):
                 return False
         return True
@@ -217,6 +277,13 @@ def _ways(*, exchanged: bool) -> Iterator[tuple[tuple[int, ...], bool]]:
         yield pair, False
 
 
+def _is_one_company(survey: Survey, losses: Tensor) -> bool:
+    """Whether all rows of a batch are one row or one unit, with nobody beside it."""
+    if survey.every_unit is not None:
+        return bool((survey.every_unit == survey.every_unit[0]).all())
+    return survey.count == 1 and losses.shape == (1,)
+
+
 def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
     """Whether losses of few rows are those among all losses.
 
@@ -230,6 +297,8 @@ def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
         if few.inputs and few.inputs[0].shape[1:] != survey.inputs[0].shape[1:]:
             # Cut to the longest of them, and sorted perhaps: each is one of those, then.
             return all(bool(_near(loss, expected, expected, precision).any()) for loss in got)
+        if not few.inputs and survey.compared is not None:
+            raise CannotBeCompared("nothing shows that rows took the place of others")
         places = _places_among(few.inputs[0].detach(), survey) if few.inputs else survey.rows
     if places is not None and survey.compared is not None:
         got, places = got[survey.compared.to(got.device)], places[survey.compared]
@@ -254,7 +323,18 @@ def _places_among(given: Tensor, survey: Survey) -> Tensor | None:
         raise CannotBeCompared("inputs of another shape")
     if _rows_alike(given, everyone[survey.rows.to(everyone.device)]).all():
         return survey.rows
-    found = [_rows_alike(row.expand_as(everyone), everyone).nonzero()[:1, 0] for row in given]
+    found = _first_places(given, everyone)
+    if found is not None and survey.compared is not None:
+        # Had no row taken another's place, all would be what they were, and say nothing.
+        chosen = _first_places(everyone[survey.rows.to(everyone.device)], everyone)
+        if chosen is None or not torch.isin(found, chosen).all():
+            raise CannotBeCompared("other rows than these came to the model")
+    return found
+
+
+def _first_places(rows: Tensor, everyone: Tensor) -> Tensor | None:
+    """Returns where each of some rows is first among all; None where one is nowhere."""
+    found = [_rows_alike(row.expand_as(everyone), everyone).nonzero()[:1, 0] for row in rows]
     return None if any(len(place) == 0 for place in found) else torch.cat(found)
 
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.arguments import fresh
 from dpft.privacy.clipping.separation.flow import Status
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 from dpft.privacy.clipping.separation.regions import Region
 
 CARRYING = (Status.BATCH, Status.SECOND)
@@ -37,11 +36,10 @@ class RegionArguments:
         Raises:
             RunError: No argument carries the batch.
         """
-        places, self._spec = pytree.tree_flatten_with_path(tree)
-        self._leaves = [leaf for _, leaf in places]
-        status = [region.inputs.get(pytree.keystr(place)) for place, _ in places]
-        tensors = [i for i, leaf in enumerate(self._leaves) if _has_rows(leaf)]
-        known = [i for i in tensors if status[i] in CARRYING]
+        self._tree = tree
+        tensors = {place: leaf for place, leaf in named_tensors(tree).items() if leaf.dim()}
+        status = {place: region.inputs.get(place) for place in tensors}
+        known = [place for place in tensors if status[place] in CARRYING]
         first = next(iter(known or tensors), None)
         if first is None:
             raise RunError(
@@ -49,41 +47,37 @@ class RegionArguments:
                 "trainable, must take an input that carries the batch, got none; freeze it or "
                 "choose privacy.engine=loop."
             )
-        self.count = self._leaves[first].shape[_axis(status[first])]
-        self.device = self._leaves[first].device
+        self.count = tensors[first].shape[_axis(status[first])]
+        self.device = tensors[first].device
         # What had one row to be broadcast may have b of them behind another region.
         everyones = {Status.SHARED} if region.widened else {Status.SHARED, Status.ONE}
         self._axes = {
-            i: _axis(status[i])
-            for i in tensors
-            if status[i] not in everyones
-            and self._leaves[i].shape[_axis(status[i]) :][:1] == (self.count,)
+            place: _axis(status[place])
+            for place, leaf in tensors.items()
+            if status[place] not in everyones
+            and leaf.shape[_axis(status[place]) :][:1] == (self.count,)
         }
-        self.rows: list[Tensor] = [self._leaves[i].movedim(a, 0) for i, a in self._axes.items()]
+        self.rows: list[Tensor] = [tensors[p].movedim(axis, 0) for p, axis in self._axes.items()]
 
     def with_rows(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments with others in the place of ``rows``, the batch in front too."""
-        leaves = [fresh(leaf) for leaf in self._leaves]
-        for (place, axis), row in zip(self._axes.items(), rows, strict=True):
-            leaves[place] = row.movedim(0, axis)
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
-            leaves, self._spec
+        pairs = zip(self._axes.items(), rows, strict=True)
+        taken = {place: row.movedim(0, axis) for (place, axis), row in pairs}
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors(
+            self._tree, lambda place, leaf: taken.get(place, leaf)
         )
         return arguments
 
 
 def split_tensors(outputs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """Returns the tensors of nested outputs, and what puts others in their places."""
-    leaves, spec = pytree.tree_flatten(outputs)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    found = named_tensors(outputs)
 
     def build(tensors: Sequence[Tensor]) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return pytree.tree_unflatten(filled, spec)
+        others = dict(zip(found, tensors, strict=True))
+        return map_tensors(outputs, lambda place, _: others[place])
 
-    return [leaves[i] for i in places], build
+    return list(found.values()), build
 
 
 def output_axes(tensors: Sequence[Tensor], region: Region) -> list[int]:
@@ -96,7 +90,3 @@ def output_axes(tensors: Sequence[Tensor], region: Region) -> list[int]:
 
 def _axis(status: Status | None) -> int:
     return 1 if status is Status.SECOND else 0
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0

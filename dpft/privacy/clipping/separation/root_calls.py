@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.arguments import batch_size_of, named_tensors
-from dpft.privacy.clipping.separation.few_rows import few_rows
-from dpft.privacy.clipping.separation.held_still import HeldStill
+from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.few_rows import few_rows, other_rows
+from dpft.privacy.clipping.separation.held_still import Draws, HeldStill
 from dpft.privacy.clipping.separation.kept_state import RandomState
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 from dpft.privacy.clipping.separation.row_subset import RowSubset
 
 Arguments = tuple[Any, dict[str, Any]]
@@ -39,6 +39,7 @@ class Survey:
         inputs: First tensor of each call of the model.
         drawn: Whether random numbers were drawn outside of the model's calls.
         first: Arguments of the first call.
+        with_graph: Whether the model answers with its graph, which takes its memory.
         compared: Which of the chosen rows' losses say something, shape (n,); None for all: a row
             that took another's place may meet what the caller keeps for that one in a list.
     """
@@ -49,6 +50,7 @@ class Survey:
     inputs: list[Tensor] = field(default_factory=list)
     drawn: bool = False
     first: Any = None
+    with_graph: bool = False
     compared: Tensor | None = None
 
     def choose(self, losses: Tensor) -> None:
@@ -58,6 +60,15 @@ class Survey:
             losses: Of all rows.
         """
         self.rows = few_rows(self.first, self.count, self.every_unit, losses)
+
+    def others(self, losses: Tensor) -> list["Survey"]:
+        """Returns surveys of two more choices of rows; none where there is one row or unit.
+
+        Args:
+            losses: Of all rows.
+        """
+        choices = other_rows(self.count, self.every_unit, losses)
+        return [replace(self, rows=rows) for rows in choices]
 
     def exchanged(self) -> "Survey":
         """Returns a survey of as many rows, of which chosen ones replace those not chosen."""
@@ -103,6 +114,10 @@ class RootCalls:
         self._units: Tensor | None = None
         self._begun: Callable[[], AbstractContextManager[object]] = nullcontext
         self._after: RandomState | None = None
+        self.compiled = is_compiled(model)
+        """Whether a caller compiled the model. A rehearsal is not: no compiler sees rows taken."""
+        self.with_graph = False
+        """Whether surveys answer with a graph, for a caller who needs one."""
         self.survey: Survey | None = None
         """What became of the run that is watched, or was last; None where it was no survey."""
         self.inputs: list[Tensor] = []
@@ -167,6 +182,7 @@ class RootCalls:
         *,
         whole: Collection[int] = (),
         as_tables: bool = False,
+        draws: Draws | None = None,
     ) -> Iterator[RowSubset]:
         """Makes the model, and all that computes losses around it, see few rows.
 
@@ -176,16 +192,38 @@ class RootCalls:
             begun: As in ``training``, for each call of the rehearsal.
             whole: As ``RowSubset``.
             as_tables: As ``RowSubset``.
+            draws: As ``RowSubset``.
         """
         weights = [*self._model.parameters(), *self._model.buffers()]
-        subset = RowSubset(weights, whole, as_tables=as_tables)
+        subset = RowSubset(weights, whole, as_tables=as_tables, draws=draws)
         subset.choose(survey.rows, count=survey.count, units=survey.chosen_units)
+        with self._answering(subset, meet, begun):
+            yield subset
+
+    @contextmanager
+    def recording(
+        self, draws: Draws, begun: Callable[[], AbstractContextManager[object]]
+    ) -> Iterator[None]:
+        """Keeps what the caller draws, on all rows, beside a model that runs as in a rehearsal."""
+        with self._answering(RowSubset((), draws=draws), lambda _: False, begun):
+            yield
+
+    @contextmanager
+    def _answering(
+        self,
+        subset: RowSubset,
+        meet: Meet,
+        begun: Callable[[], AbstractContextManager[object]],
+    ) -> Iterator[None]:
         self._meet, self._subset, self.inputs, self._begun = meet, subset, [], begun
         try:
-            with HeldStill(noise=False), subset:
-                yield subset
+            with self._uncompiled(), HeldStill(noise=False), subset:
+                yield
         finally:
             self._meet = self._subset = None
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def _consider(self, arguments: Arguments) -> bool:
         """Looks at a call of the model; returns whether it must be answered otherwise."""
@@ -198,7 +236,8 @@ class RootCalls:
     def _new_survey(self, arguments: Arguments) -> Survey:
         count = batch_size_of(arguments)
         units = self._units if self._units is not None and len(self._units) == count else None
-        return Survey(torch.arange(count), count, units, first=arguments)
+        rows = torch.arange(count)
+        return Survey(rows, count, units, first=arguments, with_graph=self.with_graph)
 
     def _answer(self, forward: Forward, arguments: Arguments) -> Any:
         subset = self._subset
@@ -222,15 +261,16 @@ class RootCalls:
         if torch.is_grad_enabled():
             survey.inputs.append(_first(arguments).detach())
         args, kwargs = arguments
-        with self._begun(), torch.no_grad():
+        graph = survey.with_graph and torch.is_grad_enabled()
+        with self._begun(), torch.set_grad_enabled(graph):
             outputs = forward(*args, **kwargs)
         self._after = RandomState.now(_first(arguments).device)
-        return pytree.tree_map(_as_a_leaf, outputs)
+        return outputs if survey.with_graph else map_tensors(outputs, _as_a_leaf)
 
 
-def _as_a_leaf(output: Any) -> Any:
+def _as_a_leaf(_: str, output: Tensor) -> Tensor:
     """Returns an output that requires grad, as a caller may expect, and has no graph."""
-    if not isinstance(output, Tensor) or not output.is_floating_point():
+    if not output.is_floating_point():
         return output
     return output.detach().requires_grad_()
 

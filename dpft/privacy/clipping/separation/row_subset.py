@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dpft.privacy.clipping.separation.arguments import fresh
+from dpft.privacy.clipping.separation.held_still import Draws
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 
 _LOOK_UPS = frozenset(
     {
@@ -46,7 +47,12 @@ class RowSubset(TorchFunctionMode):
     """Makes what runs inside see some rows of its batch, as if the batch had no others."""
 
     def __init__(
-        self, protected: Iterable[Tensor], whole: Collection[int] = (), *, as_tables: bool = False
+        self,
+        protected: Iterable[Tensor],
+        whole: Collection[int] = (),
+        *,
+        as_tables: bool = False,
+        draws: Draws | None = None,
     ) -> None:
         """Prepares to take rows, once it is known which of how many.
 
@@ -56,13 +62,14 @@ class RowSubset(TorchFunctionMode):
                 are no rows though they have as many.
             as_tables: Whether those may only be looked things up in: what is added up, say, may
                 be the rows' own numbers.
+            draws: What is drawn for all rows, of which these get theirs; None: drawn anew.
         """
         super().__init__()
         self._protected = {id(tensor) for tensor in protected}
         self._whole, self._as_tables = frozenset(whole), as_tables
         self._derived = WeakTensorKeyDictionary()
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}
-        self._asleep = False
+        self._asleep, self._draws = False, draws
         self.rows: Tensor | None = None
         """Numbers of the rows, or None where it takes all there are."""
         self._cut: dict[int, Tensor] = {}
@@ -95,23 +102,18 @@ class RowSubset(TorchFunctionMode):
         if self.rows is None:
             return arguments
 
-        def take(leaf: Any) -> Any:
-            return self._take(leaf) if isinstance(leaf, Tensor) else fresh(leaf)
-
-        leaves, spec = pytree.tree_flatten(arguments)
-        taken = [take(leaf) for leaf in leaves]
-        first = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
-        if first is not None and taken[first] is leaves[first] and id(leaves[first]) in self._taken:
+        taken = map_tensors(arguments, lambda _, leaf: self._take(leaf))
+        whole, cut = (next(iter(named_tensors(each).values()), None) for each in (arguments, taken))
+        if whole is not None and cut is whole and id(whole) in self._taken:
             raise ValueError("the first argument of a model carries the batch")
-        return pytree.tree_unflatten(taken, spec)
+        return taken
 
     def mark(self, outputs: Any) -> None:
         """Remembers nested outputs as computed from the chosen rows."""
         if self.rows is None:
             return
-        for leaf in pytree.tree_leaves(outputs):
-            if isinstance(leaf, Tensor):
-                self._derived[leaf] = True
+        for tensor in named_tensors(outputs).values():
+            self._derived[tensor] = True
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
@@ -126,22 +128,46 @@ class RowSubset(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs a function on the chosen rows of what comes from outside."""
-        if self._asleep or self.rows is None:
+        if self._asleep:
             return func(*args, **(kwargs or {}))
+        if self.rows is None:
+            return self._called(func, args, kwargs or {})
+        args = [self._entries_of(each) for each in args]
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, options = pytree.tree_unflatten(taken, spec)
         if self._as_tables and any(self._is_whole(leaf) for leaf in taken):
             _check_looked_up(func, args)
-        result = func(*args, **options)
+        result = self._called(func, args, options)
         # What comes of a tensor left whole is no rows either.
         known = [leaf for leaf in taken if isinstance(leaf, Tensor)]
         if any(leaf in self._derived or id(leaf) in self._taken for leaf in known):
             self.mark(result)
         return result
 
+    def _called(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        if self._draws is None:
+            return func(*args, **options)
+        return self._draws.draw(func, args, options, self._cut)
+
     def _is_whole(self, leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and self._taken.get(id(leaf), (None, None))[1] is leaf
+
+    def _entries_of(self, argument: Any) -> Any:
+        """Returns the chosen rows' entries of a list that has one tensor for each row.
+
+        Of tensors that all have as many entries as the batch has rows nobody knows whether they are
+        rows or columns: they are taken one by one.
+        """
+        if type(argument) not in (list, tuple) or len(argument) not in self._cut:
+            return argument
+        if not all(isinstance(each, Tensor) and each not in self._derived for each in argument):
+            return argument
+        if all(each.shape[:1] == (len(argument),) for each in argument):
+            return argument
+        chosen = [argument[row].clone() for row in self._cut[len(argument)].tolist()]
+        self.mark(chosen)
+        return chosen
 
     def _take(self, tensor: Tensor) -> Tensor:
         """Returns the chosen rows of a tensor from outside; of one tensor always the same ones."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dpft.privacy.clipping.separation.arguments import batch_size_of
+from dpft.privacy.clipping.separation.nested_values import leaves_of
 
 PLAIN = (type(None), bool, str)
 
@@ -41,16 +41,24 @@ class Signature:
         return any(any(sizes) for sizes in self.coincidences)
 
 
-def signature_of(model: nn.Module, arguments: Any) -> Signature:
-    """Returns the kind of a call of ``model`` with nested arguments."""
+def signature_of(model: nn.Module, arguments: Any, units: Tensor | None = None) -> Signature:
+    """Returns the kind of a call of ``model`` with nested arguments.
+
+    Args:
+        model: What is called.
+        arguments: Of the call.
+        units: Unit of each row. Rows of one unit say nothing of those of several: their calls are
+            of another kind.
+    """
     count = batch_size_of(arguments)
-    places, _ = pytree.tree_flatten_with_path(arguments)
-    leaves = tuple((pytree.keystr(place), _kind(leaf, count)) for place, leaf in places)
+    places = leaves_of(arguments)
+    leaves = tuple((place, _kind(leaf, count)) for place, leaf in places)
     switches = tuple(module.training for module in model.modules())
     sizes = (tuple(leaf.shape[1:]) for _, leaf in places if isinstance(leaf, Tensor))
     coincidences = tuple(tuple(size == count for size in each) for each in sizes)
     precision = _precision(places)
-    return Signature((leaves, switches, precision), precision, coincidences)
+    one_unit = units is not None and len(units) == count and bool((units == units[0]).all())
+    return Signature((leaves, switches, precision, one_unit), precision, coincidences)
 
 
 def coarsest(model: nn.Module, precision: torch.dtype | None) -> torch.dtype:

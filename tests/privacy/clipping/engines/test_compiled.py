@@ -66,17 +66,18 @@ def losses(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
 def compared(model: nn.Module, engine: str, batches: list[Tensor], **how: object) -> None:
     """Holds each batch's norms and sum against the loop's."""
     compilation = Compilation(**{"backend": "aot_eager", **how})
+    every = []
     for ids in batches:
         with PerExampleClipper(model, NORM, engine="loop") as clipper:
             wanted = clipper.accumulate(losses(model, ids))
-        ids.wanted = wanted, {n: p.grad for n, p in model.named_parameters()}
+        every.append((ids, wanted, {n: p.grad for n, p in model.named_parameters()}))
         model.zero_grad()
     with PerExampleClipper(model, NORM, engine=engine, compilation=compilation) as clipper:
-        for ids in batches:
+        for ids, wanted, gradients in every:
             norms = clipper.accumulate(losses(model, ids))
-            assert torch.allclose(norms, ids.wanted[0], rtol=1e-9)
+            assert torch.allclose(norms, wanted, rtol=1e-9)
             for name, parameter in model.named_parameters():
-                assert torch.allclose(parameter.grad, ids.wanted[1][name], rtol=1e-8), name
+                assert torch.allclose(parameter.grad, gradients[name], rtol=1e-8), name
             model.zero_grad()
 
 

@@ -2,22 +2,12 @@
 
 import torch
 
-from dpft.privacy.clipping.separation.arguments import (
-    batch_size_of,
-    fresh,
-    named_tensors,
-    take_rows,
-)
+from dpft.privacy.clipping.separation.arguments import batch_size_of, take_rows
 
 
 def test_the_first_tensor_with_rows_says_how_many_examples_there_are():
     assert batch_size_of(((), {"scale": torch.tensor(2.0), "x": torch.ones(5, 2)})) == 5
     assert batch_size_of(((None, "text"), {})) == 0
-
-
-def test_tensors_are_named_by_their_places():
-    tensors = named_tensors(((torch.ones(1), "text"), {"mask": torch.zeros(2)}))
-    assert list(tensors) == ["[0][0]", "[1]['mask']"]
 
 
 def test_rows_are_repeated_until_there_are_enough_and_what_has_another_size_stays():
@@ -27,11 +17,3 @@ def test_rows_are_repeated_until_there_are_enough_and_what_has_another_size_stay
     )
     assert rows.tolist() == [[1.0], [2.0], [1.0]]
     assert others[0] is shared and others[1] is scalar and kwargs == {"text": "text"}
-
-
-def test_a_cache_is_copied_and_nothing_else():
-    class SomeCache(list):
-        pass
-
-    cache, other = SomeCache([1]), [1]
-    assert fresh(cache) == cache and fresh(cache) is not cache and fresh(other) is other

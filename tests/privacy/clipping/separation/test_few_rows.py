@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpft.privacy.clipping.separation.few_rows import MOST_ROWS, few_rows
+from dpft.privacy.clipping.separation.few_rows import MOST_ROWS, few_rows, other_rows
 
 
 def rows_of(count, units=None, losses=None, masks=None):
@@ -45,3 +45,31 @@ def test_rows_of_a_unit_stay_together_and_in_their_order():
     rows = rows_of(12, units=units)
     assert rows == sorted(rows) and len(rows) <= MOST_ROWS
     assert all(units[rows].tolist().count(unit) == 2 for unit in units[rows].tolist())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 9, 40])
+def test_no_row_is_in_all_three_choices_and_the_second_largest_is_beside_no_larger_one(count):
+    losses = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    *_, second, largest = losses.argsort().tolist()
+    choices = [set(rows.tolist()) for rows in other_rows(count, None, losses)]
+    choices.append(set(rows_of(count, losses=losses)))
+    assert len(choices) == 3 and not set.intersection(*choices)
+    assert all(len(rows) <= MOST_ROWS for rows in choices)
+    assert any(largest in rows and second not in rows for rows in choices)
+    assert any(largest not in rows for rows in choices)
+    assert any(second not in rows for rows in choices)
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 6])
+def test_no_unit_is_in_all_three_choices(number):
+    units = torch.arange(number).repeat(2)
+    losses = torch.randn(2 * number, generator=torch.Generator().manual_seed(number))
+    chosen = [few_rows(((losses,), {}), len(units), units, losses)]
+    chosen += other_rows(len(units), units, losses)
+    assert not set.intersection(*(set(units[rows].tolist()) for rows in chosen))
+    assert all(len(rows) == 2 * len(units[rows].unique()) for rows in chosen)
+
+
+def test_one_row_or_unit_has_no_other_choice():
+    assert other_rows(1, None, torch.ones(1)) == []
+    assert other_rows(3, torch.zeros(3, dtype=torch.long), torch.ones(3)) == []

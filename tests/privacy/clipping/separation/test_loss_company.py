@@ -9,7 +9,7 @@ from torch import nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.separation.kept_state import RandomState
-from dpft.privacy.clipping.separation.loss_company import LossCompany
+from dpft.privacy.clipping.separation.loss_company import LossCompany, NothingCompared, Question
 from dpft.privacy.clipping.separation.root_calls import RootCalls
 
 G = torch.Generator().manual_seed(0)
@@ -20,7 +20,11 @@ CPU = torch.device("cpu")
 
 
 def compared(losses_of):
-    """Whether losses of few rows are those of all; "nothing" where they could not be computed."""
+    """Compares losses of few rows with those of all.
+
+    Raises:
+        RunError: They are others, or that cannot be seen.
+    """
     torch.manual_seed(0)
     model = nn.Linear(3, 6)
     calls = RootCalls(model)
@@ -30,11 +34,15 @@ def compared(losses_of):
     with calls.training(lambda _: True, None):
         expected = compute().detach()
     calls.survey.choose(expected)
-    options = (state, nullcontext, torch.float32)
-    few = company.first(compute, calls.survey, expected, *options)
-    if few is None:
-        return "nothing"
-    return few.alike is not False or bool(company.other(compute, few, expected, *options).alike)
+    question = Question(
+        compute_losses=compute,
+        expected=expected,
+        state=state,
+        quiet=nullcontext,
+        precision=torch.float32,
+        check_repeatable=lambda: None,
+    )
+    return company.compare(calls.survey, question)
 
 
 def nll(model, x=X, **options):
@@ -49,12 +57,21 @@ def nll(model, x=X, **options):
         lambda m: nll(m) - 0.01 * nll(m).detach().mean(),
         lambda m: nll(m) * nll(m).detach().argsort().argsort(),
         lambda m: nll(m) * (1 + nll(m).detach() / nll(m).detach().max()),
+        lambda m: nll(m) * (1 + (nll(m).detach() == nll(m).detach().max())),
+        lambda m: nll(m) / nll(m).detach().topk(2).values[1],
+        lambda m: nll(m) * (nll(m) >= nll(m).detach().median()),
+        lambda m: nll(m) * (1 + nll(m).detach().min()),
         lambda m: nll(m, X - X.mean(0)),
+        lambda m: nll(m, X + torch.randn(X.shape) * X.std()),
     ],
-    ids=["tokens", "rows", "baseline", "ranks", "largest", "mixed inputs"],
+    ids=[
+        *("tokens", "rows", "baseline", "ranks", "largest", "the largest alone"),
+        *("second largest", "harder half", "smallest", "mixed inputs", "noise of the batch"),
+    ],
 )
 def test_a_loss_that_reads_other_rows_is_seen(losses):
-    assert compared(losses) is False
+    with pytest.raises(RunError, match="depends on another example's loss or inputs"):
+        compared(losses)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +89,24 @@ def test_a_loss_that_reads_other_rows_is_seen(losses):
     ids=["own", "weights", "classes", "table", "stacked", "noise", "number", "sorted"],
 )
 def test_losses_of_ones_own_pass(losses):
-    assert compared(losses) is True
+    assert compared(losses) is not None
 
 
-def test_a_function_that_keeps_rows_or_labels_in_lists_passes():
+def test_a_function_that_keeps_labels_in_lists_passes():
     labels = LABELS.tolist()
-    assert compared(lambda m: torch.stack([m(X)[i, k] for i, k in enumerate(labels)])) is True
-    rows = X.tolist()
-    assert compared(lambda m: m(torch.tensor([*rows[:3], *rows[3:]]))[:, 0]) is True
+    assert compared(lambda m: torch.stack([m(X)[i, k] for i, k in enumerate(labels)])) is not None
+
+
+def test_a_function_that_keeps_its_rows_from_being_taken_is_refused():
+    first = X.tolist()
+
+    def losses(model):
+        if X.tolist() != first:
+            raise ValueError("all rows in their order")
+        return model(X)[:, 0]
+
+    with pytest.raises(NothingCompared, match="cannot be computed on some of the batch's rows"):
+        compared(losses)
 
 
 def test_submodules_called_alone_are_compared_on_halves():

@@ -84,7 +84,7 @@ def numbered(reduce: Callable[[Tensor], Tensor] = torch.clone) -> Trial:
     return net_trial(losses=losses, alone=alone)
 
 
-def listed(reduce: Callable[[Tensor], Tensor] = torch.clone) -> Trial:
+def listed(reduce: Callable[[Tensor], Tensor] = torch.clone, *, longest: int = 8) -> Trial:
     """Rows that come as a list of texts, padded inside."""
 
     def losses(model: nn.Module, texts: list[Tensor]) -> Tensor:
@@ -93,7 +93,7 @@ def listed(reduce: Callable[[Tensor], Tensor] = torch.clone) -> Trial:
         each = F.cross_entropy(model(ids)[:, :-1].mT, ids[:, 1:], reduction="none")
         return reduce((each * mask[:, 1:]).sum(1))
 
-    texts = [torch.randint(0, WORDS, (n,)) for n in (7, 4, 6, 3, 5, 7)]
+    texts = [torch.randint(0, WORDS, (n,)) for n in (7, 4, longest, 3, 5, 7)]
     return net_trial(model=Words(), losses=losses, batches=[(texts,)])
 
 
@@ -106,6 +106,10 @@ def unable_to_shrink() -> Iterator[Case]:
     yield exact("a number of rows written down", numbered)
     yield mixing("a number of rows written down, and a mean", lambda: numbered(less_mean))
     yield exact("rows in a list, padded inside", listed)
+    # A text of as many words as there are rows looks like a tensor of rows.
+    yield either(
+        "rows in a list, one as long as the batch, padded inside", lambda: listed(longest=ROWS)
+    )
     yield mixing("rows in a list, padded inside, and a mean", lambda: listed(less_mean))
     yield exact("one loss for each row by vmap", lambda: net_trial(losses=by_vmap))
     yield either("weights used by the closure itself", lambda: net_trial(losses=by_hand))

@@ -1,0 +1,331 @@
+"""What a model is called with and what it returns, opened down to its tensors.
+
+A check of separation compares tensors, so it must see all of them. ``torch.utils._pytree`` opens
+what was registered there and takes a dataclass or a ``SimpleNamespace`` for one leaf; a registered
+class may hide what it likes. Here everything is opened by what it is made of: items of dicts, lists
+and tuples and of their subclasses, and the attributes of any object whose class was written in
+Python, be they in ``__dict__`` or in ``__slots__``. What remains is *plain*, a number or a name, or
+it is *sealed*: a closure, a generator, a numpy array or a module may hold rows that nobody sees.
+
+>>> import torch
+>>> from types import SimpleNamespace
+>>> value = {"out": SimpleNamespace(logits=torch.zeros(2, 3)), "scale": 0.5, "rows": iter([1, 2])}
+>>> {place: tuple(tensor.shape) for place, tensor in named_tensors(value).items()}
+{"['out'].logits": (2, 3)}
+>>> sealed_types(value)
+{"['rows']": 'list_iterator'}
+>>> map_tensors(value, lambda place, tensor: tensor[:1])["out"].logits.shape
+torch.Size([1, 3])
+"""
+
+import logging
+import re
+import sys
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_NUMBERS = (int, float, complex, str, bytes)
+_PLAIN = frozenset(
+    {
+        *(type(None), type(...), type(NotImplemented), bool, range, object, *_NUMBERS),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+        *(ModuleType, logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock())),
+    }
+)
+"""Types whose values hold no tensor; modules of code and loggers are no call's own."""
+_COLLECTIONS = (dict, list, tuple, set, frozenset, deque, MappingProxyType)
+_NATIVE = frozenset({object, SimpleNamespace, OrderedDict, defaultdict, *_COLLECTIONS})
+"""Types written in C that are opened, and whose subclasses are."""
+_HEAP_TYPE, _MANAGED_DICT, _POINTER = 1 << 9, 1 << 4, 8
+"""Of a class: CPython's flags of classes made at run time and of a dict outside of the object's
+own memory; and the bytes of a slot."""
+_UNFINISHED = object()
+Change = Callable[[str, Tensor], Any]
+"""(place, tensor) -> what takes the tensor's place."""
+
+
+class HoldsItself(ValueError):
+    """A tuple holds itself, so that it cannot be built with other tensors."""
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """Stands for what a collection keeps elsewhere than in its items: a key, a factory."""
+
+    kind: str
+
+
+def leaves_of(value: Any) -> list[tuple[str, Any]]:
+    """Returns tensors, plain values and sealed ones of a nested value, with their places.
+
+    A container that comes twice is opened once, so that cycles end.
+    """
+    found: list[tuple[str, Any]] = []
+    _collect(value, "", found, set())
+    return found
+
+
+def named_tensors(value: Any) -> dict[str, Tensor]:
+    """Returns the tensors of nested arguments or results by their places."""
+    return {place: leaf for place, leaf in leaves_of(value) if isinstance(leaf, Tensor)}
+
+
+def sealed_types(value: Any) -> dict[str, str]:
+    """Returns the names of the types of what cannot be opened and may hold tensors, by place."""
+    found = {}
+    for place, leaf in leaves_of(value):
+        if isinstance(leaf, _Sealed):
+            found[place] = leaf.kind
+        elif isinstance(leaf, Tensor):
+            if not all(_is_plain(each) for each in vars(leaf).values()):
+                found[place] = f"{type(leaf).__name__} with attributes"
+        elif not _is_plain(leaf):
+            found[place] = type(leaf).__name__
+    return found
+
+
+def map_tensors(value: Any, change: Change) -> Any:
+    """Returns a nested value with other tensors; the value itself stays as it is.
+
+    Collections are new ones, since a forward may write into them. So is an object that holds a
+    tensor or a collection, and all of what a cache is made of.
+
+    Raises:
+        HoldsItself: It cannot be built.
+    """
+    return _mapped(value, "", change, {}, anew=False)
+
+
+def _collect(value: Any, place: str, found: list[tuple[str, Any]], seen: set[int]) -> None:
+    kind: Any = type(value)
+    if kind in _PLAIN or isinstance(value, Tensor) or not _is_opened(kind):
+        found.append((place, value))
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for key, item in _items(value):
+        _collect(item, f"{place}[{key!r}]", found, seen)
+    if kind not in _COLLECTIONS:
+        for name, child in _own_attributes(value):
+            _collect(child, f"{place}.{name}", found, seen)
+    if issubclass(kind, dict | MappingProxyType):
+        found += [(f"{place}.{of}", _Sealed(type(each).__name__)) for of, each in _hidden(value)]
+
+
+def _mapped(value: Any, place: str, change: Change, known: dict[int, Any], *, anew: bool) -> Any:
+    """Returns a copy; ``known`` has what was copied already, by the id of its original."""
+    kind: Any = type(value)
+    if isinstance(value, Tensor):
+        return change(place, value)
+    if kind in _PLAIN or not _is_opened(kind):
+        return value
+    if id(value) in known:
+        if known[id(value)] is _UNFINISHED:
+            raise HoldsItself(f"a {kind.__name__} that holds itself cannot be copied")
+        return known[id(value)]
+    anew = anew or kind.__name__.endswith("Cache")
+    known[id(value)] = _UNFINISHED if _is_frozen(kind) else _empty(value)
+
+    def copied(child: Any, at: str) -> Any:
+        return _mapped(child, place + at, change, known, anew=anew)
+
+    items = [(key, copied(item, f"[{key!r}]")) for key, item in _items(value)]
+    if _is_frozen(kind):
+        known[id(value)] = _frozen(kind, items)
+    else:
+        _fill(known[id(value)], kind, items)
+    new = known[id(value)]
+    if kind in _COLLECTIONS:
+        return new
+    before = dict(_own_attributes(value))
+    after = {name: copied(child, f".{name}") for name, child in before.items()}
+    is_object = not issubclass(kind, _COLLECTIONS)
+    if is_object and not anew and all(after[name] is child for name, child in before.items()):
+        known[id(value)] = value
+        return value
+    _set_attributes(new, value, after)
+    return new
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the items of a collection with their keys or numbers, whatever its class says."""
+    kind: Any = type(value)
+    if issubclass(kind, OrderedDict):
+        yield from OrderedDict.items(value)
+    elif issubclass(kind, dict):
+        yield from dict.items(value)
+    elif issubclass(kind, MappingProxyType):
+        yield from value.items()
+    elif issubclass(kind, _COLLECTIONS):
+        native = next(each for each in _COLLECTIONS if issubclass(kind, each))
+        yield from enumerate(native.__iter__(value))
+
+
+def _hidden(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what a dict keeps beside its items and may hold a tensor."""
+    yield from (("keys()", key) for key, _ in _items(value) if not _is_plain_key(key))
+    factory = value.default_factory if isinstance(value, defaultdict) else None
+    if not _is_plain(factory):
+        yield "default_factory", factory
+
+
+def _is_plain_key(key: Any) -> bool:
+    return all(map(_is_plain_key, key)) if type(key) is tuple else _is_plain(key)
+
+
+def _own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields an object's attributes, of which those that repeat an item of a dict are none.
+
+    A ``ModelOutput`` is a dict whose items are its attributes too.
+    """
+    kind: Any = type(value)
+    items = value if issubclass(kind, dict) else {}
+    for name, child in _dict_of(value).items():
+        if dict.get(items, name, _UNFINISHED) is not child:
+            yield name, child
+    for name, slot in _slots_of(kind):
+        try:
+            yield name, slot.__get__(value)
+        except AttributeError:
+            continue
+
+
+def _set_attributes(new: Any, value: Any, changed: dict[str, Any]) -> None:
+    kind: Any = type(value)
+    slots, own = dict(_slots_of(kind)), _dict_of(new)
+    for name in _dict_of(value):
+        own[name] = changed[name] if name in changed else dict.__getitem__(new, name)
+    for name, slot in slots.items():
+        if name in changed:
+            slot.__set__(new, changed[name])
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    """Returns an object's own ``__dict__``, also where its class shows another; {} for none."""
+    for each in type(value).__mro__:
+        found = vars(each).get("__dict__")
+        if isinstance(found, GetSetDescriptorType | MemberDescriptorType):
+            own: dict[str, Any] = found.__get__(value)
+            return own
+    return {}
+
+
+@lru_cache(maxsize=4096)
+def _slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns the slots of a class and of those it is derived from, with their descriptors."""
+    return tuple(
+        (name, each)
+        for base in kind.__mro__
+        if base.__flags__ & _HEAP_TYPE
+        for name, each in vars(base).items()
+        if isinstance(each, MemberDescriptorType)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_opened(kind: type) -> bool:
+    """Whether all that an instance holds is its items, its ``__dict__`` and its slots."""
+    if issubclass(kind, nn.Module) or kind is object:
+        return False
+    return all(base in _NATIVE or _is_written_in_python(base) for base in kind.__mro__)
+
+
+def _is_written_in_python(kind: type) -> bool:
+    """Whether a class adds no memory to its base but its slots, a dict and weak references.
+
+    A type written in C may keep anything there. The results of torch's functions are tuples.
+    """
+    if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):
+        return True
+    base = kind.__base__
+    if base is None or not kind.__flags__ & _HEAP_TYPE:
+        return False
+    if isinstance(vars(kind).get("__new__"), BuiltinFunctionType):
+        return False
+    pointers = sum(isinstance(each, MemberDescriptorType) for each in vars(kind).values())
+    pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
+    if kind.__dictoffset__ != 0 and base.__dictoffset__ == 0:
+        pointers += not kind.__flags__ & _MANAGED_DICT
+    return kind.__basicsize__ - base.__basicsize__ <= pointers * _POINTER
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value that was not opened, or is looked at by itself, holds no tensor."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return True
+    if issubclass(kind, _NUMBERS):
+        return all(map(_is_plain, _dict_of(value).values()))
+    if isinstance(value, FunctionType):
+        held = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
+        return _is_global(value) or not any(held)
+    if isinstance(value, BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, ModuleType)
+    if isinstance(value, type):
+        return _is_global(value)
+    return _is_opened(kind) and not any(
+        isinstance(leaf, Tensor | _Sealed) or not _is_plain(leaf) for _, leaf in leaves_of(value)
+    )
+
+
+def _is_global(value: Any) -> bool:
+    """Whether a class or function is found by its name, and so is no call's own."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_frozen(kind: type) -> bool:
+    return issubclass(kind, tuple | frozenset | MappingProxyType)
+
+
+def _frozen(kind: Any, items: list[tuple[Any, Any]]) -> Any:
+    if issubclass(kind, MappingProxyType):
+        return MappingProxyType(dict(items))
+    each = [item for _, item in items]
+    if hasattr(kind, "n_sequence_fields"):
+        return kind(each)
+    return tuple.__new__(kind, each) if issubclass(kind, tuple) else frozenset.__new__(kind, each)
+
+
+def _empty(value: Any) -> Any:
+    """Returns an object of the same class that holds nothing yet; no code of the class runs."""
+    kind: Any = type(value)
+    native: Any = next((base for base in kind.__mro__ if base in _NATIVE), object)
+    new = native.__new__(kind)
+    if isinstance(value, defaultdict):
+        defaultdict.__init__(new, value.default_factory)
+    elif isinstance(value, deque):
+        deque.__init__(new, maxlen=value.maxlen)
+    return new
+
+
+def _fill(new: Any, kind: type, items: list[tuple[Any, Any]]) -> None:
+    if issubclass(kind, dict):
+        put = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
+        for key, item in items:
+            put(new, key, item)
+    elif issubclass(kind, list):
+        list.extend(new, [item for _, item in items])
+    elif issubclass(kind, deque):
+        deque.extend(new, [item for _, item in items])
+    elif issubclass(kind, set):
+        set.update(new, {item for _, item in items})

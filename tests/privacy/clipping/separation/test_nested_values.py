@@ -1,0 +1,196 @@
+"""Nested values are opened down to their tensors, and what cannot be opened is named."""
+
+import functools
+import weakref
+from array import array
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils import _pytree as pytree
+from transformers import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from dpft.privacy.clipping.separation.nested_values import (
+    HoldsItself,
+    map_tensors,
+    named_tensors,
+    sealed_types,
+)
+
+ROWS = torch.arange(6.0).view(2, 3)
+Pair = namedtuple("Pair", "a b")
+
+
+class Color(Enum):
+    RED = 1
+
+
+@dataclass
+class Node:
+    value: object
+    others: list = field(default_factory=list)
+
+
+class Secret:
+    __slots__ = ("__rows", "unset")
+
+    def __init__(self, rows):
+        self.__rows = rows
+
+    @property
+    def __dict__(self):
+        return {}
+
+
+class Liar(dict):
+    """Shows nothing of what it holds, and cannot be made by a call."""
+
+    def __init__(self, rows, *, needed):
+        dict.__setitem__(self, "rows", rows)
+
+    def items(self):
+        return []
+
+    def __iter__(self):
+        return iter(())
+
+
+class Registered:
+    def __init__(self, rows):
+        self.rows = rows
+
+
+pytree.register_pytree_node(Registered, lambda kept: ([], kept), lambda _, kept: kept)
+
+
+def cache():
+    made = DynamicCache()
+    made.update(ROWS[:, None, None], ROWS[:, None, None], 0)
+    return made
+
+
+OPENED = {
+    "dataclass": (Node(ROWS), [".value"]),
+    "slots": (Secret(ROWS), ["._Secret__rows"]),
+    "liar": (Liar(ROWS, needed=1), ["['rows']"]),
+    "registered with pytree": (Registered(ROWS), [".rows"]),
+    "namespace": (SimpleNamespace(a={"b": (ROWS,)}), [".a['b'][0]"]),
+    "named tuple": (Pair(ROWS, 2), ["[0]"]),
+    "user dict": (UserDict(a=ROWS), [".data['a']"]),
+    "default dict": (defaultdict(list, a=ROWS), ["['a']"]),
+    "ordered dict": (OrderedDict(a=ROWS), ["['a']"]),
+    "read-only dict": (MappingProxyType({"a": ROWS}), ["['a']"]),
+    "deque": (deque([ROWS], 3), ["[0]"]),
+    "results of torch": (torch.max(ROWS, 1), ["[0]", "[1]"]),
+    "distribution": (torch.distributions.Normal(ROWS, ROWS + 1), [".loc", ".scale"]),
+    "cache": (cache(), [".layers[0].keys", ".layers[0].values"]),
+    "model output": (CausalLMOutputWithPast(logits=ROWS), ["['logits']"]),
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_all_tensors_are_found_and_replaced_in_a_copy(name):
+    value, places = OPENED[name]
+    assert list(named_tensors(value)) == places and sealed_types(value) == {}
+    copied = map_tensors(value, lambda _, tensor: tensor[:1])
+    assert type(copied) is type(value)
+    assert [len(tensor) for tensor in named_tensors(copied).values()] == [1] * len(places)
+    assert all(len(tensor) == 2 for tensor in named_tensors(value).values())
+
+
+def test_the_items_of_a_model_output_stay_its_attributes():
+    copied = map_tensors(CausalLMOutputWithPast(logits=ROWS), lambda _, tensor: tensor[:1])
+    assert copied.logits is copied["logits"] is copied.to_tuple()[0] and len(copied.logits) == 1
+
+
+def test_a_packed_sequence_keeps_its_class_and_its_numbers():
+    packed = pack_padded_sequence(ROWS[..., None], torch.tensor([3, 2]), True)
+    copied = map_tensors(packed, lambda _, tensor: tensor + 0)
+    assert torch.equal(copied.data, packed.data) and copied.batch_sizes.tolist() == [2, 2, 1]
+
+
+def test_cycles_end_and_are_copied_as_cycles():
+    node = Node(ROWS)
+    node.others += [node, {"back": node}]
+    assert list(named_tensors(node)) == [".value"]
+    copied = map_tensors(node, lambda _, tensor: tensor[:1])
+    assert copied is not node and copied.others[0] is copied and copied.others[1]["back"] is copied
+    around = ([],)
+    around[0].append(around)
+    with pytest.raises(HoldsItself):
+        map_tensors(around, lambda _, tensor: tensor)
+
+
+def test_a_cache_is_copied_without_tensors_too_and_an_object_is_not():
+    empty, name = DynamicCache(), SimpleNamespace(name="name")
+    given, kept = map_tensors([empty, name], lambda _, tensor: tensor)
+    assert given is not empty and given.layers is not empty.layers and kept is name
+
+
+def closed():
+    return lambda: (lambda rows: lambda: rows)(ROWS)
+
+
+def attributed():
+    tensor = torch.zeros(2)
+    tensor.rows = ROWS
+    return tensor
+
+
+class Number(float):
+    pass
+
+
+def number():
+    made = Number(1.0)
+    made.rows = ROWS
+    return made
+
+
+SEALED = {
+    "closure": (lambda: (lambda rows: lambda: rows)(ROWS), "function"),
+    "default of a function": (lambda: lambda rows=ROWS: rows, "function"),
+    "class of its own": (lambda: type("Local", (), {"rows": ROWS}), "type"),
+    "generator": (lambda: (row for row in ROWS), "generator"),
+    "iterator": (lambda: iter([ROWS]), "list_iterator"),
+    "partial": (lambda: functools.partial(torch.add, ROWS), "partial"),
+    "method": (lambda: Node(ROWS).__repr__, "method"),
+    "method of a tensor": (lambda: ROWS.clone, "builtin_function_or_method"),
+    "weak reference": (lambda: weakref.ref(ROWS), "ReferenceType"),
+    "numpy": (lambda: ROWS.numpy(), "ndarray"),
+    "array": (lambda: array("d", [1.0]), "array"),
+    "module": (lambda: torch.nn.Identity(), "Identity"),
+    "slice": (lambda: slice(ROWS, None), "slice"),
+    "exception": (lambda: ValueError(ROWS), "ValueError"),
+    "key": (lambda: {(1, ROWS): 1}, "tuple"),
+    "factory": (lambda: defaultdict(lambda rows=ROWS: rows), "function"),
+    "number with attributes": (number, "Number"),
+    "tensor with attributes": (attributed, "Tensor with attributes"),
+}
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_what_cannot_be_opened_is_named_wherever_it_is(name):
+    make, kind = SEALED[name]
+    assert list(sealed_types(make()).values()) == [kind]
+    assert list(sealed_types([Node({"a": make()})]).values()) == [kind]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, 1, 2.5, "text", b"", range(3), torch.float32, torch.device("cpu"), ROWS.shape),
+        *(Color.RED, {Color.RED: 1}, dict, Node, torch.nn.functional.gelu, len, closed),
+        *(Counter("aab"), frozenset({1}), np.float64(1), object(), torch, Number(1.0)),
+    ],
+    ids=str,
+)
+def test_numbers_names_and_what_is_global_are_plain(value):
+    assert sealed_types(value) == {} and named_tensors(value) == {}
+    assert map_tensors(value, lambda _, tensor: tensor) == value
