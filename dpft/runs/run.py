@@ -181,9 +181,10 @@ def go_on(
             held.enter_context(hold_run(folder))
             resume_point = find_resume_point(folder)
             has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
-            if has_reports:
+            has_ended = resume_point.has_ended and has_reports
+            if has_ended:
                 read_ended_ledger(folder)  # What is said of its end is read from privacy.json.
-        (is_done,) = ranks.any(resume_point.has_ended and has_reports)
+        (is_done,) = ranks.any(has_ended)
         if is_done:
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
