@@ -20,7 +20,7 @@ from typing import Any
 
 from dpft.errors import StateError
 from dpft.files import read_file, read_json
-from dpft.privacy.ledger import GENESIS, LedgerRecord, read_ledger
+from dpft.privacy.ledger import GENESIS, LedgerRecord, first_line, hash_of, read_ledger
 from dpft.privacy.witness import read_handed
 from dpft.run_folder import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER
 
@@ -48,8 +48,9 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
     journaled = _journaled_steps(folder)
     ledger = read_ledger(path) if path.exists() else None
     for checkpoint, known in lodged:
-        check_lodged(path, ledger, known, by=checkpoint)
-    _check_witness(folder)
+        if not _broke_off_before_its_first_line(ledger, known):
+            check_lodged(path, ledger, known["ledger"], by=checkpoint)
+    _check_witness(folder, ledger)
     if not knows_the_end(folder):
         return ledger
     record = ledger or NO_STEPS
@@ -152,8 +153,9 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
     # The journal is a step ahead for a moment in each step, and never once the run has ended.
     explained = 0 if ledger.closed else 1
     if journaled > ledger.steps + explained:
+        line = ledger.line_of(ledger.steps + 1)
         raise StateError(
-            f"{path}, line {ledger.steps + 1}: {journal} has {journaled} noisy steps and the ledger"
+            f"{path}, line {line}: {journal} has {journaled} noisy steps and the ledger"
             f" {ledger.steps}, of which a crash explains {explained} at most; the ledger was cut."
             " Put it back as it was: the steps that it lacks are spent."
         )
@@ -165,33 +167,40 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _lodged_in_checkpoints(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for path, run in _checkpointed(folder):
-        if run.get("ledger") is not None:  # A run without privacy has no ledger.
-            yield path, run["ledger"]
-
-
-def _checkpointed(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each checkpoint's path, and what it says of the run: its ledger, its witness."""
+    """Yields each checkpoint's path, and what it says of a run that has a ledger."""
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run")
         except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
             continue
-        if isinstance(run, dict):
+        if isinstance(run, dict) and run.get("ledger") is not None:
             yield str(path), run
 
 
-def _check_witness(folder: Path) -> None:
-    """Refuses a run that has lost its name at its witness, by which its heads are found there."""
+def _broke_off_before_its_first_line(ledger: LedgerRecord | None, known: Mapping[str, Any]) -> bool:
+    """Returns whether a ledger has no whole line since it was to get the first with a step.
+
+    The checkpoint of step 0, which is complete before, has that line's head. Had a step been taken,
+    the journal would have it.
+    """
+    run_id = known.get("run_id")
+    return (
+        ledger is not None
+        and ledger.lines == 0
+        and isinstance(run_id, str)
+        and known["ledger"] == {"lines": 1, "head": hash_of(first_line(run_id)), "position": 0}
+    )
+
+
+def _check_witness(folder: Path, ledger: LedgerRecord | None) -> None:
+    """Refuses a run with another name in witness.json than its ledger has."""
     handed = read_handed(folder)
-    for path, run in _checkpointed(folder):
-        name = run.get("witness")
-        if name is not None and (handed is None or handed["run"] != name):
-            raise StateError(
-                f"{folder / HANDED_HEADS} must name the run {name}, as was written down in {path},"
-                f" got {'no such file' if handed is None else handed['run']}. Put it back as it"
-                " was."
-            )
+    name = None if ledger is None else ledger.run_id
+    if name is not None and handed is not None and handed["run"] != name:
+        raise StateError(
+            f"{folder / HANDED_HEADS} must name the run {name}, as its {LEDGER} does, got"
+            f" {handed['run']}. Put it back as it was."
+        )
 
 
 def _journaled_steps(folder: Path) -> int:

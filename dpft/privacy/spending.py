@@ -44,11 +44,12 @@ def steps_taken(
         planned: What the first step would be, where the plan is known.
 
     Raises:
-        InputError: No line is whole, a step may have been taken, and ``planned`` is not known.
+        InputError: No step is whole, one may have been taken, and ``planned`` is not known.
         StateError: A line is of a mechanism that cannot be accounted for; named by number.
     """
     counts = Counter(
-        _noise(mechanism, path, line) for line, mechanism in enumerate(record.mechanisms, start=1)
+        _noise(mechanism, path, record.line_of(step))
+        for step, mechanism in enumerate(record.mechanisms, start=1)
     )
     if record.counted_steps > record.steps:
         counts[_costliest(counts, path, planned)] += 1
@@ -130,7 +131,7 @@ def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -
         )
     if planned is None:
         raise InputError(
-            f"{path} must hold one whole line, got none, so that the noise of the one"
+            f"{path} must hold one whole step, got none, so that the noise of the one"
             " step that may have been taken is unknown; go on with the run by resume=RUN."
         )
     return planned

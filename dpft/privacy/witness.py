@@ -3,8 +3,9 @@
 Whoever owns a run's folder could cut or rewrite all of it. A head that was handed over earlier is
 beyond their reach: the ledger must still begin with the lines that it is the hash of. The witness
 is a file elsewhere, one JSON object a line, or a program such as a timestamping client, given the
-same line on its standard input. It is told the run's random name, the number of lines and the head,
-all of them public. A witness that fails costs a warning and never a step.
+same line on its standard input. It is told what the ledger's first line names the run by, the
+number of lines and the head, all of them public. A witness that fails costs a warning and never a
+step.
 
 Which witness is the business of the command line that trains: a folder that was received must not
 name a program to be run.
@@ -14,7 +15,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -132,21 +132,22 @@ class WitnessProgram:
 class Handover:
     """Hands a run's heads to a witness, over all its sessions, and counts them in witness.json."""
 
-    def __init__(self, witness: Witness, folder: Path) -> None:
-        """Goes on under the run's name at its witnesses, or draws one.
+    def __init__(self, witness: Witness, folder: Path, *, run_id: str) -> None:
+        """Goes on counting the heads of a run.
 
         Args:
             witness: Who takes the heads.
             folder: The run's; it exists.
+            run_id: What the ledger names the run by.
 
         Raises:
             StateError: What was handed over before cannot be read.
         """
         self._witness, self._path = witness, folder / HANDED_HEADS
-        known = read_handed(folder) or {"run": secrets.token_hex(16), "witnesses": {}}
-        self.run: str = known["run"]
-        """Random and public: ledgers of one plan are equal, line by line."""
-        self._witnesses: dict[str, dict[str, int]] = dict(known["witnesses"])
+        known = read_handed(folder) or {"run": None}
+        self.run_id = run_id
+        ours = known["witnesses"] if known["run"] == run_id else {}
+        self._witnesses: dict[str, dict[str, int]] = dict(ours)
         none = {"heads": 0, "failed": 0, "lines": 0}
         self._witnesses[witness.name] = dict(self._witnesses.get(witness.name, none))
         self._write()
@@ -159,7 +160,7 @@ class Handover:
             head: Hash of the last of them.
         """
         count = self._witnesses[self._witness.name]
-        entry = {"run": self.run, "lines": lines, "head": head}
+        entry = {"run": self.run_id, "lines": lines, "head": head}
         try:
             self._witness.take(json.dumps(entry, sort_keys=True))
         except (OSError, subprocess.SubprocessError) as error:
@@ -178,7 +179,7 @@ class Handover:
             logger.warning("%s could not be written: %s", self._path, error.strerror)
 
     def _write(self) -> None:
-        write_json(self._path, {"run": self.run, "witnesses": self._witnesses})
+        write_json(self._path, {"run": self.run_id, "witnesses": self._witnesses})
 
 
 def make_witness(given: str | tuple[str, ...]) -> Witness:
@@ -222,34 +223,50 @@ def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
         The most lines that the file has a head of: so many the ledger had, and still has.
 
     Raises:
-        InputError: The run had no witness, or the file has no head of it.
+        InputError: The run has no name, or the file has no head of it.
         StateError: The ledger lacks lines that the file has a head of, or has others.
     """
-    handed = read_handed(folder)
-    if handed is None:
+    name = _name_of(ledger, folder)
+    if name is None:
         raise InputError(
-            f"witness needs a run that was trained with privacy.witness, got {str(folder)!r}, which"
-            f" has no {HANDED_HEADS}; drop it."
+            f"witness needs a run that was trained with privacy.witness, got {str(folder)!r}, whose"
+            f" ledger names no run and which has no {HANDED_HEADS}; drop it."
         )
-    heads = _heads_of(handed["run"], file)
+    heads = _heads_of(name, file)
     if not heads:
         raise InputError(
-            f"witness must be a file with heads of the run {handed['run']}, got {str(file)!r},"
-            " which has none; give the file that privacy.witness named."
+            f"witness must be a file with heads of the run {name}, got {str(file)!r}, which has"
+            " none; give the file that privacy.witness named."
         )
     _check_heads(ledger, folder, file, heads)
     return max(lines for lines, _ in heads)
 
 
-def check_going_on(ledger: LedgerRecord, folder: Path, witness: Witness) -> None:
+def check_going_on(
+    ledger: LedgerRecord, folder: Path, witness: Witness, run_id: str | None = None
+) -> None:
     """Refuses to go on with a ledger that lacks lines of which a witness's file has a head.
+
+    Args:
+        ledger: What it says.
+        folder: The run's.
+        witness: Who may have heads of it.
+        run_id: What a checkpoint names the run by, for a ledger that has no line.
 
     Raises:
         StateError: It does.
     """
+    name = ledger.run_id or run_id or _name_of(ledger, folder)
+    if name is not None and isinstance(witness, WitnessFile) and witness.path.exists():
+        _check_heads(ledger, folder, witness.path, _heads_of(name, witness.path))
+
+
+def _name_of(ledger: LedgerRecord, folder: Path) -> str | None:
+    """Returns the run's name at its witnesses: its ledger's, before which it stood in a file."""
+    if ledger.run_id is not None:
+        return ledger.run_id
     handed = read_handed(folder)
-    if handed is not None and isinstance(witness, WitnessFile) and witness.path.exists():
-        _check_heads(ledger, folder, witness.path, _heads_of(handed["run"], witness.path))
+    return None if handed is None else str(handed["run"])
 
 
 def _check_heads(

@@ -4,9 +4,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.files import read_yaml
 from dpft.privacy.completeness import read_journal
+from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import (
     AUDIT_KEY,
     CHECKPOINTS,
@@ -76,14 +77,20 @@ def _command_of(folder: Path) -> str:
 def has_begun(folder: Path) -> bool:
     """Returns whether a run here may have taken a noisy step.
 
-    One that broke off before its first checkpoint was whole left an empty ledger, and took none.
+    One that broke off before its first checkpoint was whole took none, and left a ledger that is
+    empty, or has but the line that names the run.
     """
     ledger = folder / LEDGER
     if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.
         return True
     if not ledger.exists():
         return False
-    return ledger.stat().st_size > 0 or bool(checkpoints(folder / CHECKPOINTS))
+    if checkpoints(folder / CHECKPOINTS):
+        return True
+    try:
+        return read_ledger(ledger).counted_steps > 0
+    except StateError:
+        return True
 
 
 def start_anew(folder: Path) -> None:

@@ -40,6 +40,7 @@ from dpft.runs.run_plan import plan_run
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
+from dpft.runs.spending.spent_run import read_ended_ledger
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
@@ -180,7 +181,10 @@ def go_on(
             held.enter_context(hold_run(folder))
             resume_point = find_resume_point(folder)
             has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
-        (is_done,) = ranks.any(resume_point.has_ended and has_reports)
+            has_ended = resume_point.has_ended and has_reports
+            if has_ended:
+                read_ended_ledger(folder)  # What is said of its end is read from privacy.json.
+        (is_done,) = ranks.any(has_ended)
         if is_done:
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
@@ -188,7 +192,7 @@ def go_on(
             return
         with ranks.settled():
             read_evaluations(folder / METRICS)
-            check_witness(witness, folder)
+            check_witness(witness, folder, resume_point.run_id)
             secrets = read_secrets(folder)
         secrets = share_secrets(secrets, ranks)
         with ranks.settled():
@@ -196,7 +200,7 @@ def go_on(
             same_records(folder, prepared.training_set)
         prepared = sharded(agreed(prepared, ranks), ranks)
         with ranks.settled():
-            handover = begin_handover(witness, folder)
+            handover = begin_handover(witness, folder, resume_point.run_id)
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
 
 

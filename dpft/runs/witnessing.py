@@ -12,6 +12,7 @@ from dpft.config.keys import WITNESS
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.privacy.completeness import read_run_ledger
+from dpft.privacy.ledger import new_run_id
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 
 
@@ -48,20 +49,33 @@ def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
     return witness
 
 
-def check_witness(witness: Witness | None, folder: Path) -> None:
+def check_witness(witness: Witness | None, folder: Path, run_id: str | None = None) -> None:
     """Holds the ledger of a run that goes on against what its witness has of it.
+
+    Args:
+        witness: Of the run.
+        folder: Of the run.
+        run_id: What its checkpoint names it by.
 
     Raises:
         StateError: The witness has heads that the ledger lacks.
     """
     ledger = read_run_ledger(folder)
     if witness is not None and ledger is not None:
-        check_going_on(ledger, folder, witness)
+        check_going_on(ledger, folder, witness, run_id)
 
 
-def begin_handover(witness: Witness | None, folder: Path) -> Handover | None:
-    """Returns what hands over the heads of a session; None without a witness."""
-    return None if witness is None else Handover(witness, folder)
+def begin_handover(
+    witness: Witness | None, folder: Path, run_id: str | None = None
+) -> Handover | None:
+    """Returns what hands over the heads of a session; None without a witness.
+
+    Args:
+        witness: Of the run.
+        folder: Of the run.
+        run_id: What its ledger names it by; None: a new name, which its ledger is to have.
+    """
+    return None if witness is None else Handover(witness, folder, run_id=run_id or new_run_id())
 
 
 def hand_over_end(handover: Handover | None, folder: Path) -> None:

@@ -100,7 +100,9 @@ class PrivateRun:
 
     def begin(self) -> None:
         """Takes every step, from the first."""
-        with Ledger(self.session.folder / LEDGER) as ledger:
+        handover = self.session.handover
+        run_id = None if handover is None else handover.run_id
+        with Ledger(self.session.folder / LEDGER, run_id=run_id) as ledger:
             randomness = self._fresh_randomness(0, step=0)
             self._train(ledger, None, randomness, journaled=0, last_step=self.plan.steps)
 
@@ -127,7 +129,8 @@ class PrivateRun:
         done = resume_point.checkpoint.step
         stood = int(resume_point.checkpoint.run["ledger"].get("position", done))
         last = self._last_step(done, stood)
-        with Ledger.reopen(self.session.folder / LEDGER, broken) as ledger:
+        path, run_id = self.session.folder / LEDGER, resume_point.run_id
+        with Ledger.reopen(path, broken, run_id=run_id) as ledger:
             self._train(ledger, resume_point, randomness, journaled=stood, last_step=last)
 
     def reseed(self, resume_point: ResumePoint) -> None:
@@ -137,7 +140,7 @@ class PrivateRun:
         """
         assert resume_point.ledger is not None
         path, done = self.session.folder / LEDGER, resume_point.checkpoint.step
-        with Ledger.reopen(path, resume_point.ledger) as ledger:
+        with Ledger.reopen(path, resume_point.ledger, run_id=resume_point.run_id) as ledger:
             if resume_point.ledger.counted_steps > ledger.steps:
                 at = min(ledger.steps, self.plan.steps - 1)
                 with self._journal(ledger, ledger.steps) as journal:
@@ -214,12 +217,11 @@ class PrivateRun:
 
     def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
         """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
-        handover = self.session.handover
         return {
             "plan": write_plan(self.plan),
             "environment": self.environment,
             "promises": promises(self.privacy),
-            "witness": None if handover is None else handover.run,
+            "run_id": ledger.run_id,
             "ledger": {
                 "lines": ledger.lines,
                 "head": ledger.head,

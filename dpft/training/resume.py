@@ -49,6 +49,11 @@ class ResumePoint:
             return self.ledger.closed
         return not self.checkpoint.has_keys
 
+    @property
+    def run_id(self) -> str | None:
+        """What names a private run in its ledger; None in one of dpft 0.2.0 or before."""
+        return self.checkpoint.run.get("run_id")
+
     def plan(self) -> PrivacyPlan:
         """Returns the plan that the run was bound to."""
         return read_plan(self.checkpoint.run["plan"])
@@ -58,7 +63,8 @@ def find_resume_point(folder: Path) -> ResumePoint:
     """Returns where the run in a folder stands.
 
     Raises:
-        InputError: It has no checkpoint, so no step was taken; or has an earlier version's noise.
+        InputError: It has no checkpoint, so no step was taken; or it has an earlier version's
+            noise, or has not ended and has an earlier version's ledger.
         StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
             ledger do not agree.
     """
@@ -70,7 +76,14 @@ def find_resume_point(folder: Path) -> ResumePoint:
         )
     checkpoint = read_checkpoint(found[-1])
     _check_noise(checkpoint)
-    return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
+    resume_point = ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
+    if resume_point.ledger is not None and not resume_point.has_ended and not resume_point.run_id:
+        raise InputError(
+            f"resume must go on with a run whose ledger names it, got {str(folder)!r}, which dpft"
+            " 0.2.0 or an earlier version began; go on with it by that version, or begin it anew"
+            " with hydra.run.dir=DIR."
+        )
+    return resume_point
 
 
 def environment(

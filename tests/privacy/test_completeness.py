@@ -8,7 +8,7 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.privacy.completeness import read_journal, read_run_ledger
 from dpft.privacy.ledger import Ledger, read_ledger
-from tests.privacy.test_ledger import MECHANISM
+from tests.privacy.test_ledger import MECHANISM, as_before
 
 
 def make(
@@ -22,14 +22,16 @@ def make(
             ledger.close()
     state = folder / "private" / "checkpoints" / f"step-{lodged:08d}" / "state.json"
     state.parent.mkdir(parents=True)
-    write_state(state, lodged, read_ledger(folder / "ledger.jsonl").heads[min(lodged, steps)])
+    record = read_ledger(folder / "ledger.jsonl")
+    lines = record.line_of(lodged) if record.lines else 0
+    write_state(state, lines, record.heads[min(lines, record.lines)], run_id=record.run_id)
     lines = [json.dumps({"step": step, "sum": "0x0p+0"}) + "\n" for step in journaled]
     (folder / "private" / "steps.jsonl").write_text("".join(lines))
     return folder
 
 
-def write_state(path: Path, lines: int, head: str) -> None:
-    known = {"ledger": {"lines": lines, "head": head}}
+def write_state(path: Path, lines: int, head: str, run_id: str | None = None) -> None:
+    known = {"ledger": {"lines": lines, "head": head, "position": 0}, "run_id": run_id}
     path.write_text(json.dumps({"schema_version": 1, "run": known}))
 
 
@@ -44,8 +46,8 @@ def upto(step: int) -> list[int]:
 
 def test_trust_rule_9_a_journal_two_steps_ahead_of_the_ledger_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path, steps=7, journaled=upto(7), lodged=4)
-    cut(folder, 5)
-    with pytest.raises(StateError, match="line 6: .* has 7 noisy steps and the ledger 5") as error:
+    cut(folder, 6)
+    with pytest.raises(StateError, match="line 7: .* has 7 noisy steps and the ledger 5") as error:
         read_run_ledger(folder)
     assert error.value.exit_code == 3
     assert "a crash explains 1 at most; the ledger was cut. Put it back" in str(error.value)
@@ -92,17 +94,86 @@ def test_the_ledger_has_what_any_checkpoint_was_written_after(tmp_path: Path) ->
     folder = make(tmp_path, steps=5, journaled=upto(5), lodged=3)
     other = folder / "private" / "checkpoints" / "step-00000005" / "state.json"
     other.parent.mkdir()
-    write_state(other, 6, "0" * 64)
-    with pytest.raises(StateError, match="line 6: the ledger must have 6 lines.*step-00000005"):
+    write_state(other, 7, "0" * 64)
+    with pytest.raises(StateError, match="line 7: the ledger must have 7 lines.*step-00000005"):
         read_run_ledger(folder)
-    write_state(other, 5, "f" * 64)
-    with pytest.raises(StateError, match="line 5: the ledger's head must be f{64}"):
+    write_state(other, 6, "f" * 64)
+    with pytest.raises(StateError, match="line 6: the ledger's head must be f{64}"):
         read_run_ledger(folder)
     other.write_text(json.dumps({"schema_version": 1, "run": {"ledger": {"lines": "?"}}}))
     with pytest.raises(StateError, match="state.json is damaged"):
         read_run_ledger(folder)
     other.write_text(json.dumps({"schema_version": 2}))
     with pytest.raises(InputError, match="schema_version 1, got 2"):
+        read_run_ledger(folder)
+
+
+@pytest.mark.parametrize("left", ["", '{"previous": "000'])
+@pytest.mark.parametrize("journaled", [0, 1])
+def test_a_run_may_break_off_between_its_first_checkpoint_and_its_first_line(
+    tmp_path: Path, left: str, journaled: int
+) -> None:
+    """The checkpoint of step 0 has the first line's head before the ledger has a line."""
+    folder = make(tmp_path, steps=3, journaled=upto(3))
+    state = folder / "private/checkpoints/step-00000000/state.json"
+    record = read_ledger(folder / "ledger.jsonl")
+    write_state(state, 1, record.heads[1], record.run_id)
+    assert read_run_ledger(folder) is not None
+    (folder / "ledger.jsonl").write_text(left)
+    (folder / "private/steps.jsonl").write_text('{"step": 1}\n' * journaled)
+    found = read_run_ledger(folder)
+    assert found is not None and (found.lines, found.counted_steps) == (0, journaled)
+    (folder / "private/steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    with pytest.raises(StateError, match="line 1: .* has 2 noisy steps and the ledger 0"):
+        read_run_ledger(folder)
+
+
+@pytest.mark.parametrize(
+    "change", [{"lines": 2}, {"head": "f" * 64}, {"position": 1}, {"run_id": None}]
+)
+def test_a_ledger_that_lost_its_first_line_after_a_step_is_refused(
+    tmp_path: Path, change: dict
+) -> None:
+    folder = make(tmp_path, steps=3, journaled=[])
+    record = read_ledger(folder / "ledger.jsonl")
+    known = {"lines": 1, "head": record.heads[1], "position": 0, "run_id": record.run_id} | change
+    run_id = known.pop("run_id")
+    state = folder / "private/checkpoints/step-00000000/state.json"
+    content = {"schema_version": 1, "run": {"ledger": known, "run_id": run_id}}
+    state.write_text(json.dumps(content))
+    (folder / "ledger.jsonl").write_text("")
+    with pytest.raises(StateError, match="line 1: the ledger must have . lines, .*got 0"):
+        read_run_ledger(folder)
+
+
+def test_trust_rule_9_an_edited_name_is_refused_though_its_chain_holds(tmp_path: Path) -> None:
+    """Every line was written anew under another run's name."""
+    folder = make(tmp_path, steps=3, journaled=upto(3), lodged=2)
+    (folder / "ledger.jsonl").unlink()
+    with Ledger(folder / "ledger.jsonl", run_id="0" * 32) as ledger:
+        for step in upto(3):
+            ledger.append(step, MECHANISM)
+    with pytest.raises(StateError, match="line 3: the ledger's head must be"):
+        read_run_ledger(folder)
+
+
+def test_a_ledger_without_its_first_line_is_refused_though_its_chain_holds(tmp_path: Path) -> None:
+    """It would pass for one of dpft 0.2.0, which nothing tells from another of its plan."""
+    folder = make(tmp_path, steps=3, journaled=upto(3), lodged=2)
+    as_before(folder / "ledger.jsonl")
+    with pytest.raises(StateError, match="line 3: the ledger's head must be"):
+        read_run_ledger(folder)
+
+
+def test_the_name_at_the_witness_is_the_ledgers(tmp_path: Path) -> None:
+    folder = make(tmp_path, steps=3, journaled=upto(3))
+    record = read_ledger(folder / "ledger.jsonl")
+    for name in (record.run_id, "0" * 32):
+        content = {"schema_version": 1, "run": name, "witnesses": {}}
+        (folder / "witness.json").write_text(json.dumps(content))
+        if name == record.run_id:
+            assert read_run_ledger(folder) is not None
+    with pytest.raises(StateError, match=f"witness.json must name the run {record.run_id}"):
         read_run_ledger(folder)
 
 

@@ -116,7 +116,7 @@ def test_trust_rule_5_an_empty_draw_takes_a_noisy_step(ledger):
         assert take_step(engine, model, torch.ones(5, 1000)) == []
     noise_std = 1.5 * 0.1 / 10
     assert model.weight.grad.std() == pytest.approx(noise_std, rel=0.1)
-    assert ledger.lines == 1
+    assert ledger.steps == 1
 
 
 def test_the_divisor_is_public_configuration_and_never_the_drawn_size(ledger):
@@ -252,7 +252,7 @@ def test_what_trains_may_change_between_phases_but_not_within_one(ledger):
         model.weight.requires_grad_(True)
         with pytest.raises(RunError, match="stay those the phase began with"):
             engine.draw(8)
-    assert ledger.lines == 2
+    assert ledger.steps == 2
 
 
 def test_a_run_that_goes_on_in_a_later_phase_clips_at_that_phases_norm(ledger):

@@ -1,9 +1,17 @@
 import json
+import re
 
 import pytest
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.ledger import GENESIS, Ledger, check_ledger, read_ledger
+from dpft.privacy.ledger import (
+    GENESIS,
+    Ledger,
+    check_ledger,
+    first_line,
+    hash_of,
+    read_ledger,
+)
 from tests.privacy.test_plan import plan
 
 MECHANISM = {"name": "poisson_sampled_gaussian", "noise_multiplier": 1.5, "sample_rate": 0.1}
@@ -21,7 +29,7 @@ def path(tmp_path):
 
 def test_what_was_written_is_read_back(path):
     record = read_ledger(path)
-    assert (record.steps, record.lines, record.closed) == (3, 4, True)
+    assert (record.steps, record.lines, record.closed) == (3, 5, True)
     assert all(mechanism == MECHANISM for mechanism in record.mechanisms)
 
 
@@ -35,7 +43,8 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path):
 
 
 def test_lines_hold_step_mechanism_and_the_hash_of_the_line_before_and_nothing_else(path):
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert set(first) == {"run_id", "schema_version", "previous"}
     assert [set(line) for line in lines] == [{"step", "mechanism", "previous"}] * 3 + [
         {"closed", "previous"}
     ]
@@ -43,6 +52,126 @@ def test_lines_hold_step_mechanism_and_the_hash_of_the_line_before_and_nothing_e
 
 def edit(lines):
     lines[1] = lines[1].replace("1.5", "9.5")
+
+
+def edit_run_id(lines):
+    lines[0] = first_line("0" * 32)
+
+
+def header_twice(lines):
+    lines.insert(1, lines[0])
+
+
+def header_twice_in_the_chain(lines):
+    second = json.loads(lines[0]) | {"previous": hash_of(lines[0])}
+    lines.insert(1, json.dumps(second, sort_keys=True))
+
+
+def header_gone(lines):
+    del lines[0]
+
+
+def header_after_a_step(lines):
+    lines[0], lines[1] = lines[1], lines[0]
+
+
+def header_of_other_keys(lines):
+    lines[0] = json.dumps(json.loads(lines[0]) | {"note": "mine"}, sort_keys=True)
+
+
+def header_without_a_version(lines):
+    entry = json.loads(lines[0])
+    del entry["schema_version"]
+    lines[0] = json.dumps(entry, sort_keys=True)
+
+
+def run_id_that_is_none(lines):
+    lines[0] = lines[0].replace(json.loads(lines[0])["run_id"], "mine")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (edit_run_id, 2),
+        (header_twice, 2),
+        (header_twice_in_the_chain, 2),
+        (header_gone, 1),
+        (header_after_a_step, 1),
+        (header_of_other_keys, 1),
+        (header_without_a_version, 1),
+        (run_id_that_is_none, 1),
+    ],
+)
+def test_a_first_line_that_is_not_what_was_written_is_refused(path, spoil, line):
+    lines = path.read_text().splitlines()
+    spoil(lines)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(StateError, match=rf"ledger\.jsonl, line {line}: the ledger is broken here"):
+        read_ledger(path)
+
+
+def test_ledgers_of_one_plan_have_a_name_and_heads_of_their_own(tmp_path):
+    """Their other lines say the same: three demos and the gallery's had one head."""
+    records = []
+    for name in ("a", "b"):
+        with Ledger(tmp_path / name) as ledger:
+            ledger.append(1, MECHANISM)
+            ledger.close()
+        records.append(read_ledger(tmp_path / name))
+    a, b = records
+    assert a.mechanisms == b.mechanisms
+    assert a.run_id != b.run_id and re.fullmatch("[0-9a-f]{32}", a.run_id)
+    assert not set(a.heads[1:]) & set(b.heads[1:])
+
+
+def test_the_first_line_is_known_before_it_is_written_and_written_with_the_first_step(tmp_path):
+    """So a checkpoint of step 0 has its head before the file has a line."""
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        lines, head, run_id = ledger.lines, ledger.head, ledger.run_id
+        assert path.read_bytes() == b""
+        ledger.append(1, MECHANISM)
+    record = read_ledger(path)
+    assert (lines, head) == (1, record.heads[1]) and record.run_id == run_id
+    assert record.lines == 2
+
+
+@pytest.mark.parametrize("torn", ["", '{"previous": "0000', first_line("1" * 32)])
+def test_a_first_line_that_broke_off_is_no_step_and_is_written_whole(tmp_path, torn):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(torn)
+    record = read_ledger(path)
+    assert (record.lines, record.counted_steps, record.run_id) == (0, 0, None)
+    with pytest.raises(ValueError, match="must be named"):
+        Ledger.reopen(path, record)
+    with Ledger.reopen(path, record, run_id="2" * 32) as ledger:
+        ledger.append(1, MECHANISM)
+    found = read_ledger(path)
+    assert (found.run_id, found.steps, found.torn_at) == ("2" * 32, 1, None)
+
+
+def as_before(path):
+    """Writes a ledger anew as dpft 0.2.0 wrote it: without the line that names the run."""
+    entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    head, lines = GENESIS, []
+    for entry in entries:
+        lines.append(json.dumps(entry | {"previous": head}, sort_keys=True) + "\n")
+        head = hash_of(lines[-1][:-1])
+    path.write_text("".join(lines))
+
+
+def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path):
+    as_before(path)
+    record = read_ledger(path)
+    assert (record.steps, record.lines, record.closed, record.run_id) == (3, 4, True, None)
+    assert record.line_of(3) == 3
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3', 1))
+    with pytest.raises(StateError, match="line 2: the ledger is broken here"):
+        read_ledger(path)
+
+
+def test_the_number_of_a_steps_line(path):
+    assert read_ledger(path).line_of(1) == 2
 
 
 def swap(lines):
@@ -54,7 +183,7 @@ def cut(lines):
 
 
 def damage(lines):
-    lines[2] = lines[2][:-5]
+    lines[3] = lines[3][:-5]
 
 
 def go_on_after_closing(lines):
@@ -62,7 +191,7 @@ def go_on_after_closing(lines):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "line"), [(edit, 3), (swap, 1), (cut, 2), (damage, 3), (go_on_after_closing, 5)]
+    ("spoil", "line"), [(edit, 3), (swap, 1), (cut, 2), (damage, 4), (go_on_after_closing, 6)]
 )
 def test_a_spoilt_ledger_is_refused_by_line_number(path, spoil, line):
     lines = path.read_text().splitlines()
@@ -126,13 +255,13 @@ def deep(lines):
 
 
 def edit_step(lines):
-    lines[0] = lines[0].replace('"step": 1', '"step": 2')
+    lines[1] = lines[1].replace('"step": 1', '"step": 2')
 
 
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [(duplicate, 2), (first_gone, 1), (no_json, 2), (blank, 2), (number, 2), (deep, 2),
-     (edit_step, 1)],
+     (edit_step, 2)],
 )  # fmt: skip
 def test_a_line_that_is_none_of_the_chain_is_refused_by_its_number(path, spoil, line):
     lines = path.read_text().splitlines()
@@ -155,7 +284,7 @@ def test_a_torn_last_line_counts_as_a_step_and_the_next_is_written_in_its_place(
     whole = path.read_text()
     path.write_text(whole + torn)
     record = read_ledger(path)
-    assert (record.steps, record.counted_steps, record.lines) == (1, 2, 1)
+    assert (record.steps, record.counted_steps, record.lines) == (1, 2, 2)
     with Ledger.reopen(path, record) as ledger:
         assert path.read_text() == whole + torn
         ledger.append(2, MECHANISM)
@@ -164,7 +293,7 @@ def test_a_torn_last_line_counts_as_a_step_and_the_next_is_written_in_its_place(
 
 def test_a_torn_line_after_the_closing_one_is_refused(path):
     path.write_text(path.read_text() + '{"mech')
-    with pytest.raises(StateError, match="line 5: nothing may follow the closing line"):
+    with pytest.raises(StateError, match="line 6: nothing may follow the closing line"):
         read_ledger(path)
 
 

@@ -42,7 +42,7 @@ def test_a_step_that_is_not_known_costs_as_much_as_any_could(unsure):
 
 def test_a_first_step_that_is_not_known_is_the_planned_one_or_refused():
     assert steps_taken(record(torn_step=True), PATH, planned=noise(3.0)) == {noise(3.0): 1}
-    with pytest.raises(InputError, match="must hold one whole line, got none"):
+    with pytest.raises(InputError, match="must hold one whole step, got none"):
         steps_taken(record(torn_step=True), PATH)
     assert steps_taken(record(), PATH) == {}
 

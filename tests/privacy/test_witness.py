@@ -18,18 +18,19 @@ from dpft.privacy.witness import (
     make_witness,
     read_handed,
 )
-from tests.privacy.test_ledger import MECHANISM
+from tests.privacy.test_ledger import MECHANISM, as_before
 
+RUN_ID = "a" * 32
 KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a ledger of three steps, whose heads 2 and 3 are in ``tmp_path/heads``."""
+    """A run with a ledger of three steps, the heads of the last two in ``tmp_path/heads``."""
     folder = tmp_path / "run"
     folder.mkdir()
-    handover = Handover(WitnessFile(tmp_path / "heads"), folder)
-    with Ledger(folder / "ledger.jsonl") as ledger:
+    handover = Handover(WitnessFile(tmp_path / "heads"), folder, run_id=RUN_ID)
+    with Ledger(folder / "ledger.jsonl", run_id=RUN_ID) as ledger:
         for step in (1, 2, 3):
             ledger.append(step, MECHANISM)
             if step > 1:
@@ -49,17 +50,36 @@ def test_a_file_has_a_line_a_head_under_the_runs_name_and_no_time(
     record, handed = ledger_of(run), read_handed(run)
     entries = [json.loads(line) for line in (tmp_path / "heads").read_text().splitlines()]
     assert handed is not None
-    name = handed["run"]
-    assert entries == [{"run": name, "lines": n, "head": record.heads[n]} for n in (2, 3)]
-    assert handed["witnesses"] == {"file heads": {"heads": 2, "failed": 0, "lines": 3}}
+    assert handed["run"] == record.run_id == RUN_ID
+    assert entries == [{"run": RUN_ID, "lines": n, "head": record.heads[n]} for n in (3, 4)]
+    assert handed["witnesses"] == {"file heads": {"heads": 2, "failed": 0, "lines": 4}}
 
 
-def test_every_run_has_a_name_of_its_own_which_it_keeps(tmp_path: Path) -> None:
-    names = []
-    for folder in ("a", "a", "b"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        names.append(Handover(WitnessFile(tmp_path / "heads"), tmp_path / folder).run)
-    assert names[0] == names[1] != names[2] and len(names[0]) == 32
+def test_a_run_counts_its_own_heads_and_not_those_of_a_planted_file(run: Path) -> None:
+    """A folder may be received; the name of a run that begins in it is drawn all the same."""
+    heads = WitnessFile(run.parent / "heads")
+    Handover(heads, run, run_id=RUN_ID)
+    assert (read_handed(run) or {})["witnesses"]["file heads"]["heads"] == 2
+    Handover(heads, run, run_id="b" * 32)
+    handed = read_handed(run) or {}
+    assert (handed["run"], handed["witnesses"]["file heads"]["heads"]) == ("b" * 32, 0)
+
+
+def test_a_witness_finds_its_heads_by_the_ledger_alone(run: Path, tmp_path: Path) -> None:
+    (run / "witness.json").unlink()
+    assert check_witnessed(ledger_of(run), run, tmp_path / "heads") == 4
+    with pytest.raises(StateError, match="after line 4, .* got 3 lines"):
+        check_going_on(ledger_of(run, 3), run, WitnessFile(tmp_path / "heads"))
+    with pytest.raises(StateError, match="after line 3, .* got 0 lines"):
+        check_going_on(ledger_of(run, 0), run, WitnessFile(tmp_path / "heads"), RUN_ID)
+
+
+def test_a_ledger_of_an_earlier_version_has_its_name_in_a_file(run: Path, tmp_path: Path) -> None:
+    as_before(run / "ledger.jsonl")
+    record = ledger_of(run)
+    entries = [{"run": RUN_ID, "lines": n, "head": record.heads[n]} for n in (2, 3)]
+    (tmp_path / "heads").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert check_witnessed(record, run, tmp_path / "heads") == 3
 
 
 def test_a_program_reads_the_line_and_no_shell_sees_its_arguments(tmp_path: Path) -> None:
@@ -67,7 +87,7 @@ def test_a_program_reads_the_line_and_no_shell_sees_its_arguments(tmp_path: Path
     witness = make_witness((sys.executable, "-c", KEEP, str(target)))
     witness.check(tmp_path / "run")
     (tmp_path / "run").mkdir()
-    Handover(witness, tmp_path / "run").hand_over(3, "f" * 64)
+    Handover(witness, tmp_path / "run", run_id=RUN_ID).hand_over(3, "f" * 64)
     entry = json.loads(target.read_text())
     assert (entry["lines"], entry["head"]) == (3, "f" * 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == [target.name, "run"]
@@ -87,7 +107,7 @@ def test_a_witness_that_fails_costs_a_warning_that_tells_no_argument(
     code, name = FAILING[case]
     began = time.monotonic()
     witness = WitnessProgram((sys.executable, "-c", code, "a-token"), seconds=0.5)
-    handover = Handover(witness, tmp_path)
+    handover = Handover(witness, tmp_path, run_id=RUN_ID)
     handover.hand_over(10, "f" * 64)
     assert time.monotonic() - began < 20
     assert f"did not take the ledger's head ({name}); the run goes on" in caplog.text
@@ -100,7 +120,7 @@ def test_a_file_that_is_gone_costs_a_warning_and_later_heads_are_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     share = tmp_path / "share"
-    handover = Handover(WitnessFile(share / "heads"), tmp_path)
+    handover = Handover(WitnessFile(share / "heads"), tmp_path, run_id=RUN_ID)
     handover.hand_over(10, "a" * 64)
     assert "FileNotFoundError" in caplog.text
     share.mkdir()
@@ -112,9 +132,10 @@ def test_a_file_that_is_gone_costs_a_warning_and_later_heads_are_taken(
 def test_a_line_that_broke_off_does_not_spoil_the_next(run: Path, tmp_path: Path) -> None:
     with (tmp_path / "heads").open("a") as file:
         file.write('{"head": "f')
-    Handover(WitnessFile(tmp_path / "heads"), run).hand_over(3, ledger_of(run).head)
+    handover = Handover(WitnessFile(tmp_path / "heads"), run, run_id=RUN_ID)
+    handover.hand_over(4, ledger_of(run).head)
     assert (tmp_path / "heads").read_text().count("\n") == 4
-    assert check_witnessed(ledger_of(run), run, tmp_path / "heads") == 3
+    assert check_witnessed(ledger_of(run), run, tmp_path / "heads") == 4
 
 
 def test_what_cannot_be_a_witness_is_refused_before_a_step(tmp_path: Path) -> None:
@@ -133,7 +154,7 @@ def test_a_ledger_that_lacks_a_line_of_which_the_witness_has_the_head_is_refused
     run: Path, tmp_path: Path
 ) -> None:
     heads = tmp_path / "heads"
-    assert check_witnessed(ledger_of(run), run, heads) == 3
+    assert check_witnessed(ledger_of(run), run, heads) == 4
     check_going_on(ledger_of(run), run, WitnessFile(heads))
     short = ledger_of(run, 2)
     for check in (
@@ -146,22 +167,23 @@ def test_a_ledger_that_lacks_a_line_of_which_the_witness_has_the_head_is_refused
 
 def test_a_ledger_written_anew_is_refused(run: Path, tmp_path: Path) -> None:
     (run / "ledger.jsonl").unlink()
-    with Ledger(run / "ledger.jsonl") as ledger:
+    with Ledger(run / "ledger.jsonl", run_id=RUN_ID) as ledger:
         for step in (1, 2, 3):
             ledger.append(step, MECHANISM | {"noise_multiplier": 9.0})
-    with pytest.raises(StateError, match="after line 2, "):
+    with pytest.raises(StateError, match="after line 3, "):
         check_witnessed(ledger_of(run), run, tmp_path / "heads")
 
 
 def test_heads_of_other_runs_in_the_file_prove_nothing(run: Path, tmp_path: Path) -> None:
-    """Runs of one plan have equal ledgers, so only a run's own name tells its heads."""
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(InputError, match="has no witness.json"):
-        check_witnessed(ledger_of(run), other, tmp_path / "heads")
-    Handover(WitnessFile(tmp_path / "elsewhere"), other)
+    with Ledger(other / "ledger.jsonl") as ledger:
+        ledger.append(1, MECHANISM)
     with pytest.raises(InputError, match="which has none; give the file"):
-        check_witnessed(ledger_of(run), other, tmp_path / "heads")
+        check_witnessed(ledger_of(other), other, tmp_path / "heads")
+    as_before(other / "ledger.jsonl")
+    with pytest.raises(InputError, match="names no run and which has no witness.json"):
+        check_witnessed(ledger_of(other), other, tmp_path / "heads")
     with pytest.raises(InputError, match="a file that can be read"):
         check_witnessed(ledger_of(run), run, tmp_path / "nowhere")
 

@@ -31,7 +31,7 @@ def test_where_none_has_ended_the_way_to_end_them_is_said(tmp_path: Path) -> Non
 def test_a_run_whose_ledger_was_cut_has_no_record(tmp_path: Path) -> None:
     ledger = make_run(tmp_path / "run") / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(StateError, match="the ledger must have 6 lines"):
+    with pytest.raises(StateError, match="the ledger must have 7 lines"):
         read_finished_runs([tmp_path / "run"])
 
 

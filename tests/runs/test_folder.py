@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError
+from dpft.privacy.ledger import first_line
 from dpft.runs.folder import refuse_used_folder, start_anew
 
 
@@ -12,6 +13,19 @@ def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
     refuse_used_folder(tmp_path)
     (tmp_path / "ledger.jsonl").write_text('{"step": 1')
     with pytest.raises(InputError, match="has taken noisy steps; go on with it by dpft train res"):
+        refuse_used_folder(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", '{"previous": "00', first_line("a" * 32) + "\n"])
+def test_a_ledger_that_but_names_its_run_is_begun_anew(tmp_path: Path, line: str) -> None:
+    """The first step's line never came, and no checkpoint is there to go on from."""
+    (tmp_path / "ledger.jsonl").write_text(line)
+    (tmp_path / "config.yaml").write_text("")
+    refuse_used_folder(tmp_path)
+    start_anew(tmp_path)
+    assert not (tmp_path / "ledger.jsonl").exists()
+    (tmp_path / "ledger.jsonl").write_text(f"{line}\n{{" if line else "damaged\n")
+    with pytest.raises(InputError, match="has taken noisy steps"):
         refuse_used_folder(tmp_path)
 
 

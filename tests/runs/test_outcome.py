@@ -11,6 +11,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import DpftError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.methods.base import ParameterCounts
+from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.outcome import report
@@ -57,15 +58,17 @@ def record(folder: Path) -> dict:
 
 
 def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainConfig) -> None:
-    handover = Handover(make_witness(str(folder.parent / "heads")), folder)
+    run_id = read_ledger(folder / "ledger.jsonl").run_id
+    assert run_id is not None
+    handover = Handover(make_witness(str(folder.parent / "heads")), folder, run_id=run_id)
     hand_over_end(handover, folder)
     report(private, run_plan(plan()), folder, COUNTS, [SCORES])
     content = record(folder)
     assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
-    assert content["ledger"]["lines"] == 6
+    assert content["ledger"]["lines"] == 7
     assert content["trainable_parameters"] == 5
     assert content["num_examples_source"] == "privacy.num_examples"
-    assert content["witness"]["witnesses"]["file heads"]["lines"] == 6
+    assert content["witness"]["witnesses"]["file heads"]["lines"] == 7
     entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
     assert [entry["metrics"] for entry in entries] == [{"bleu": 12.5}]
     text = (folder / "report.md").read_text()

@@ -172,8 +172,9 @@ def test_a_command_begins_or_goes_on(
 def standing(calls: Calls, *, has_ended: bool) -> None:
     """Makes the run's folder one that broke off, or that has ended."""
     calls.folder.mkdir()
-    point = SimpleNamespace(has_ended=has_ended)
+    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32)
     calls.note("check_witness", "same_records", "delete_generator_states", "finish")
+    calls.note("read_ended_ledger")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")
     calls.note(find_resume_point=point, read_secrets=secrets)
 
@@ -207,7 +208,8 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     for name in ("report.md", "privacy.json"):
         (calls.folder / name).touch()
     go_on(config, calls.folder)
-    assert calls == ["find_resume_point", "delete_generator_states", "say_ending"]
+    names = ["find_resume_point", "read_ended_ledger", "delete_generator_states", "say_ending"]
+    assert calls == names
 
 
 def test_a_run_that_goes_on_keeps_the_scores_before_training(

@@ -20,6 +20,10 @@ from tests.config.test_conf import loaded
 from tests.runs.spending.run_folders import make_run
 
 
+def run_id_of(folder: Path) -> str | None:
+    return read_ledger(folder / "ledger.jsonl").run_id
+
+
 def command(*given: str) -> TrainCommand:
     config = loaded("train", ["task=e2e", "privacy.noise_multiplier=1", *given])
     assert isinstance(config, TrainCommand)
@@ -47,23 +51,25 @@ def test_the_witness_of_a_command_is_checked_before_it_is_returned(tmp_path: Pat
 
 def test_a_run_that_its_witness_saw_further_does_not_go_on(tmp_path: Path) -> None:
     folder, witness = make_run(tmp_path / "run"), make_witness(str(tmp_path / "heads"))
-    hand_over_end(begin_handover(witness, folder), folder)
+    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), folder)
     check_witness(witness, folder)
     (folder / "privacy.json").unlink()
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]))
     check_witness(None, folder)
-    with pytest.raises(StateError, match="after line 6, as .* has it, got 4 lines"):
+    with pytest.raises(StateError, match="after line 7, as .* has it, got 4 lines"):
         check_witness(witness, folder)
 
 
 def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    hand_over_end(begin_handover(make_witness(str(tmp_path / "heads")), folder), folder)
+    witness = make_witness(str(tmp_path / "heads"))
+    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), folder)
     (entry,) = map(json.loads, (tmp_path / "heads").read_text().splitlines())
     record, handed = read_ledger(folder / "ledger.jsonl"), read_handed(folder)
     assert handed is not None
-    assert entry == {"run": handed["run"], "lines": 6, "head": record.head}
+    assert entry == {"run": record.run_id, "lines": 7, "head": record.head}
+    assert handed["run"] == record.run_id
 
 
 def test_without_a_witness_or_a_ledger_nothing_is_handed_over(tmp_path: Path) -> None:

@@ -168,6 +168,14 @@ def test_what_account_prints(workspace: Workspace, words: tuple[str, ...]) -> No
     check("account", printed(workspace, "account", *words))
 
 
+def test_what_account_prints_of_a_ledger_that_was_lodged(workspace: Workspace) -> None:
+    head = read(workspace.root / "private" / "privacy.json")["ledger"]["head"]
+    words = ("run=private", f"head={head}", "witness=heads.jsonl")
+    found = printed(workspace, "account", *words)
+    assert found["ledger"]["head_checked"] and found["ledger"]["witnessed_lines"]
+    check("account", found)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -302,8 +310,11 @@ def test_a_spoiled_file_fails(workspace: Workspace, what: str) -> None:
 
 
 def test_a_spoiled_line_of_the_ledger_fails(workspace: Workspace) -> None:
-    first, *_, last = lines(workspace.root / "private" / "ledger.jsonl")
+    name, first, *_, last = lines(workspace.root / "private" / "ledger.jsonl")
     is_valid = Draft202012Validator(schema("ledger_line")).is_valid
     assert not is_valid({**first, "time": "12:00"})
     assert not is_valid({**first, "mechanism": {**first["mechanism"], "batch_size": 7}})
     assert not is_valid({**last, "closed": False})
+    assert not is_valid({**name, "run_id": "mine"})
+    assert not is_valid({**name, "date": "2026-01-31"})
+    assert not is_valid({**name, "previous": last["previous"]})

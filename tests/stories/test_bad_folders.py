@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import first_line, read_ledger
 from tests.stories.test_resume import RUN, broken
 from tests.stories.tiny import EVALUATION, SETTING, Workspace, make_workspace
 
@@ -426,10 +426,13 @@ def test_a_forged_end_is_refused_without_a_word_of_going_on(workspace: Workspace
 LEDGERS = {
     "gap": (lambda all_: [all_[0], *all_[2:]], 2),
     "reordered": (lambda all_: [all_[1], all_[0], *all_[2:]], 1),
-    "edited": (lambda all_: [all_[0].replace("1.0", "9.0"), *all_[1:]], 2),
+    "edited": (lambda all_: [all_[0], all_[1].replace("1.0", "9.0"), *all_[2:]], 3),
+    "renamed": (lambda all_: [first_line("0" * 32) + "\n", *all_[1:]], 2),
+    "unnamed": (lambda all_: all_[1:], 1),
+    "torn first line": (lambda all_: [all_[0][:50]], 1),
     "duplicated": (lambda all_: [all_[0], *all_], 2),
     "empty": (lambda all_: [], 1),
-    "cut": (lambda all_: all_[:1], 2),
+    "cut": (lambda all_: all_[:2], 3),
     "not JSON": (lambda all_: ["step 1\n", *all_[1:]], 1),
 }
 
@@ -447,7 +450,7 @@ def test_what_follows_the_closing_line_is_refused(workspace: Workspace) -> None:
     for more in ('{"step": 6}\n', '{"st'):
         spoil = lines(lambda all_, more=more: [*all_, more])  # type: ignore[misc]
         commands = ("resume", "account", "eval", "export", "generate")
-        check(workspace, "whole", spoil, commands, 3, "bad/ledger.jsonl, line 7: ")
+        check(workspace, "whole", spoil, commands, 3, "bad/ledger.jsonl, line 8: ")
 
 
 def test_a_private_run_without_its_ledger_is_refused(workspace: Workspace) -> None:

@@ -48,7 +48,7 @@ def test_trust_rule_9_a_ledger_cut_by_two_lines_is_refused(
     workspace: Workspace, crashed: Path, command: str
 ) -> None:
     """It took 14 noisy steps and reported 12; ``account run=`` told less with no word."""
-    cut(crashed, "ledger.jsonl", 5)
+    cut(crashed, "ledger.jsonl", 6)
     words = {
         "resume": ("train", "resume=copy"),
         "resume in another environment": ("train", "resume=copy", "train.micro_batch_size=2"),
@@ -57,9 +57,9 @@ def test_trust_rule_9_a_ledger_cut_by_two_lines_is_refused(
     }[command]
     outcome = workspace.run(*words)
     assert (outcome.code, outcome.out) == (3, "")
-    assert "ledger.jsonl, line 6: copy/private/steps.jsonl has 7 noisy steps" in outcome.err
+    assert "ledger.jsonl, line 7: copy/private/steps.jsonl has 7 noisy steps" in outcome.err
     assert outcome.err.count("\n") == 1 and "Put it back as it was" in outcome.err
-    assert len((crashed / "ledger.jsonl").read_text().splitlines()) == 5
+    assert len((crashed / "ledger.jsonl").read_text().splitlines()) == 6
 
 
 def test_trust_rule_9_a_ledger_cut_by_one_line_has_the_step_counted_all_the_same(
@@ -67,7 +67,7 @@ def test_trust_rule_9_a_ledger_cut_by_one_line_has_the_step_counted_all_the_same
 ) -> None:
     """Seven steps were taken, six of them stand in the ledger, and eight more are to be taken."""
     whole = account(workspace)
-    cut(crashed, "ledger.jsonl", 6)
+    cut(crashed, "ledger.jsonl", 7)
     found = account(workspace)
     assert (found["steps_taken"], found["epsilon"]) == (7, whole["epsilon"])
     assert any("has one step more than the ledger" in warning for warning in found["warnings"])
@@ -83,7 +83,7 @@ def test_a_ledger_cut_to_the_checkpoint_is_refused_by_its_journal(
     workspace: Workspace, crashed: Path
 ) -> None:
     """Of 2.329 it told 1.806."""
-    cut(crashed, "ledger.jsonl", 4)
+    cut(crashed, "ledger.jsonl", 5)
     outcome = workspace.run("account", "run=copy")
     assert (outcome.code, outcome.out) == (3, "")
     assert "has 7 noisy steps and the ledger 4" in outcome.err
@@ -98,7 +98,7 @@ def test_without_private_the_end_of_an_unclosed_ledger_is_unproven(
     lodged = account(workspace, f"head={head}")
     assert lodged["ledger"]["head_checked"] is True
     assert lodged["ledger"]["end"] == "unproven", "the run may have gone on behind that head"
-    cut(crashed, "ledger.jsonl", 4)
+    cut(crashed, "ledger.jsonl", 5)
     found = account(workspace)
     assert found["ledger"]["end"] == "unproven"
     assert any("the ledger's end is unproven" in warning for warning in found["warnings"])

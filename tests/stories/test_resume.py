@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from dpft.training import loop, session
-from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace, write_rows
+from tests.stories.tiny import (
+    EVALUATION,
+    TRAINING,
+    Outcome,
+    Workspace,
+    make_workspace,
+    unnamed,
+    write_rows,
+)
 
 RUN = (
     *TRAINING, "train.steps=5", "train.checkpoint_every=2", "train.num_threads=1",
@@ -52,9 +60,9 @@ def broken(
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The public files that do not name the folder."""
+    """The public files that do not name the folder, without what names the run."""
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): unnamed(path)
         for path in folder.rglob("*")
         if path.is_file() and "private" not in path.parts and ".hydra" not in path.parts
     }

@@ -95,9 +95,9 @@ def test_no_public_file_holds_a_word_of_one_record_alone(workspace: Workspace) -
     assert [oct(path.stat().st_mode)[-2:] for path in private] == ["00"] * len(private)
 
 
-def test_the_ledger_has_one_line_and_accounts_for_itself(workspace: Workspace) -> None:
+def test_the_ledger_has_one_step_and_accounts_for_itself(workspace: Workspace) -> None:
     lines = (workspace.root / "vocabulary" / "ledger.jsonl").read_text().splitlines()
-    assert [json.loads(line).get("step") for line in lines] == [1, None]
+    assert [json.loads(line).get("step") for line in lines] == [None, 1, None]
     done = workspace.run("account", "run=vocabulary", "output=json")
     printed, found = read(workspace.root / "printed.json"), json.loads(done.out)
     assert found["epsilon"] == pytest.approx(printed["epsilon"], rel=1e-6)
@@ -176,7 +176,7 @@ def test_a_vocabulary_that_the_words_do_not_allow_says_what_is_spent(workspace: 
     assert "stands spent" in sentence and "resume=large" in sentence.replace(
         str(workspace.root) + "/", ""
     )
-    assert len((workspace.root / "large" / "ledger.jsonl").read_text().splitlines()) == 2
+    assert len((workspace.root / "large" / "ledger.jsonl").read_text().splitlines()) == 3
     again = workspace.run("tokenizer", "resume=large", *PIECES)
     assert again.code == 0, again.err
 
@@ -307,7 +307,7 @@ def broken_off(workspace: Workspace, name: str, lines: int) -> Path:
 
 
 def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: Workspace) -> None:
-    broken = broken_off(workspace, "broken", 1)
+    broken = broken_off(workspace, "broken", 2)
     (broken / "histogram.tsv").unlink()
     done = workspace.run("tokenizer", "resume=broken", *PIECES)
     assert (done.code, "its epsilon stands spent" in done.err) == (2, True)
@@ -319,7 +319,7 @@ def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: W
 def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
     workspace: Workspace, torn: str
 ) -> None:
-    broken = broken_off(workspace, f"written{len(torn)}", 1)
+    broken = broken_off(workspace, f"written{len(torn)}", 2)
     with (broken / "ledger.jsonl").open("a") as file:
         file.write(torn)
     done = workspace.run("tokenizer", f"resume={broken.name}", *PIECES)
@@ -329,12 +329,17 @@ def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
 
 
 def test_a_run_that_broke_off_before_its_line_was_whole_spent_nothing(workspace: Workspace) -> None:
-    broken = broken_off(workspace, "torn", 0)
+    broken = broken_off(workspace, "torn", 1)
     (broken / "histogram.tsv").unlink()
-    (broken / "ledger.jsonl").write_text('{"mechanism": {"del')
+    with (broken / "ledger.jsonl").open("a") as file:
+        file.write('{"mechanism": {"del')
     done = workspace.run("tokenizer", "resume=torn", *PIECES)
     assert (done.code, "spent nothing" in done.err) == (2, True)
     assert workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=torn").code == 2
+    named = broken_off(workspace, "named", 1)
+    (named / "histogram.tsv").unlink()
+    done = workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=named")
+    assert done.code == 0, "a ledger that but names its run is begun anew"
 
 
 def test_words_that_cannot_be_written_are_said_to_have_cost(
@@ -348,4 +353,4 @@ def test_words_that_cannot_be_written_are_said_to_have_cost(
     assert done.code == 1
     sentence = done.err.splitlines()[-1]
     assert "(No space left on device), and epsilon = 4.0000 stands spent" in sentence
-    assert len((workspace.root / "full" / "ledger.jsonl").read_text().splitlines()) == 1
+    assert len((workspace.root / "full" / "ledger.jsonl").read_text().splitlines()) == 2

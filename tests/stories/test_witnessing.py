@@ -55,13 +55,13 @@ def test_a_run_hands_over_its_heads_and_the_report_names_the_witness(
 ) -> None:
     run = workspace.root / "seen"
     # ten steps, the rest with the short last window, and the closing line
-    assert entries(workspace, run) == [10, 22, 23]
+    assert entries(workspace, run) == [11, 23, 24]
     record = json.loads((run / "privacy.json").read_text())
-    counts = {"file of": {"heads": 3, "failed": 0, "lines": 23}}
+    counts = {"file of": {"heads": 3, "failed": 0, "lines": 24}}
     assert record["witness"]["witnesses"] == counts
     assert not any("witness" in warning for warning in record["warnings"])
     for name in ("report.md", "report.html"):
-        assert "file of: 3 heads, the last after line 23 of 23" in (run / name).read_text()
+        assert "file of: 3 heads, the last after line 24 of 24" in (run / name).read_text()
 
 
 def test_no_file_of_the_run_holds_the_witness_itself(workspace: Workspace) -> None:
@@ -79,18 +79,18 @@ def test_a_ledger_cut_where_private_is_gone_is_found_out_by_the_witness(
     shutil.rmtree(folder / "private")
     words = ("account", "run=copy", "witness=heads/of")
     table = workspace.run(*words).out
-    assert "has the head after line 10, as it is here" in table and "end is unproven" in table
+    assert "has the head after line 11, as it is here" in table and "end is unproven" in table
     cut(folder, 8)
     outcome = workspace.run(*words)
     assert (outcome.code, outcome.out) == (3, "")
-    assert "after line 10, as heads/of has it, got 8 lines" in outcome.err
+    assert "after line 11, as heads/of has it, got 8 lines" in outcome.err
 
 
 def test_the_witness_of_an_ended_run_shows_its_end(workspace: Workspace) -> None:
     copied(workspace, "seen")
     outcome = workspace.run("account", "run=copy", "witness=heads/of", "output=json")
     ledger = json.loads(outcome.out)["ledger"]
-    assert (ledger["witnessed_lines"], ledger["end"]) == (23, "witness")
+    assert (ledger["witnessed_lines"], ledger["end"]) == (24, "witness")
     assert "witness needs run=RUN" in workspace.refusal(
         "account", "sample_rate=0.1", "steps=3", "delta=1e-5", "eps=1", "witness=heads/of"
     )
@@ -106,45 +106,53 @@ def test_a_run_goes_on_under_its_name_with_any_witness_of_the_command_line(
     assert outcome.code == 0, outcome.err
     # 12 steps from 10 on are one window, then the closing line; a copy draws new noise, so the
     # three steps that the ledger had after the checkpoint count beside them
-    assert entries(workspace, folder, "heads/by-program") == [25, 26]
+    assert entries(workspace, folder, "heads/by-program") == [26, 27]
     names = json.loads((folder / "privacy.json").read_text())["witness"]["witnesses"]
     assert names.keys() == {"file of", f"program {Path(sys.executable).name}"}
 
 
-def test_a_run_that_has_lost_its_name_at_its_witness_is_refused(workspace: Workspace) -> None:
+def test_a_run_has_its_name_at_its_witness_in_its_ledger(workspace: Workspace) -> None:
     """Else a cut ledger would go on under a new name, which the witness knows nothing of."""
     folder = copied(workspace, "crashed")
-    (folder / "witness.json").unlink()
+    path = folder / "witness.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"run": "0" * 32}))
     for words in (("account", "run=copy"), ("train", "resume=copy", "privacy.witness=heads/of")):
         outcome = workspace.run(*words)
         assert outcome.code == 3, outcome.err
         assert "witness.json must name the run" in outcome.err
+    path.unlink()
+    found = workspace.run("account", "run=copy", "witness=heads/of", "output=json")
+    assert json.loads(found.out)["ledger"]["witnessed_lines"] == 11
+    shutil.copyfile(workspace.root / "heads/of", workspace.root / "heads/too")
+    resumed = workspace.run("train", "resume=copy", "privacy.witness=heads/too")
+    assert resumed.code == 0, resumed.err
+    assert json.loads(path.read_text())["run"] == json.loads(found.out)["ledger"]["run_id"]
 
 
 def test_a_head_before_the_last_line_does_not_show_the_end(workspace: Workspace) -> None:
     """A ledger without private/, cut to just the line that the witness saw last."""
     folder = copied(workspace, "crashed")
     shutil.rmtree(folder / "private")
-    cut(folder, 10)
+    cut(folder, 11)
     outcome = workspace.run("account", "run=copy", "witness=heads/of", "output=json")
     assert outcome.code == 0, outcome.err
     ledger = json.loads(outcome.out)["ledger"]
-    assert (ledger["witnessed_lines"], ledger["end"]) == (10, "unproven")
+    assert (ledger["witnessed_lines"], ledger["end"]) == (11, "unproven")
 
 
 def test_a_run_that_its_witness_saw_further_does_not_go_on(workspace: Workspace) -> None:
     """Ledger, journal and checkpoints were all put back to before step 10."""
     folder = copied(workspace, "crashed")
-    cut(folder, 9)
+    cut(folder, 10)
     (folder / "private/checkpoints").rename(folder / "private/kept")
     (folder / "private/checkpoints").mkdir()
     (step,) = (folder / "private/kept").iterdir()
     state = json.loads((step / "state.json").read_text())
     from dpft.privacy.ledger import read_ledger
-    from dpft.training.checkpoint import _digest
+    from dpft.training.checkpoint_state import _digest
 
     state.pop("checksum")
-    state["run"]["ledger"] |= {"lines": 9, "head": read_ledger(folder / "ledger.jsonl").head}
+    state["run"]["ledger"] |= {"lines": 10, "head": read_ledger(folder / "ledger.jsonl").head}
     state["run"]["ledger"]["position"] = 9
     target = folder / "private/checkpoints/step-00000009"
     shutil.copytree(step, target)
@@ -153,7 +161,7 @@ def test_a_run_that_its_witness_saw_further_does_not_go_on(workspace: Workspace)
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:9]))
     outcome = workspace.run("train", "resume=copy", "privacy.witness=heads/of")
     assert outcome.code == 3, outcome.err
-    assert "after line 10, as heads/of has it, got 9 lines" in outcome.err
+    assert "after line 11, as heads/of has it, got 10 lines" in outcome.err
 
 
 def test_a_witness_that_fails_costs_no_step_and_the_report_says_so(workspace: Workspace) -> None:
@@ -164,7 +172,7 @@ def test_a_witness_that_fails_costs_no_step_and_the_report_says_so(workspace: Wo
     assert f"{name} did not take the ledger's head" in outcome.err
     warnings = json.loads((folder / "privacy.json").read_text())["warnings"]
     assert any(
-        f"{name}, has a head of 0 of the ledger's 26 lines and 2 heads were not taken" in one
+        f"{name}, has a head of 0 of the ledger's 27 lines and 2 heads were not taken" in one
         for one in warnings
     )
     assert "2 not taken" in (folder / "report.md").read_text()

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.cli.main import main
 from dpft.models.source import EMBEDDED_MODEL
+from dpft.privacy.ledger import read_ledger
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
@@ -77,6 +78,20 @@ SETTING = ("task=e2e", "task.data_dir=data", "model=tiny", "model.path=model", M
 TRAINING = (*SETTING, "train.expected_batch_size=8", "privacy.accountant=rdp")
 EVALUATION = ("eval.limit=2", "decode.max_new_tokens=4", "decode.num_beams=2")
 STEPS = "train.steps=3"
+
+
+def unnamed(path: Path) -> bytes:
+    """Returns a public file of a run without what names the run, which is random.
+
+    That is the first line of its ledger, and all hashes that depend on it: of two runs that did the
+    same, the rest is the same.
+    """
+    run = next(folder for folder in path.parents if (folder / "ledger.jsonl").exists())
+    record, content = read_ledger(run / "ledger.jsonl"), path.read_bytes()
+    assert record.run_id is not None
+    for name in (record.run_id, *record.heads[1:]):
+        content = content.replace(name.encode(), b"named")
+    return content
 
 
 def make_workspace(root: Path) -> Workspace:

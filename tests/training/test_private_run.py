@@ -16,15 +16,17 @@ from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
 from dpft.run_folder import KEYS
 from dpft.training import checkpoint_state as state_module
 from dpft.training import loop as loop_module
 from dpft.training import tensor_files
+from dpft.training.checkpoint_state import _digest
 from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from dpft.training.session import train_ordinarily
+from tests.privacy.test_ledger import as_before
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
@@ -69,6 +71,13 @@ def tear_line(ledger, entry):
     raise Killed
 
 
+def tear_text(ledger, line):
+    """Writes half of a line that is given as it stands."""
+    ledger._file.write(line[:30])
+    ledger._file.flush()
+    raise Killed
+
+
 def tear_tensors(tensors, path, **_):
     path.write_bytes(b"half")
     raise Killed
@@ -76,6 +85,10 @@ def tear_tensors(tensors, path, **_):
 
 MOMENTS = {
     "inside a step": (loop_module, "per_example_losses", on_call(7, die)),
+    "before the first line": (Ledger, "_append", on_call(1, die)),
+    "inside the first line": (Ledger, "_append", on_call(1, tear_text)),
+    "between the first line and a step's": (Ledger, "_append", on_call(2, die)),
+    "inside the first step's line": (Ledger, "_append", on_call(2, tear_text)),
     "between journal and ledger": (Ledger, "append", on_call(4, die)),
     "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
@@ -114,8 +127,10 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, und
     resume_point = find_resume_point(folder)
     if not resume_point.has_ended:
         assert same(go(folder, resume_point=resume_point), expected)
-    ledgers = [(each / "ledger.jsonl").read_bytes() for each in (folder, undisturbed[0])]
-    assert ledgers[0] == ledgers[1]
+    records = [read_ledger(each / "ledger.jsonl") for each in (folder, undisturbed[0])]
+    assert records[0].mechanisms == records[1].mechanisms
+    assert [record.closed for record in records] == [True, True]
+    assert records[0].run_id == resume_point.run_id != records[1].run_id
     assert not list(folder.rglob("*.partial"))
 
 
@@ -385,9 +400,58 @@ def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
     ledger = folder / "ledger.jsonl"
-    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(StateError, match="has 4 noisy steps and the ledger 2"):
         find_resume_point(folder)
+
+
+def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_line(
+    tmp_path, monkeypatch
+):
+    """It has the head of the line to come, so that no other run's can take its place."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "before the first line")
+    assert (folder / "ledger.jsonl").read_bytes() == b""
+    known = find_resume_point(folder).checkpoint.run
+    line = first_line(known["run_id"])
+    assert known["ledger"] == {"lines": 1, "head": hash_of(line), "position": 0}
+    (folder / "ledger.jsonl").write_text(first_line("0" * 32) + "\n")
+    with pytest.raises(StateError, match="line 1: the ledger's head must be"):
+        find_resume_point(folder)
+    (folder / "ledger.jsonl").write_text(line + "\n")
+    assert find_resume_point(folder).ledger.run_id == known["run_id"]
+
+
+def test_a_seeded_run_has_a_random_name_all_the_same(tmp_path):
+    """The seed makes its noise known; two runs are two runs."""
+    names = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        go(tmp_path / name)
+        names.append(read_ledger(tmp_path / name / "ledger.jsonl").run_id)
+    assert privacy().noise_seed is not None and names[0] != names[1]
+
+
+def test_a_run_of_an_earlier_version_does_not_go_on_and_an_ended_one_is_read(
+    tmp_path, monkeypatch, undisturbed
+):
+    """Its ledger names no run; what it spent is accounted for all the same."""
+    for name, moment in {"broken": "after the update", "ended": "after it is closed"}.items():
+        folder = tmp_path / name
+        kill(monkeypatch, folder, moment)
+        as_before(folder / "ledger.jsonl")
+        heads = read_ledger(folder / "ledger.jsonl").heads
+        for path in folder.glob("private/checkpoints/*/state.json"):
+            state = json.loads(path.read_text())
+            lines = state["run"]["ledger"]["lines"] - 1
+            state["run"]["ledger"] |= {"lines": lines, "head": heads[lines]}
+            del state["run"]["run_id"], state["checksum"]
+            path.write_text(json.dumps(state | {"checksum": _digest(state)}))
+    with pytest.raises(InputError, match="which dpft 0.2.0 or an earlier version began") as error:
+        find_resume_point(tmp_path / "broken")
+    assert error.value.exit_code == 2
+    assert read_run_ledger(tmp_path / "broken").counted_steps == 4
+    assert find_resume_point(tmp_path / "ended").has_ended
 
 
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
@@ -494,4 +558,4 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
             "checksum",
         )
     }
-    assert state["run"].keys() == {"plan", "environment", "ledger", "promises", "witness"}
+    assert state["run"].keys() == {"plan", "environment", "ledger", "promises", "run_id"}

@@ -67,9 +67,11 @@ def test_a_run_hands_over_the_heads_of_its_ledger_while_it_trains(tmp_path) -> N
     folder = tmp_path / "run"
     folder.mkdir()
     own = session(folder, checkpoint_every=5)
-    object.__setattr__(own, "handover", Handover(WitnessFile(tmp_path / "heads"), folder))
+    handover = Handover(WitnessFile(tmp_path / "heads"), folder, run_id="a" * 32)
+    object.__setattr__(own, "handover", handover)
     train_privately(own, plan(steps=20), privacy(), epsilon_after=spent)
-    heads = read_ledger(folder / "ledger.jsonl").heads
+    record = read_ledger(folder / "ledger.jsonl")
+    assert record.run_id == "a" * 32, "the ledger has the name that its witness knows"
     entries = [json.loads(line) for line in (tmp_path / "heads").read_text().splitlines()]
     found = [(entry["lines"], entry["head"]) for entry in entries]
-    assert found == [(10, heads[10]), (20, heads[20])]
+    assert found == [(11, record.heads[11]), (21, record.heads[21])]

@@ -6,7 +6,10 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "PAGE": ("The same as a page to show, with plots.", ""),
     "PRIVACY": ("What the run promises, for machines.", "privacy"),
     "METRICS": ("The scores, before and after training.", "metrics"),
-    "LEDGER": ("A line for each noisy step, on disk before a weight moved.", "ledger_line"),
+    "LEDGER": (
+        "A line that names the run, and one for each noisy step, on disk before a weight moved.",
+        "ledger_line",
+    ),
     "HANDED_HEADS": (
         "With `privacy.witness`: which heads of the ledger were handed over.",
         "witness",

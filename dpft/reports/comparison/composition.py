@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.run.run_record import RunRecord, guarantee
 
+STATED = (
+    "Every ε here is as its run's privacy.json states it; `dpft account run=…` computes it from the"
+    " ledger."
+)
+
 
 def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
     """Returns what the runs on each data set cost together, a sentence each.
@@ -32,6 +37,8 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
             f"{unfinished} more {runs} begun and left no report: what was spent there is in none of"
             " these sums; the ledgers tell it."
         )
+    if any("epsilon" in record.privacy for record in records):
+        sentences.append(STATED)
     return sentences
 
 

@@ -19,11 +19,12 @@ from dpft.run_folder import LEDGER
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (
-    "The ledger has one line per noisy step, written before the step moved a weight, and a closing"
-    " line. Each line holds, as `previous`, the SHA-256 of the line before (its UTF-8 bytes without"
-    " the line end, in hexadecimal; 64 zeros in the first line), and the head is the SHA-256 of the"
-    f" last line: `{HEAD_COMMAND}` computes it. Whoever owns the files could rewrite them all, so"
-    " lodge the head above with someone else."
+    "The ledger has a first line with a random number that names the run, one line per noisy step,"
+    " written before the step moved a weight, and a closing line. Each line holds, as `previous`,"
+    " the SHA-256 of the line before (its UTF-8 bytes without the line end, in hexadecimal; 64"
+    " zeros in the first line), and the head is the SHA-256 of the last line:"
+    f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
+    " rewrite them all, so lodge the head above with someone else."
 )
 Config = Mapping[str, Any]
 Row = tuple[str, str]

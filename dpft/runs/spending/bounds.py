@@ -8,11 +8,10 @@ from dataclasses import replace
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.accounting.rounding import up
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.spending import Noise, as_mechanisms, thresholds_delta
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.run_folder import JOURNAL
+from dpft.run_folder import JOURNAL, PRIVACY
 from dpft.runs.spending.spent_run import SpentRun
 
 END_UNPROVEN = (
@@ -21,7 +20,11 @@ END_UNPROVEN = (
     " witness=FILE, as they were lodged elsewhere."
 )
 AGREE = 1e-3
-"""Most by which a calibrated epsilon may differ from the same accountant's answer here."""
+"""Most by which a stated epsilon may differ from the same accountant's answer here."""
+UNNAMED = (
+    "the ledger names no run, as those of dpft 0.2.0 and before: another run of the same plan has"
+    " the same head."
+)
 
 
 def account_for_spent(
@@ -31,10 +34,10 @@ def account_for_spent(
     accountant: str | None = None,
     accountants: Accountants,
 ) -> EpsilonBound:
-    """Returns what a run's ledger cost.
+    """Returns what a run's ledger cost, computed of its lines.
 
-    A run of exactly the steps its noise was calibrated for reports the epsilon of the calibration,
-    as the run did, once the accountant finds the same here.
+    What privacy.json states never takes its place: only whose bound leads is taken from there, and
+    every accountant that may lead proves an upper bound.
 
     Args:
         run: What its folder says.
@@ -46,14 +49,13 @@ def account_for_spent(
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
     at = run.delta if delta is None else delta
-    calibration = run.calibration if at == run.delta else None
-    if calibration is not None and accountant not in (None, calibration.accountant):
-        calibration = None
-    leader = accountant or (calibration.accountant if calibration else run.accountant)
+    stated = run.stated if at == run.delta and accountant is None else None
+    leader = accountant or (stated[1] if stated else run.accountant)
     bound = account_taken(run.taken, at, leader, accountants)
-    if calibration is not None:
-        bound = _as_calibrated(bound, calibration.accountant, calibration.epsilon)
-    return _with_warnings(bound, _notes(run) + delta_warnings(at, run.num_examples))
+    warnings = _notes(run) + delta_warnings(at, run.num_examples)
+    if stated is not None:
+        warnings = _not_found(bound, *stated) + warnings
+    return replace(bound, warnings=(*bound.warnings, *warnings))
 
 
 def account_together(
@@ -175,24 +177,19 @@ def _at(bound: EpsilonBound, delta: float) -> EpsilonBound:
     return replace(bound, delta=delta)
 
 
-def _as_calibrated(bound: EpsilonBound, accountant: str, epsilon: float) -> EpsilonBound:
-    """Returns the calibrated epsilon in place of this machine's, unless it is found to be another.
-
-    Where the accountant gives no answer here, what another one says cannot be compared with it.
-    """
-    same = bound.accountant == accountant
-    if not same:
-        other = f"{bound.accountant} finds at most {up(bound.epsilon)}"
-        unseen = f"{accountant}, whose epsilon the calibration gives, has no answer here; {other}."
-        bound = _with_warnings(bound, [unseen])
-    if same and abs(bound.epsilon - epsilon) > AGREE * max(1.0, epsilon):
-        differs = f"the calibration says epsilon = {up(epsilon)}, which {accountant} does not find"
-        return _with_warnings(bound, [f"{differs} here."])
-    return replace(bound, epsilon=epsilon, accountant=accountant)
-
-
-def _with_warnings(bound: EpsilonBound, more: Sequence[str]) -> EpsilonBound:
-    return replace(bound, warnings=(*bound.warnings, *more))
+def _not_found(bound: EpsilonBound, epsilon: float, accountant: str) -> list[str]:
+    """Returns what to say of a stated epsilon that is not found here, without showing it."""
+    if bound.accountant != accountant:
+        return [
+            f"{PRIVACY} states an epsilon by {accountant}, which has no answer here, so that"
+            f" nothing bears it out; this one is of {bound.accountant}."
+        ]
+    if abs(bound.epsilon - epsilon) > AGREE * max(1.0, bound.epsilon):
+        return [
+            f"{PRIVACY} states another epsilon than {accountant} finds of the ledger's steps: do"
+            " not rely on it, nor on a report that does."
+        ]
+    return []
 
 
 def _notes(run: SpentRun) -> list[str]:
@@ -214,6 +211,8 @@ def _notes(run: SpentRun) -> list[str]:
             f"{JOURNAL} has one step more than the ledger: the run broke off before its"
             " line was written, or the line was cut, and it is counted."
         )
+    if run.ledger.lines and run.ledger.run_id is None:
+        notes.append(UNNAMED)
     if run.end is None:
         notes.append(END_UNPROVEN)
     if not run.ledger.closed:

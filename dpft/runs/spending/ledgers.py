@@ -28,6 +28,8 @@ def one_run(config: AccountConfig) -> Answer:
     assert config.run is not None
     run = read_spent(config.run)
     run, witnessed = _with_its_end(config, run)
+    if config.delta is not None:
+        run = replace(run, not_covered={k: v for k, v in run.not_covered.items() if k != "delta"})
     with Accountants() as accountants:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants

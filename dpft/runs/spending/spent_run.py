@@ -2,7 +2,8 @@
 
 The steps and their noise come from ledger.jsonl alone, which a run that broke off has too. Delta
 and the number of units come from privacy.json, or, where the run did not get that far, from its
-last checkpoint or from config.yaml; the number of units is also batch size over sample rate.
+last checkpoint or from config.yaml; the number of units is also batch size over sample rate. The
+ledger's chain of hashes covers none of these, so each is kept with the file that it is from.
 """
 
 from collections.abc import Mapping
@@ -18,14 +19,28 @@ from dpft.privacy.plan import (
     NEIGHBORING_RELATION,
     NO_SAMPLING,
     SAMPLER,
-    Calibration,
     default_delta,
     planned_steps,
 )
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TUNING, runs_in
+from dpft.run_folder import (
+    CHECKPOINT_STATES,
+    CHECKPOINTS,
+    CONFIGURATION,
+    LEDGER,
+    PRIVACY,
+    TUNING,
+    runs_in,
+)
+from dpft.runs.spending.stated import check_stated
 
+_OF_CONFIGURATION = ("unit", "expected_batch_size", "private")
+"""Public facts that config.yaml has of every run, ``private`` whether its noise was secret."""
+_PLANNED = ("delta", "num_examples", "steps")
+"""Those that it has where nothing else does."""
+_WORDS = ("unit_definition", "neighboring_relation")
+"""Those that it has not."""
 CLOSING_LINE = "closing line"
 """What shows the end of a finished run's ledger where private/ is not there."""
 
@@ -48,9 +63,13 @@ class SpentRun:
     neighboring_relation: str
     accountant: str
     """The one that was to lead."""
-    calibration: Calibration | None
-    """Of exactly the planned steps under one noise."""
+    stated: tuple[float, str] | None = None
+    """The epsilon of the ledger's steps at ``delta`` and its accountant, as privacy.json has them:
+    its word alone."""
     reproducible: bool
+    not_covered: Mapping[str, str]
+    """What the ledger's chain of hashes does not cover, by its key in privacy.json, and the file
+    that it is from."""
     tokenizer: str | None = None
     """``model.tokenizer``, unless said to be public: a cost that the ledger does not hold."""
     end: str | None
@@ -85,6 +104,11 @@ def read_spent(folder: str) -> SpentRun:
             f" epsilon follows from it; the whole search's stands in {PRIVACY}."
         )
     ledger = read_ended_ledger(path) or NO_STEPS
+    if ledger.torn_at == 0 and not knows_the_end(path):
+        raise StateError(
+            f"{path / LEDGER}, line 1: the first line is torn, and without private/ nothing shows"
+            " whether others followed. Put the ledger back as it was."
+        )
     taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
     try:
         run = _spent(folder, config, known, ledger, taken)
@@ -110,13 +134,16 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
 
     Raises:
         InputError: A file is of another schema version.
-        StateError: The ledger is damaged, or was cut, added to or replaced.
+        StateError: The ledger is damaged, or was cut, added to or replaced; or privacy.json
+            contradicts it, or what it was written of.
     """
     path = folder / PRIVACY
-    lodged = read_privacy(path).get("ledger") if path.exists() else None
+    privacy = read_privacy(path) if path.exists() else {}
     ledger = read_run_ledger(folder)
-    if lodged is not None:
-        check_lodged(folder / LEDGER, ledger, lodged, by=str(path), whole=True)
+    if "ledger" in privacy:
+        check_lodged(folder / LEDGER, ledger, privacy["ledger"], by=str(path), whole=True)
+    if privacy and ledger is not None:
+        check_stated(folder, privacy, ledger)
     return ledger
 
 
@@ -173,6 +200,11 @@ def _known(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def _file_of_known(folder: Path) -> str:
+    """Returns the file that ``_known`` reads."""
+    return PRIVACY if (folder / PRIVACY).exists() else CHECKPOINTS
+
+
 def _end(folder: Path, ledger: LedgerRecord) -> str | None:
     if knows_the_end(folder):
         return "private/"
@@ -204,6 +236,7 @@ def _spent(
     )
     steps = int(known.get("steps", steps))
     delta = known.get("delta", privacy["delta"])
+    file = _file_of_known(Path(folder))
     return SpentRun(
         folder=folder,
         ledger=ledger,
@@ -216,8 +249,10 @@ def _spent(
         unit_definition=known.get("unit_definition"),
         neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
         accountant=str(privacy["accountant"]),
-        calibration=_calibration(known, taken, steps),
+        stated=(float(known["epsilon"]), str(known["accountant"])) if "epsilon" in known else None,
         reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
+        not_covered=dict.fromkeys((*_OF_CONFIGURATION, *_PLANNED), CONFIGURATION)
+        | {name: file for name in (*_PLANNED, *_WORDS) if name in known},
         tokenizer=_private_tokenizer(config),
         end=_end(Path(folder), ledger),
     )
@@ -240,6 +275,7 @@ def _spent_by_tokenizer(
     """Returns what a private vocabulary spent: one step, of all units."""
     privacy = config["privacy"]
     line = ledger.mechanisms[0] if ledger.mechanisms else known
+    file = _file_of_known(Path(folder))
     size = int(line["num_examples"])
     return SpentRun(
         folder=folder,
@@ -253,8 +289,9 @@ def _spent_by_tokenizer(
         unit_definition=known.get("unit_definition"),
         neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
         accountant="prv",
-        calibration=None,
         reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
+        not_covered=dict.fromkeys(_OF_CONFIGURATION, CONFIGURATION)
+        | {name: file for name in _WORDS if name in known},
         end=_end(Path(folder), ledger),
     )
 
@@ -272,13 +309,3 @@ def _num_examples(
             " privacy.num_examples to tell it; go on with the run by resume=RUN."
         )
     return round(batch / rates.pop())
-
-
-def _calibration(
-    known: Mapping[str, Any], taken: Mapping[Noise, int], steps: int
-) -> Calibration | None:
-    """Returns what calibrated the noise, if the steps taken are exactly those it was for."""
-    calibration, planned = known.get("calibration"), _planned_noise(known)
-    if calibration is None or planned is None or dict(taken) != {planned: steps}:
-        return None
-    return Calibration(**calibration)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dpft.models.source import ModelConfig
+from dpft.privacy.completeness import knows_the_end
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import MODEL, PRIVACY
+from dpft.run_folder import LEDGER, MODEL, PRIVACY
+from dpft.runs.spending.spent_run import read_ended_ledger
 
 KEPT = (
     "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
@@ -29,7 +31,7 @@ def starting_models(model: ModelConfig) -> list[dict[str, Any]]:
 
     Raises:
         InputError: Its privacy.json is of another schema version.
-        StateError: It is damaged.
+        StateError: It is damaged, or contradicts the ledger beside it.
     """
     record = _record_beside(model)
     if record is None:
@@ -45,7 +47,11 @@ def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
     folder = Path(model.path).expanduser().resolve()
     places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
     found = next((place for place in places if place.is_file()), None)
-    return None if found is None else read_privacy(found)
+    if found is None:
+        return None
+    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
+        read_ended_ledger(found.parent)
+    return read_privacy(found)
 
 
 def _entry(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,17 @@ from dpft.reports.accounting.epsilon import (
 )
 from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun
 
+NOT_COVERED = {
+    "delta": "delta",
+    "num_examples": "the number of units",
+    "steps": "the planned steps",
+    "unit": "the unit",
+    "unit_definition": "what the unit is",
+    "neighboring_relation": "the neighboring relation",
+    "expected_batch_size": "the batch",
+    "private": "whether the noise was secret",
+}
+"""Public facts that no ledger holds, in words, by their keys in privacy.json."""
 YOUR_WORD = "that these runs share data, and that no other run does, is your word"
 
 
@@ -31,7 +42,9 @@ def run_table(
         head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
         witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
     """
-    rows = [("run", run.folder), ("ledger", _ledger(run)), ("head", run.ledger.head)]
+    rows = [("run", run.folder), ("ledger", _ledger(run))]
+    rows += [("run id", run.ledger.run_id)] if run.ledger.run_id else []
+    rows.append(("head", run.ledger.head))
     if head_checked:
         rows.append(("", "is the head that was given"))
     if witnessed_lines is not None:
@@ -49,7 +62,20 @@ def run_table(
     steps = f"{run.steps} steps taken of {run.planned_steps} planned"
     headline = _headline(spending, steps, run.unit, run.sampler)
     lines += ["", headline, *warning_lines(spending.warnings)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *warning_lines([_not_covered([run])], label="note")])
+
+
+def _not_covered(runs: Sequence[SpentRun]) -> str:
+    """Returns which numbers the ledgers' hashes do not cover, and the files that they are from."""
+    files: dict[str, list[str]] = {}
+    for name, file in (fact for run in runs for fact in run.not_covered.items()):
+        known = files.setdefault(file, [])
+        known += [] if NOT_COVERED[name] in known else [NOT_COVERED[name]]
+    listed = "; ".join(f"{', '.join(names)} ({file})" for file, names in sorted(files.items()))
+    return (
+        "epsilon is computed of what the ledger's hashes cover: its steps, their noise and their"
+        f" sample rate. They do not cover {listed}."
+    )
 
 
 def _end_in_words(end: str | None) -> str:
@@ -76,8 +102,9 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
         "unit": run.unit,
         "unit_definition": run.unit_definition,
         "neighboring_relation": run.neighboring_relation,
-        "calibration": run.calibration and vars(run.calibration).copy(),
+        "not_covered_by_the_ledger": dict(run.not_covered),
         "ledger": {
+            **({"run_id": run.ledger.run_id} if run.ledger.run_id else {}),
             "lines": run.ledger.lines,
             "head": run.ledger.head,
             "closed": run.ledger.closed,
@@ -100,7 +127,8 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
     added = _added_up(runs)
     simple = f"added up, each run's own: epsilon {up(added['epsilon'])}, delta"
     lines += warning_lines([f"{simple} {delta_up(added['delta'])}"], label="note")
-    lines += warning_lines([YOUR_WORD], label="note")
+    lines += warning_lines([YOUR_WORD, *_copies(runs)], label="note")
+    lines += warning_lines([_not_covered([run for run, _ in runs])], label="note")
     for run, own in runs:
         lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
     return "\n".join([*lines, *warning_lines(together.warnings)])
@@ -120,6 +148,23 @@ def together_record(
         "unit": first.unit,
         "neighboring_relation": first.neighboring_relation,
     }
+
+
+def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
+    """Returns what to say of folders whose ledgers name one run: the steps they share count twice.
+
+    A copy that went on has noise of its own, so it is not left out.
+    """
+    named: dict[str, list[str]] = {}
+    for run, _ in runs:
+        if run.ledger.run_id is not None:
+            named.setdefault(run.ledger.run_id, []).append(run.folder)
+    return [
+        f"{' and '.join(folders)} are copies of one run by their ledgers' first lines: the steps"
+        " from before the copy was made are counted for each"
+        for folders in named.values()
+        if len(folders) > 1
+    ]
 
 
 def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> dict[str, float]:

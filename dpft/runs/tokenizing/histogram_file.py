@@ -63,7 +63,7 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     ledger = read_ledger(path)
     if not ledger.steps:
         raise InputError(
-            f"{path} has no whole line: the run broke off before it drew any noise, and spent"
+            f"{path} has no whole step: the run broke off before it drew any noise, and spent"
             " nothing. Begin anew without resume, in another folder."
         )
     if not ledger.closed:

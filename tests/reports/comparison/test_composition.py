@@ -7,7 +7,8 @@ from tests.reports.run.folders import write_run
 
 def test_the_costs_of_all_runs_are_added_up(tmp_path: Path) -> None:
     """Basic composition: 12 runs of ε = 2.99 and δ = 0.001 cost 35.88 and 0.012."""
-    (costs,) = compared(sweep(tmp_path)).costs
+    costs, whose = compared(sweep(tmp_path)).costs
+    assert whose.startswith("Every ε here is as its run's privacy.json states it")
     assert "ε add up to 35.8800, their δ to 0.012;" in costs
     assert "dpft account runs=…" in costs
     one = write_run(tmp_path / "other", privacy={"unit": "customer_id"})

@@ -51,10 +51,9 @@ def make_run(
         "name": "dp", "unit": "example", "delta": None, "num_examples": None,
         "noise_seed": None, "accountant": "rdp",
     }  # fmt: skip
+    section |= privacy
     train = {"expected_batch_size": BATCH, "steps": planned, "epochs": 10.0}
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({"privacy": section | privacy, "train": train})
-    )
+    (folder / "config.yaml").write_text(yaml.safe_dump({"privacy": section, "train": train}))
     if ended:
         record = read_ledger(folder / "ledger.jsonl")
         content = {
@@ -62,11 +61,20 @@ def make_run(
             "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "unit_definition": "one pair",
             "neighboring_relation": "add_or_remove_one",
             "ledger": {"lines": record.lines, "head": record.head},
-            "private": True, "epsilon": 1.0, "accountant": "rdp", "steps_taken": record.steps,
+            "private": "noise_seed" not in privacy, "epsilon": 1.0, "accountant": "rdp",
+            "epsilons": {"rdp": 1.0}, "steps_taken": record.steps, "unit": section["unit"],
             "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
         }  # fmt: skip
         (folder / "privacy.json").write_text(json.dumps(content | (known or {})))
     return folder
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Edits privacy.json, as whoever owns the folder can; None takes a key away."""
+    path = folder / "privacy.json"
+    edited = json.loads(path.read_text()) | changes
+    kept = {key: value for key, value in edited.items() if value is not None}
+    path.write_text(json.dumps(kept))
 
 
 def tear(folder: Path) -> None:

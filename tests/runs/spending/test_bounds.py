@@ -4,16 +4,20 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
+from dpft.privacy.accounting.mechanism import AccountantError
+from dpft.privacy.ledger import read_ledger
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.spending.bounds import (
+    UNNAMED,
     account_for_spent,
     account_together,
     check_head,
     check_same_unit,
 )
 from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.spending.tables import YOUR_WORD, run_table, together_table
-from tests.runs.spending.run_folders import BATCH, NOISE, SIZE, make_run, mechanism, tear
+from dpft.runs.spending.tables import YOUR_WORD, run_record, run_table, together_table
+from tests.privacy.test_ledger import as_before
+from tests.runs.spending.run_folders import BATCH, NOISE, SIZE, edit, make_run, mechanism, tear
 
 DELTA = 1 / (2 * SIZE)
 
@@ -49,27 +53,84 @@ def test_a_torn_step_is_counted_and_said(tmp_path: Path, accountants: Accountant
     assert any("torn" in warning for warning in spending.warnings)
 
 
-def test_exactly_the_planned_steps_report_the_calibrated_epsilon(
+def stated(accountant: str, epsilon: float) -> dict:
+    """What privacy.json has of a run whose noise was calibrated to an epsilon."""
+    calibration = {"accountant": accountant, "epsilon": epsilon, "grid": "g"}
+    answers = {accountant: epsilon}
+    return calibration | {"calibration": calibration, "epsilons": answers} | {"grid": None}
+
+
+def test_epsilon_is_computed_of_the_ledger_by_the_accountant_that_led(
     tmp_path: Path, accountants: Accountants
 ) -> None:
     found = bound(accountants, 5, "pld")
     # what another machine found: the same but for its rounding
-    calibration = {"accountant": "pld", "epsilon": found + 1e-5, "grid": "g"}
-    run = spent(tmp_path / "a", known={"calibration": calibration})
+    run = spent(tmp_path / "a", known=stated("pld", found + 1e-5))
     spending = account_for_spent(run, accountants=accountants)
-    assert (spending.accountant, spending.epsilon) == ("pld", found + 1e-5)
+    assert (spending.accountant, spending.epsilon) == ("pld", found)
+    assert not any("states" in warning for warning in spending.warnings)
     own = account_for_spent(run, accountant="rdp", accountants=accountants)
     assert own.epsilon == bound(accountants, 5, "rdp")
 
 
-def test_a_calibration_that_is_not_found_again_is_not_believed(
+@pytest.mark.parametrize("times", [0.01, 0.9, 1.5])
+def test_a_stated_epsilon_that_is_not_found_again_is_not_shown(
+    tmp_path: Path, accountants: Accountants, times: float
+) -> None:
+    found = bound(accountants, 5, "pld")
+    run = spent(tmp_path / "a", known=stated("pld", times * found))
+    spending = account_for_spent(run, accountants=accountants)
+    assert spending.epsilon == found
+    assert any("states another epsilon than pld finds" in text for text in spending.warnings)
+    assert str(round(times * found, 3)) not in run_table(run, spending, head_checked=True)
+
+
+class NoPrv:
+    """Accountants of which prv gives no answer, as where it runs into its limits."""
+
+    def __init__(self, accountants: Accountants) -> None:
+        self._accountants = accountants
+
+    def prefetch(self, name: str, mechanism: SampledGaussian) -> None:
+        """Begins nothing."""
+
+    def evaluate(self, name: str, mechanism: object, **options: float) -> object:
+        if name == "prv":
+            raise AccountantError("It took too long.")
+        return self._accountants.evaluate(name, mechanism, **options)
+
+
+def test_a_calibration_of_an_accountant_without_an_answer_is_no_headline(
     tmp_path: Path, accountants: Accountants
 ) -> None:
-    calibration = {"accountant": "pld", "epsilon": 0.01, "grid": "g"}
-    run = spent(tmp_path / "a", known={"calibration": calibration})
+    """An epsilon of 147.8 was told as "epsilon = 0.5000 (upper bound by prv)"."""
+    run = spent(tmp_path / "a", known=stated("prv", 0.1234))
+    check_head(run, run.ledger.head)
+    for accountant in (None, "prv"):
+        spending = account_for_spent(run, accountant=accountant, accountants=NoPrv(accountants))
+        assert (spending.accountant, spending.epsilon) == ("pld", bound(accountants, 5, "pld"))
+        record, table = run_record(run, spending), run_table(run, spending, head_checked=True)
+        assert "0.1234" not in table and "calibration" not in record
+    spending = account_for_spent(run, accountants=NoPrv(accountants))
+    (text,) = (text for text in spending.warnings if "states" in text)
+    assert text.startswith("privacy.json states an epsilon by prv, which has no answer here")
+
+
+def test_a_ledger_of_an_earlier_version_is_accounted_for_and_its_head_is_said_to_prove_less(
+    tmp_path: Path, accountants: Accountants
+) -> None:
+    folder = make_run(tmp_path / "a")
+    as_before(folder / "ledger.jsonl")
+    record = read_ledger(folder / "ledger.jsonl")
+    edit(folder, ledger={"lines": record.lines, "head": record.head})
+    run = read_spent(str(folder))
     spending = account_for_spent(run, accountants=accountants)
-    assert spending.epsilon == bound(accountants, 5, "pld")
-    assert any("pld does not find" in warning for warning in spending.warnings)
+    assert spending.epsilon == bound(accountants, 5, "rdp")
+    assert UNNAMED in spending.warnings
+    assert "run_id" not in run_record(run, spending)["ledger"]
+    assert "run id" not in run_table(run, spending, head_checked=True)
+    named = account_for_spent(spent(tmp_path / "b"), accountants=accountants)
+    assert UNNAMED not in named.warnings
 
 
 def test_differing_mechanisms_in_one_ledger_are_composed(

@@ -1,12 +1,13 @@
 """``dpft account run=`` and ``runs=``: what ledgers say was spent."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dpft.runs.spending.tables import YOUR_WORD
-from tests.runs.spending.run_folders import make_run, mechanism, tear
+from tests.runs.spending.run_folders import edit, make_run, mechanism, tear
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
@@ -30,13 +31,13 @@ def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None
     found = record(workspace, "run=a")
     assert (found["steps"], found["steps_taken"], found["accountant"]) == (5, 5, "rdp")
     assert found["epsilon"] == found["epsilons"]["rdp"]
-    assert (found["ledger"]["lines"], found["ledger"]["closed"]) == (6, True)
+    assert (found["ledger"]["lines"], found["ledger"]["closed"]) == (7, True)
 
 
 def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Workspace) -> None:
     outcome = workspace.run("account", "run=b")
     text = " ".join(outcome.out.split())
-    assert "2 lines and a torn one, not closed" in text
+    assert "3 lines and a torn one, not closed" in text
     assert "3 steps taken of 5 planned" in text
     assert "its step is counted" in text
 
@@ -108,10 +109,51 @@ def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], p
     assert part in workspace.refusal("account", *arguments)
 
 
-def test_two_runs_of_one_plan_have_equal_ledgers_and_cost_what_both_do(
+def test_two_runs_of_one_plan_cost_what_both_do_and_have_heads_of_their_own(
     workspace: Workspace,
 ) -> None:
-    """A ledger holds no time and no seed, so an equal head does not make one run a copy."""
     make_run(workspace.root / "c")
     both = record(workspace, "runs=[a,c]")
     assert both["epsilon"] > max(run["epsilon"] for run in both["runs"])
+    assert len({run["ledger"]["head"] for run in both["runs"]}) == 2
+    assert len({run["ledger"]["run_id"] for run in both["runs"]}) == 2
+    lodged = workspace.run("account", "run=a", f"head={both['runs'][1]['ledger']['head']}")
+    assert (lodged.code, "or the head is of another run" in lodged.err) == (3, True)
+    assert "copies of one run" not in workspace.run("account", "runs=[a,c]").out
+
+
+def test_copies_of_a_run_are_said_to_be_copies_and_counted_each(workspace: Workspace) -> None:
+    """A copy that went on has noise of its own, and is named as the run that it was copied of."""
+    shutil.copytree(workspace.root / "b", workspace.root / "d")
+    both = record(workspace, "runs=[b,d]")
+    assert both["steps_taken"] == 6
+    text = " ".join(workspace.run("account", "runs=[b,d]").out.split())
+    assert "b and d are copies of one run by their ledgers' first lines" in text
+
+
+@pytest.mark.parametrize("left", [0, 10, 60])
+def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
+    workspace: Workspace, left: int
+) -> None:
+    path = workspace.root / "b" / "ledger.jsonl"
+    path.write_text(path.read_text()[: left or None].splitlines()[0][: left or 120])
+    for name in ("run=b", "runs=[a,b]"):
+        outcome = workspace.run("account", name)
+        assert (outcome.code, outcome.out) == (3, "")
+        assert "b/ledger.jsonl, line 1: the first line is torn" in outcome.err
+
+
+def test_what_the_ledger_does_not_cover_is_named_with_its_file(workspace: Workspace) -> None:
+    """An edited delta that config.yaml does not fix cannot be found out, so it is named."""
+    edit(workspace.root / "a", delta=0.02)
+    head = json.loads((workspace.root / "a" / "privacy.json").read_text())["ledger"]["head"]
+    found = record(workspace, "run=a", f"head={head}")
+    sources = found["not_covered_by_the_ledger"]
+    assert found["delta"] == 0.02 and sources["delta"] == "privacy.json"
+    assert sources["unit"] == sources["private"] == "config.yaml"
+    for words in (["run=a", f"head={head}"], ["runs=[a,b]"]):
+        text = " ".join(workspace.run("account", *words).out.split())
+        assert "They do not cover" in text and "delta" in text.split("They do not cover")[1]
+        assert "(privacy.json)" in text and "(config.yaml)" in text
+    given = record(workspace, "run=a", f"head={head}", "delta=0.001")
+    assert given["delta"] == 0.001 and "delta" not in given["not_covered_by_the_ledger"]

@@ -38,7 +38,7 @@ def test_a_torn_first_line_is_a_step_of_the_plan_in_the_checkpoint(tmp_path: Pat
     folder = make_run(tmp_path / "a", planned=2, ended=False, num_examples=SIZE)
     (folder / "ledger.jsonl").write_text("")
     tear(folder)
-    with pytest.raises(InputError, match="must hold one whole line"):
+    with pytest.raises(StateError, match="line 1: the first line is torn"):
         read_spent(str(folder))
     state = folder / "private" / "checkpoints" / "step-00000000" / "state.json"
     state.parent.mkdir(parents=True)
@@ -49,14 +49,14 @@ def test_a_torn_first_line_is_a_step_of_the_plan_in_the_checkpoint(tmp_path: Pat
     assert (spent.taken, spent.delta) == ({USUAL: 1}, 0.001)
 
 
-@pytest.mark.parametrize("kept", [5, 3, 0])
+@pytest.mark.parametrize("kept", [6, 3, 0])
 def test_a_ledger_cut_after_the_run_ended_is_refused_by_line_number(
     tmp_path: Path, kept: int
 ) -> None:
     folder = make_run(tmp_path / "a")
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
-    with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 6 lines"):
+    with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 7 lines"):
         read_spent(str(folder))
 
 
@@ -64,7 +64,7 @@ def test_another_runs_ledger_in_its_place_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     other = make_run(tmp_path / "b", *[mechanism(9.0)] * 5)
     (other / "ledger.jsonl").replace(folder / "ledger.jsonl")
-    with pytest.raises(StateError, match="line 6: the ledger's head must be"):
+    with pytest.raises(StateError, match="line 7: the ledger's head must be"):
         read_spent(str(folder))
 
 
@@ -81,20 +81,17 @@ def test_a_step_no_accountant_can_bound_is_refused_by_line_number(
     tmp_path: Path, entry: dict
 ) -> None:
     folder = make_run(tmp_path / "a", mechanism(), entry, ended=False)
-    with pytest.raises(StateError, match="line 2: expected a poisson_sampled_gaussian"):
+    with pytest.raises(StateError, match="line 3: expected a poisson_sampled_gaussian"):
         read_spent(str(folder))
 
 
-def test_calibration_holds_for_exactly_the_planned_steps_under_the_planned_noise(
-    tmp_path: Path,
-) -> None:
-    calibration = {"accountant": "rdp", "epsilon": 1.0, "grid": "g"}
-    known = {"calibration": calibration}
-    assert read_spent(str(make_run(tmp_path / "a", known=known))).calibration is not None
-    longer = make_run(tmp_path / "b", *[mechanism()] * 6, known=known)
-    louder = make_run(tmp_path / "c", *[mechanism(1.0)] * 5, known=known)
-    assert read_spent(str(longer)).calibration is None
-    assert read_spent(str(louder)).calibration is None
+def test_each_number_that_the_ledger_does_not_cover_has_its_file(tmp_path: Path) -> None:
+    ended = read_spent(str(make_run(tmp_path / "a"))).not_covered
+    planned = ("delta", "num_examples", "steps", "unit_definition", "neighboring_relation")
+    assert {ended[name] for name in planned} == {"privacy.json"}
+    broken = read_spent(str(make_run(tmp_path / "b", mechanism(), ended=False))).not_covered
+    assert set(broken.values()) == {"config.yaml"}
+    assert set(ended) - set(broken) == {"unit_definition", "neighboring_relation"}
 
 
 def test_a_run_without_privacy_and_an_unknown_schema_are_refused(tmp_path: Path) -> None:
@@ -141,7 +138,7 @@ def test_a_search_is_refused_since_its_ledger_is_one_run_of_many(
 @pytest.mark.parametrize("key", ["noise_multiplier", "sample_rate"])
 def test_a_number_beyond_every_float_is_no_mechanism(tmp_path: Path, key: str) -> None:
     folder = make_run(tmp_path / "a", mechanism() | {key: 10**400}, ended=False)
-    with pytest.raises(StateError, match=r"ledger\.jsonl, line 1: expected a poisson.* Put the"):
+    with pytest.raises(StateError, match=r"ledger\.jsonl, line 2: expected a poisson.* Put the"):
         read_spent(str(folder))
 
 

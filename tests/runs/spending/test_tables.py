@@ -40,7 +40,11 @@ def rows(table: str) -> list[list[str]]:
 
 def test_a_runs_table_has_its_steps_its_ledger_and_the_headline_last(ended: SpentRun) -> None:
     table = run_table(ended, BOUND, head_checked=False)
-    assert rows(table)[1:3] == [["ledger", "6", "lines,", "closed"], ["head", ended.ledger.head]]
+    assert rows(table)[1:4] == [
+        ["ledger", "7", "lines,", "closed"],
+        ["run", "id", ended.ledger.run_id],
+        ["head", ended.ledger.head],
+    ]
     assert "steps     5 of noise multiplier 1.5 at sample rate 0.2" in table
     assert "5 steps taken of 5 planned" in table
     assert table.index("epsilon = 1.2345") < table.index("warning: mind it.")
