@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpft.reports.comparison.pages import csv_table, markdown, page
 from dpft.reports.comparison.sweep_plots import _against_before
-from dpft.reports.run.scores import PRIVATE_SPLIT
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import EVIL, write_run
 

@@ -4,8 +4,9 @@ import pytest
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.reports.run.figures import Figure, figures, meaning
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT, mark
 from dpft.reports.run.run_record import COMPUTABLE
-from dpft.reports.run.scores import PRIVATE_SPLIT, mark, score_tables
+from dpft.reports.run.scores import score_tables
 from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
 
 

@@ -11,8 +11,9 @@ import yaml
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
+from dpft.reports.run.metrics_files import mark, write_metrics
 from dpft.reports.run.privacy_record import non_private_record, parameter_record
-from dpft.reports.run.report import mark, render, write_metrics, write_report
+from dpft.reports.run.report import render, write_report
 from dpft.reports.run.sections import HEAD_COMMAND
 from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES
 from tests.reports.run.test_privacy_record import record as private
