@@ -72,12 +72,13 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
         content = {"schema_version": SCHEMA_VERSION, "evaluations": entries}
         print(json.dumps(content, indent=2, sort_keys=True))
         return
-    for entry in entries:
+    for entry, evaluation in zip(entries, evaluations, strict=True):
         counted = f", {entry['examples']} distinct inputs" if public else ""
         print(f"{entry['task']}, split {entry['split']}{counted}")
         for name, value in entry["metrics"].items():
             print(f"{name:<22}{score(value, entry.get('digits')):>12}")
-        for name, why in entry["not_computed"].items():
+        reasons = evaluation.not_computed if sys.stdout.isatty() else entry["not_computed"]
+        for name, why in reasons.items():
             print(f"{name:<22}not computed: {why}")
         if not public:
             print(entry["note"])

@@ -59,7 +59,7 @@ def _table(task: str, split: str, entries: Sequence[Mapping[str, Any]]) -> Score
         examples=[entry["examples"] for entry in seen if "examples" in entry],
         rows=metric_rows(seen),
         not_computed=_not_computed(seen),
-        texts=_shown_texts(seen),
+        texts=_shown_texts(entries),
         hidden=[entry["stage"] for entry in entries if entry not in seen],
         digits=next((entry["digits"] for entry in seen if "digits" in entry), None),
     )
