@@ -1,10 +1,11 @@
 """Runs of the ``dpft`` command that a table is made of: each is run once, and kept."""
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from dpft.reports.run.metrics_files import read_own_evaluations
 
 SECONDS = "seconds"
 
@@ -29,7 +30,7 @@ def kept_run(folder: Path, *words: str) -> Path:
 
 def score(run: Path, metric: str) -> float:
     """Returns a score after training."""
-    entries = json.loads((run / "metrics.json").read_text())["evaluations"]
+    entries = read_own_evaluations(run)
     return float(next(e["metrics"][metric] for e in entries if e["stage"] == "after"))
 
 

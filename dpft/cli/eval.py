@@ -4,6 +4,7 @@ With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.runs.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.files import SCHEMA_VERSION
+from dpft.run_folder import PRIVATE_REPORT
 from dpft.runs.configuring import evaluate_configuration as configuration
 from dpft.runs.configuring import evaluate_overrides as expand
 
@@ -25,7 +27,7 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 
 def run(configs: Sequence[EvaluateConfig]) -> None:
-    """Scores, writes the scores, predictions and samples, and prints the scores.
+    """Scores, writes the scores, predictions and samples, and prints what may be shown of them.
 
     Args:
         configs: What is scored; or, with ``human_eval``, the runs of the sheet that is written.
@@ -43,23 +45,42 @@ def run(configs: Sequence[EvaluateConfig]) -> None:
 
     folder = run_folder() if config.run is None else Path(config.run)
     evaluations = score_and_write(config, folder, write_request=write_hydra_record)
-    show(config, evaluations, public=eval_split_is_public(config.task, config.eval))
+    show(config, evaluations, folder)
 
 
-def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", *, public: bool) -> None:
-    """Prints the scores, as a table or as one JSON object like metrics.json."""
-    from dpft.reports.run.report import mark, metric_rows
+def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Path) -> None:
+    """Prints the scores, as a table or as one JSON object like metrics.json.
 
-    entries = [mark(evaluation.record(), public) for evaluation in evaluations]
-    if config.output == "json":
+    Of a private split it says where they are. Rounded to two digits they are shown where that was
+    asked for, and in the table on a terminal, which its owner alone reads.
+
+    Args:
+        config: What was scored.
+        evaluations: Its scores.
+        folder: Where they were written.
+    """
+    from dpft.reports.pages import score
+    from dpft.reports.run.metrics_files import mark, shown
+
+    public = eval_split_is_public(config.task, config.eval)
+    is_table = config.output != "json"
+    rounded = config.eval.publish_private_scores or (is_table and sys.stdout.isatty())
+    entries = [
+        shown(mark(evaluation.record(), public), rounded=rounded) for evaluation in evaluations
+    ]
+    if not is_table:
         content = {"schema_version": SCHEMA_VERSION, "evaluations": entries}
         print(json.dumps(content, indent=2, sort_keys=True))
         return
-    for entry in entries:
-        print(f"{entry['task']}, split {entry['split']}, {entry['examples']} distinct inputs")
-        for name, (value,) in metric_rows([entry]):
-            print(f"{name:<22}{value:>12.4f}")
-        for name, why in entry["not_computed"].items():
+    for entry, evaluation in zip(entries, evaluations, strict=True):
+        counted = f", {entry['examples']} distinct inputs" if public else ""
+        print(f"{entry['task']}, split {entry['split']}{counted}")
+        for name, value in entry["metrics"].items():
+            print(f"{name:<22}{score(value, entry.get('digits')):>12}")
+        reasons = evaluation.not_computed if sys.stdout.isatty() else entry["not_computed"]
+        for name, why in reasons.items():
             print(f"{name:<22}not computed: {why}")
         if not public:
             print(entry["note"])
+    if not public:
+        print(f"all of it: {folder / PRIVATE_REPORT}")

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from dpft.files import SCHEMA_VERSION
 from dpft.reports.comparison.compare import Comparison, compare
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run.scores import mark
-from dpft.run_folder import PAGE, REPORT, SHEET_KEY
+from dpft.reports.run.metrics_files import mark
+from dpft.reports.run.run_record import RunRecord, with_own_scores
+from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.runs.finished_runs import read_finished_runs, rebuild_report
 
 CONFIG = ReportConfig
@@ -37,7 +40,11 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def run(config: ReportConfig) -> None:
-    """Prints tables, or one JSON object; with ``to`` writes tables and plots into a folder."""
+    """Prints tables, or one JSON object; with ``to`` writes tables and plots into a folder.
+
+    Scores of private splits go to the folder's ``private/``; of what is printed, a terminal's table
+    alone has them, rounded to two digits.
+    """
     if config.folders:
         report_runs(config)
         return
@@ -62,22 +69,45 @@ def report_runs(config: ReportConfig) -> None:
             rebuild_report(run_record)
             logger.info("%s: %s and %s written anew", run_record.folder, REPORT, PAGE)
         return
-    comparison = compare(
-        records,
-        unfinished=unfinished,
-        over=config.over or (),
-        metrics=config.metrics,
-    )
+    own = [with_own_scores(each) for each in records]
+    whole = compared(config, own, unfinished, metrics=config.metrics)  # knows every metric
+    known = {name for each in records for one in each.after() for name in one["metrics"]}
+    shown = None if config.metrics is None else tuple(filter(known.__contains__, config.metrics))
+    comparison = compared(config, records, unfinished, metrics=shown)
     if config.to is not None:
         folder = Path(config.to).expanduser()
         if config.signal_to_noise:
-            draw_signal_to_noise(comparison, folder)
+            draw_signal_to_noise(whole, folder)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))
+        if own != records:
+            write_comparison(whole, private_folder(folder), mode=0o600)
+            logger.info("scores of private splits: %s", folder / PRIVATE)
     if config.output == "json":
         print(json.dumps(record(comparison), indent=2, sort_keys=True, ensure_ascii=False))
     elif config.to is None:
+        if sys.stdout.isatty():
+            rounded = [with_own_scores(each, rounded=True) for each in records]
+            comparison = compared(config, rounded, unfinished, metrics=config.metrics)
         print(markdown(comparison), end="")
+
+
+def compared(
+    config: ReportConfig,
+    records: Sequence[RunRecord],
+    unfinished: Sequence[Path],
+    *,
+    metrics: tuple[str, ...] | None,
+) -> Comparison:
+    """Returns the comparison that was asked for of some runs.
+
+    Args:
+        config: What was asked for.
+        records: Of the runs, with the scores that the reader may see.
+        unfinished: Folders of others.
+        metrics: Those of ``config.metrics`` that these records have.
+    """
+    return compare(records, unfinished=unfinished, over=config.over or (), metrics=metrics)
 
 
 def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:

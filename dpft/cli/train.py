@@ -8,6 +8,7 @@ from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.cli.launched import words_of_processes
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.parallel.parallel_config import check_start
+from dpft.parallel.silence import is_beside_first
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
@@ -31,7 +32,10 @@ def run(command: TrainCommand) -> None:
     begins = command.resume is None
     with early_calibration(command) if begins else nullcontext(None) as calibrate:
         from dpft.runs import run as runs
+        from dpft.runs.ending import show_to_owner
 
         folder = run_folder() if command.resume is None else Path(command.resume)
         planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
         runs.run(command, folder, write_request=write_hydra_record, planner=planner)
+    if not is_beside_first():
+        show_to_owner(folder)

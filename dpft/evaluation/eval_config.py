@@ -20,7 +20,12 @@ class EvalConfig:
     """How many of the longest inputs are read at once; of shorter ones as many as hold the same
     tokens. Memory and speed only."""
     split_is_public: bool | None = None
-    """Whether the split may be shown; null: where it is published there."""
+    """Whether the split may be shown; null: where it is published there. The training split and
+    what is held out of one are private whatever this says."""
+
+    publish_private_scores: bool = False
+    """Whether scores of a private split stand in public files, too, rounded to two digits; epsilon
+    does not cover them."""
 
     held_out: float | None = None
     """Part of the training records of your own data that is scored and not trained on."""
@@ -76,15 +81,15 @@ def reads_training_split(task: Task, config: EvalConfig) -> bool:
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     """Returns whether predictions and scores on the split may be shown (docs/design.md, rule 8).
 
-    A training split never is, nor one with a part of it. Else the user's word counts, if given;
-    else a published task's split is public when all its parts were read from where they are
-    published, and local files are not.
+    A training split never is, nor one with a part of it, nor what is held out of one. Else the
+    user's word counts, if given; else a published task's split is public when all its parts were
+    read from where they are published, and local files are not.
 
     Args:
         task: The task, with its source.
-        config: ``split`` and ``split_is_public``.
+        config: ``split``, ``split_is_public`` and ``held_out``.
     """
-    if reads_training_split(task, config):
+    if config.held_out is not None or reads_training_split(task, config):
         return False
     if config.split_is_public is not None:
         return config.split_is_public

@@ -227,8 +227,8 @@ def score_predictions(
 def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
     if len(predictions) != count:
         raise InputError(
-            f"predictions must be one for each of the {count} distinct inputs of the {split}"
-            f" split, got {len(predictions)}."
+            f"predictions must be one for each distinct input of the {split} split, got"
+            f" {len(predictions)}, which are not as many."
         )
 
 

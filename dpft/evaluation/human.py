@@ -68,7 +68,7 @@ def choose_inputs(count: int, items: int, *, seed: int) -> list[int]:
     """
     if items > count:
         raise InputError(
-            f"human_eval must be at most the number of distinct inputs {count}, got {items};"
+            f"human_eval must be at most the number of distinct inputs of the split, got {items};"
             " lower it, or choose another split with eval.split."
         )
     return random.Random(f"inputs {seed}").sample(range(count), items)

@@ -66,7 +66,8 @@ def read_predictions(
 
     Raises:
         InputError: The file is missing, empty or not of its form; or it does not have exactly one
-            prediction for each input. The message gives file and line, never text.
+            prediction for each input. The message gives file and line, never text, nor how many
+            inputs there are, which of a private split is private.
     """
     wanted = list(inputs)[:limit]
     kind = Path(path.name.removesuffix(".gz")).suffix
@@ -109,8 +110,8 @@ def _predictions_by_line(
 ) -> list[str]:
     if len(lines) not in (len(inputs), len(wanted)):
         raise InputError(
-            f"{path}: predictions must have one line for each of the split's {len(inputs)} distinct"
-            f" inputs, in order of first occurrence, got {len(lines)} lines."
+            f"{path}: predictions must have one line for each distinct input of the split, in order"
+            f" of first occurrence, got {len(lines)} lines, which are not as many."
         )
     return lines[: len(wanted)]
 
@@ -125,11 +126,10 @@ def _predictions_by_input(
     """Returns the predictions of the wanted inputs, joined on the repaired input."""
     found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
     names = [repair(name).strip() for name in wanted]
-    missing = sum(name not in found for name in names)
-    if missing:
+    if any(name not in found for name in names):
         raise InputError(
-            f"{path}: predictions must cover the split's {len(names)} distinct inputs,"
-            f" got {len(names) - missing} of them ({missing} missing)."
+            f"{path}: predictions must have one for each distinct input of the split, got none for"
+            " some of them."
         )
     return [found[name].prediction for name in names]
 
@@ -143,8 +143,8 @@ def _rows_by_input(
         name = repair(row.input).strip()
         if name not in known:
             raise InputError(
-                f"{path}:{row.line}: an input must be one of the split's {len(known)} distinct"
-                " inputs, got another; check eval.split and the task."
+                f"{path}:{row.line}: an input must be one of the split's, got another; check"
+                " eval.split and the task."
             )
         if name in found:
             raise InputError(

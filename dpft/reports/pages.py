@@ -27,19 +27,28 @@ def render_html(template: str, **values: Any) -> str:
     return _environment(html=True).get_template(template).render(**values)
 
 
-def score(value: float) -> str:
-    """Returns a score as it is printed."""
-    return f"{value:.4f}"
+def score(value: float, rounded: int | None = None) -> str:
+    """Returns a score as it is printed.
+
+    Args:
+        value: The score.
+        rounded: Significant digits that it was rounded to, of which no more are printed.
+    """
+    return f"{value:.4f}" if rounded is None else f"{value:g}"
 
 
-def digits(value: float) -> str:
+def digits(value: float, rounded: int | None = None) -> str:
     """Returns a score in three digits; those before the point all stand.
 
     >>> digits(60.5321), digits(0.6512), digits(1234.5), digits(9.999), digits(0.0)
     ('60.5', '0.651', '1234', '10.0', '0')
+
+    Args:
+        value: The score.
+        rounded: As ``score``.
     """
-    if value == 0:
-        return "0"
+    if value == 0 or rounded is not None:
+        return f"{value:g}"
     exponent = int(f"{value:.2e}".partition("e")[2])
     return f"{value:.{max(0, 2 - exponent)}f}" if exponent >= -4 else f"{value:.2e}"
 

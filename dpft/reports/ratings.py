@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpft.reports.run.report import PRIVATE_SPLIT
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 
 LEVEL = 0.95
 INDEPENDENT = (

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,18 @@ from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
 from dpft.kinds import TEXTS
 from dpft.reports.accounting.epsilon import headline_of
+from dpft.reports.run.metrics_files import (
+    PRIVATE_SPLIT,
+    is_private,
+    read_own_evaluations,
+    shown,
+)
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.reports.run.started_from import started_from
-from dpft.run_folder import DATA_SUMMARY, METRICS, PAGE, REPORT
+from dpft.run_folder import DATA_SUMMARY, PAGE, PRIVATE_METRICS, REPORT
 from dpft.tasks.base import Task
 
 PLAIN = re.compile(r"[\w./ -]+")
@@ -39,6 +46,22 @@ def say_ending(folder: Path, task: Task) -> None:
     """
     for line in ending_lines(folder, task):
         logger.info("%s", line)
+
+
+def show_to_owner(folder: Path) -> None:
+    """Prints a run's scores on private splits, rounded and marked, where a terminal shows them.
+
+    A pipe, a file or the log of a job is read by others: there the run has named the folder alone.
+
+    Args:
+        folder: Of a run that has ended.
+    """
+    if not sys.stdout.isatty():
+        return
+    own = [entry for entry in read_own_evaluations(folder) if is_private(entry)]
+    for table in score_tables([shown(entry, rounded=True) for entry in own]):
+        if table.rows:
+            print(f"private scores: {_scores(table, folder)}")
 
 
 def ending_lines(folder: Path, task: Task) -> list[str]:
@@ -105,23 +128,26 @@ def _summary(folder: Path, short: Path) -> list[str]:
 
 def _scores(table: ScoreTable, folder: Path) -> str:
     what = f"{table.task}, split {table.split}"
+    if table.hidden and not table.rows:
+        return f"{what}: private, in {folder / PRIVATE_METRICS}"
     if not table.rows:
-        return f"{what}: none ({'; '.join(table.not_computed)})"
-    if not table.public:
-        return f"{what}: private, in {folder / METRICS}"
-    scored = f"{what}, {max(table.examples)} distinct inputs, {' -> '.join(table.stages)} training"
-    return f"{scored}: {', '.join(_score(name, values) for name, values in table.rows)}"
+        why = "; ".join(table.not_computed) or "no metric has a value"
+        return f"{what}: none ({why})"
+    counted = f", {max(table.examples)} distinct inputs" if table.public else ""
+    scored = f"{what}{counted}, {' -> '.join(table.stages)} training"
+    marked = "" if table.public else f" ({PRIVATE_SPLIT}; rounded to two digits)"
+    return f"{scored}: {', '.join(_score(name, values) for name, values in table.rows)}{marked}"
 
 
 def _score(name: str, values: Sequence[float | None]) -> str:
-    shown = ["none" if value is None else f"{value:.4g}" for value in values]
-    return f"{name} {' -> '.join(shown)}"
+    written = ["none" if value is None else f"{value:.4g}" for value in values]
+    return f"{name} {' -> '.join(written)}"
 
 
 def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[str]]:
     """Returns the commands that go on from here, a list of words each."""
     run = f"run={_value(folder)}"
-    scored = any(table.rows for table in tables)
+    scored = any(table.rows or table.hidden for table in tables)
     # A single file was trained on as a whole: other records have to be named.
     others = [] if scored or not tables else ["task.data_dir=DIR"]
     if task.effective_source == MEMORY and not others:

@@ -28,13 +28,19 @@ from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
-from dpft.reports.run.report import PRIVATE_SPLIT, write_metrics, write_report
-from dpft.reports.run.run_record import read_evaluations, read_record
+from dpft.reports.run.metrics_files import (
+    PRIVATE_SPLIT,
+    read_evaluations,
+    read_own_evaluations,
+    write_metrics,
+)
+from dpft.reports.run.report import write_report
+from dpft.reports.run.run_record import read_record
 from dpft.run_folder import (
     CONFIGURATION,
-    METRICS,
     PREDICTIONS,
     PRIVACY,
+    PRIVATE,
     SAMPLES,
     WRONG_IMAGES,
     hold_run,
@@ -166,12 +172,13 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
 
 
 def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Writes metrics.json, the texts and, where there is one, the report anew."""
+    """Writes the scores, the texts and, where there is one, the report anew."""
     warn_of_replaced(folder, evaluations)
     write_scores(config, folder, evaluations)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
-    logger.info("scores and predictions: %s", folder)
+    public = eval_split_is_public(config.task, config.eval)
+    logger.info("scores and predictions: %s", folder if public else folder / PRIVATE)
 
 
 def score(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluation]:
@@ -257,7 +264,7 @@ def check_readable(folder: Path) -> None:
         InputError: One is of another schema version.
         StateError: One is damaged.
     """
-    read_evaluations(folder / METRICS)
+    read_own_evaluations(folder)
     if (folder / PRIVACY).exists():
         read_record(folder)
 
@@ -265,7 +272,7 @@ def check_readable(folder: Path) -> None:
 def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Says which scores of a run give way to new ones, which other settings may have made."""
     fresh = {(one.task, one.split, one.stage) for one in evaluations}
-    known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder / METRICS)]
+    known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder)]
     for split in sorted({key[1] for key in known if key in fresh}):
         logger.warning(
             "the run's scores and texts of split %s, and its report, are replaced; scores of other"
@@ -281,15 +288,24 @@ def write_scores(
     """Writes the scores of one stage, and their texts."""
     if not evaluations:
         return
-    public = eval_split_is_public(config.task, config.eval)
-    training = reads_training_split(config.task, config.eval)
-    write_evaluations(folder, evaluations, public=public, training=training)
+    write_evaluations(
+        folder,
+        evaluations,
+        public=eval_split_is_public(config.task, config.eval),
+        publish=config.eval.publish_private_scores,
+        training=reads_training_split(config.task, config.eval),
+    )
 
 
 def write_evaluations(
-    folder: Path, evaluations: Sequence[Evaluation], *, public: bool, training: bool = False
+    folder: Path,
+    evaluations: Sequence[Evaluation],
+    *,
+    public: bool,
+    publish: bool = False,
+    training: bool = False,
 ) -> None:
-    """Writes metrics.json and the texts of the last stage, files for each part scored.
+    """Writes the scores, and the texts of the last stage, files for each part scored.
 
     Texts go to predictions.jsonl and, some of them to be read, to samples.md. What stands in public
     from when the same split was said to be public is removed once it no longer is.
@@ -297,14 +313,15 @@ def write_evaluations(
     Args:
         folder: A run's folder; it exists.
         evaluations: At least one.
-        public: Whether the split may be shown; if not, texts go to private/.
+        public: Whether the split may be shown; if not, scores and texts go to private/.
+        publish: Whether scores of a private split are shown, rounded.
         training: Whether records were trained on; of those there are no samples.
     """
     shown = folder if public else private_folder(folder)
     last = [each for each in evaluations if each.stage == evaluations[-1].stage]
     for evaluation in last:
         part = "" if len(last) == 1 else evaluation.split
-        if not public and was_public(folder / METRICS, evaluation):
+        if not public and was_public(folder, evaluation):
             # It may have been scored with other parts then, or alone.
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):
@@ -325,7 +342,7 @@ def write_evaluations(
                 private=not public,
             )
     entries = [scores_of(evaluation, public=public) for evaluation in evaluations]
-    write_metrics(folder / METRICS, entries, public=public)
+    write_metrics(folder, entries, public=public, publish=publish)
 
 
 def scores_of(evaluation: Evaluation, *, public: bool) -> dict[str, Any]:
@@ -344,9 +361,9 @@ def named(file: str, part: str) -> str:
     return file if not part else f"_{part}.".join(file.split("."))
 
 
-def was_public(metrics: Path, evaluation: Evaluation) -> bool:
+def was_public(folder: Path, evaluation: Evaluation) -> bool:
     """Returns whether metrics.json has scores of the same split as a public one."""
-    entries = read_evaluations(metrics)
+    entries = read_evaluations(folder)
     split = (evaluation.task, evaluation.split)
     return any(
         entry["split_is_public"] for entry in entries if (entry["task"], entry["split"]) == split

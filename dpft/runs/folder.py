@@ -23,6 +23,8 @@ from dpft.run_folder import (
     PAGE,
     PRIVACY,
     PRIVATE_AUDIT,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
     RELEASED,
     REPORT,
     TEXTS_OF_EVALUATIONS,
@@ -103,7 +105,8 @@ def start_anew(folder: Path) -> None:
         return
     private = private_folder(folder)
     public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
-    for name in (*public, DIAGNOSTICS, JOURNAL, DATA_SUMMARY, AUDIT_KEY, WHITE_BOX):
+    own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, PRIVATE_METRICS, PRIVATE_REPORT)
+    for name in (*public, *own, AUDIT_KEY, WHITE_BOX):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):

@@ -12,7 +12,13 @@ from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.run.origin import data_name, model_name
-from dpft.reports.run.run_record import RunRecord, guarantee, is_promised, read_record
+from dpft.reports.run.run_record import (
+    RunRecord,
+    guarantee,
+    is_promised,
+    read_record,
+    with_own_scores,
+)
 from dpft.run_folder import REPORT
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
@@ -30,7 +36,7 @@ class Run:
     config: TrainConfig
     """What the run was configured to."""
     record: RunRecord
-    """Content of its public files."""
+    """Content of its public files, and of private/metrics.json where that is there."""
 
     @property
     def epsilon(self) -> float | None:
@@ -56,7 +62,8 @@ class Run:
         """Metric to value after training, on the scales of metrics.json.
 
         Where more than one split, or part of one, was scored, ``split/metric`` to value. Scores of
-        a private split are here too: they are the owner's, and are not covered by epsilon.
+        a private split are read from private/metrics.json: they are the owner's, are not covered
+        by epsilon, and are not there in a folder that was handed on without private/.
         """
         entries = self.record.after()
         return {
@@ -67,7 +74,7 @@ class Run:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Entries of metrics.json: every split and stage, before training too."""
+        """Every split and stage, before training too; private ones as ``scores``."""
         return self.record.evaluations
 
     @property
@@ -140,4 +147,4 @@ def open_run(folder: "str | Path | Run") -> Run:
     """
     path = Path(folder)
     config = saved_run(str(path))
-    return Run(folder=path, config=config, record=read_record(path))
+    return Run(folder=path, config=config, record=with_own_scores(read_record(path)))

@@ -22,9 +22,11 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.saved_run import saved_configuration
 
 Config = TypeVar("Config")
-PUBLIC = "eval.split_is_public"
+PUBLIC, PUBLISH = "eval.split_is_public", "eval.publish_private_scores"
 ROWS = ("task.data_dir", "task.source", "task.hub_", "task.urls")
 """How the keys begin that say where rows are."""
+SPLIT = {"eval.split", "eval.held_out"}
+"""Keys that say which of those rows are scored."""
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 """Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
 
@@ -61,8 +63,11 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
     for key in keys:
         if key.partition(".")[0] in taken:
             copy_key(key.split("."), given, taken)
-    if "eval" in taken and PUBLIC not in keys and any(key.startswith(ROWS) for key in keys):
+    other_rows = any(key.startswith(ROWS) for key in keys)
+    if "eval" in taken and PUBLIC not in keys and other_rows:
         taken["eval"]["split_is_public"] = None  # It was said of other rows.
+    if "eval" in taken and PUBLISH not in keys and (other_rows or SPLIT & set(keys)):
+        taken["eval"]["publish_private_scores"] = False  # It was said of other scores.
     merged = from_values(given | taken, type(config), polymorphic=TASK)
     return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
 

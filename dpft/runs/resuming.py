@@ -26,7 +26,7 @@ from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.submitted import submitted_job
 from dpft.privacy.planning import make_plan
-from dpft.reports.run.run_record import read_evaluations
+from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
     BASE_MODEL,
@@ -34,7 +34,6 @@ from dpft.run_folder import (
     CONFIGURATION,
     FINGERPRINT,
     HELD_OUT_KEY,
-    METRICS,
     TUNING,
     UNIT_KEY,
     is_base_model,
@@ -203,8 +202,9 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
 
 
 def has_scores(folder: Path, stage: str) -> bool:
-    """Returns whether metrics.json has scores of that stage."""
-    return any(entry["stage"] == stage for entry in read_evaluations(folder / METRICS))
+    """Returns whether scores of that stage are there, those of private splits in private/."""
+    entries = [entry for entry in read_own_evaluations(folder) if entry["stage"] == stage]
+    return bool(entries) and all("examples" in entry for entry in entries)
 
 
 @contextmanager

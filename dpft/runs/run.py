@@ -17,8 +17,8 @@ from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.witness import Handover, Witness
-from dpft.reports.run.run_record import read_evaluations
-from dpft.run_folder import CHECKPOINTS, METRICS, PRIVACY, REPORT, hold_run
+from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, hold_run
 from dpft.runs.beginning import write_beginning
 from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
@@ -191,7 +191,7 @@ def go_on(
             say_ending(folder, config.task)
             return
         with ranks.settled():
-            read_evaluations(folder / METRICS)
+            read_own_evaluations(folder)
             check_witness(witness, folder, resume_point.run_id)
             secrets = read_secrets(folder)
         secrets = share_secrets(secrets, ranks)

@@ -12,9 +12,10 @@ from typing import Any
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
+from dpft.reports.run.metrics_files import read_evaluations
 from dpft.reports.run.recipe import public_configuration
-from dpft.reports.run.run_record import read_evaluations, read_overrides, read_privacy
-from dpft.run_folder import METRICS, PRIVACY
+from dpft.reports.run.run_record import read_overrides, read_privacy
+from dpft.run_folder import PRIVACY
 from dpft.runs.run_plan import RunPlan
 from dpft.training.resume import find_resume_point
 from dpft.training.trackers.base import TrackerConfig
@@ -72,7 +73,7 @@ def conclude(trackings: Trackings, folder: Path) -> None:
     if not trackings:
         return
     step = find_resume_point(folder).checkpoint.step
-    values = results(read_privacy(folder / PRIVACY), read_evaluations(folder / METRICS))
+    values = results(read_privacy(folder / PRIVACY), read_evaluations(folder))
     for tracking in trackings:
         tracking.conclude(step, values)
 

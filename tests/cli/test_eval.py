@@ -42,11 +42,13 @@ def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
 ) -> None:
     outcome = workspace.run("eval", RUN)
     assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith("e2e, split test, 2 distinct inputs\n")
+    assert outcome.out.startswith("e2e, split test\n") and "distinct inputs" not in outcome.out
     assert "computed on private held-out records" in outcome.out
+    assert "run/private/report.md" in outcome.out
     folder = workspace.root / "run"
-    entry = scores(folder)["test", "after"]
+    entry = scores(folder / "private")["test", "after"]
     assert (entry["examples"], entry["split_is_public"]) == (2, False)
+    assert scores(folder)["test", "after"]["metrics"] == {}
     predictions = folder / "private" / "predictions.jsonl"
     assert stat.S_IMODE(predictions.stat().st_mode) == 0o600
     assert len(predictions.read_text().splitlines()) == 2
@@ -54,8 +56,11 @@ def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
     samples = folder / "private" / "samples.md"
     assert stat.S_IMODE(samples.stat().st_mode) == 0o600
     assert "name\\[Inn 1\\]" in samples.read_text()
-    written = {"metrics.json", "predictions.jsonl", "samples.md"}
-    assert {path.name for path in outcome.new} == written
+    written = {"predictions.jsonl", "samples.md", "metrics.json", "report.md"}
+    assert {str(path.relative_to(folder)) for path in outcome.new} == {
+        "metrics.json",
+        *(f"private/{name}" for name in written),
+    }
     assert not (folder / "samples.md").exists()
 
 
@@ -77,7 +82,8 @@ def test_overrides_lead_and_an_entry_is_replaced_while_others_stay(workspace: Wo
 
 
 def test_json_output_is_one_object_and_nothing_else(workspace: Workspace) -> None:
-    outcome = workspace.run("eval", RUN, "eval.limit=1", "output=json")
+    public = "eval.split_is_public=true"
+    outcome = workspace.run("eval", RUN, "eval.limit=1", "output=json", public)
     content = json.loads(outcome.out)
     assert set(content) == {"schema_version", "evaluations"}
     assert set(content["evaluations"][0]["metrics"]) == {"bleu", "rouge_l", "perplexity"}
@@ -115,7 +121,7 @@ def test_a_model_without_a_run_is_scored_in_a_folder_of_its_own(workspace: Works
     assert "perplexity" in outcome.out
 
 
-INNS = ("task=e2e", "task.data_dir=inns", METRICS)
+INNS = ("task=e2e", "task.data_dir=inns", METRICS, "eval.split_is_public=true")
 TEXTS = {f"name[Inn {i}], eatType[inn]": f"Inn {i} is an inn." for i in range(6)}
 
 
@@ -146,7 +152,7 @@ def test_without_java_the_other_metrics_of_e2e_are_computed(
     path.write_text("An inn.\n" * 6)
     monkeypatch.setenv("PATH", str(workspace.root))
     own = ("task.metrics=[nist,meteor,bertscore,mean_length]", "metrics.bertscore_model=nowhere")
-    arguments = (*SETTING, "predictions=short.txt", *own)
+    arguments = (*SETTING, "predictions=short.txt", *own, "eval.split_is_public=true")
     outcome = workspace.run("eval", *arguments, "output=json")
     assert outcome.code == 0, outcome.err
     (entry,) = json.loads(outcome.out)["evaluations"]
@@ -166,7 +172,7 @@ FITTING = [json.dumps({"input": mr, "prediction": "A."}) for mr in RECORDS]
 @pytest.mark.parametrize(
     ("file", "lines", "parts"),
     [
-        ("few.txt", ["A."] * 5, ["6 distinct inputs", "got 5 lines"]),
+        ("few.txt", ["A."] * 5, ["each distinct input", "got 5 lines"]),
         (
             "other.jsonl",
             [*FITTING[:5], FITTING[5].replace("Inn", "Qzx")],
@@ -179,9 +185,9 @@ FITTING = [json.dumps({"input": mr, "prediction": "A."}) for mr in RECORDS]
             ["wide.tsv:2", "two columns", "got 3"],
         ),
         *slow(
-            ("many.txt", ["A."] * 7, ["6 distinct inputs", "got 7 lines"]),
-            ("few.jsonl", FITTING[:5], ["few.jsonl", "6 distinct inputs", "5 of them (1 missing)"]),
-            ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["1 of them (5 missing)"]),
+            ("many.txt", ["A."] * 7, ["each distinct input", "got 7 lines"]),
+            ("few.jsonl", FITTING[:5], ["few.jsonl", "each distinct input", "none for some"]),
+            ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["none for some"]),
             ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
         ),
     ],

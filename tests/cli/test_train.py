@@ -12,6 +12,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow
 from tests.stories.tiny import (
     EVALUATION,
@@ -106,7 +107,7 @@ def test_the_last_lines_say_what_the_run_has_come_to_and_a_resumed_run_says_the_
     assert last[0].startswith("INFO: trained: model by method full on e2e (local files), 40 ex")
     assert last[1].startswith("INFO: privacy: epsilon = ")
     assert last[2:] == [
-        "INFO: scores: e2e, split test: private, in run/metrics.json",
+        "INFO: scores: e2e, split test: private, in run/private/metrics.json",
         "INFO: records: what was left out, cut and held out is in run/private/data_summary.md"
         " (private)",
         "INFO: report: run/report.md, run/report.html",
@@ -150,10 +151,12 @@ def test_public_files_name_no_path_that_the_user_did_not_give(
         assert str(Path.home() / "").encode() not in path.read_bytes(), path
 
 
-def test_scores_on_local_files_are_marked_as_private_and_their_predictions_kept_so(
+def test_scores_on_local_files_are_kept_private_as_their_predictions_are(
     folder: Path,
 ) -> None:
-    evaluations = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    for entry in json.loads((folder / "metrics.json").read_text())["evaluations"]:
+        assert entry["metrics"] == {} and "private/metrics.json" in entry["note"]
+    evaluations = read_own_evaluations(folder)
     assert [entry["stage"] for entry in evaluations] == ["before", "after"]
     for entry in evaluations:
         assert entry["split_is_public"] is False

@@ -39,6 +39,14 @@ def test_trust_rule_8_which_splits_are_public(source, data_dir, split, declared,
     assert eval_split_is_public(task, config) is public
 
 
+@pytest.mark.parametrize("declared", [None, True])
+@pytest.mark.parametrize("source", ["embedded", "local"])
+def test_trust_rule_8_what_is_held_out_of_the_training_split_is_never_public(source, declared):
+    task = LetterTask(name="letters", source=source)
+    config = EvalConfig(split_is_public=declared, held_out=0.1, publish_private_scores=True)
+    assert not eval_split_is_public(task, config)
+
+
 @pytest.mark.parametrize(
     "own",
     [

@@ -102,7 +102,9 @@ def test_inputs_are_distinct_follow_the_seed_and_are_not_the_first_ones() -> Non
     assert chosen == choose_inputs(100, 20, seed=0) != choose_inputs(100, 20, seed=1)
     assert len(set(chosen)) == 20 and max(chosen) >= 20
     assert sorted(choose_inputs(5, 5, seed=3)) == [0, 1, 2, 3, 4]
-    with pytest.raises(InputError, match=r"at most the number of distinct inputs 5, got 6"):
+    with pytest.raises(
+        InputError, match=r"at most the number of distinct inputs of the split, got 6"
+    ):
         choose_inputs(5, 6, seed=0)
 
 

@@ -156,7 +156,7 @@ def test_a_run_says_what_its_files_say(by_call: Run) -> None:
     assert repr(by_call) == "Run('runs/called', not private)"
     assert privacy["epsilon"] > 7.9
     assert "\n# " in by_call.report.read_text()
-    metrics = json.loads(Path("runs/called/metrics.json").read_text())["evaluations"]
+    metrics = json.loads(Path("runs/called/private/metrics.json").read_text())["evaluations"]
     assert by_call.evaluations == metrics
     assert by_call.scores == next(e["metrics"] for e in metrics if e["stage"] == "after")
     shown = by_call._repr_markdown_()

@@ -2,12 +2,13 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpft.config.keys import quoted
-from dpft.runs.ending import ending_lines
+from dpft.runs.ending import ending_lines, show_to_owner
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.reports.run.folders import write_run
@@ -56,8 +57,28 @@ def test_trust_rule_8_of_a_private_split_there_is_no_number_but_where_it_stands(
     folder: Path,
 ) -> None:
     said = lines(write_run(folder, public=False, bleu=60.4321))
-    assert said["scores"] == ["e2e, split test: private, in outputs/day/metrics.json"]
+    assert said["scores"] == ["e2e, split test: private, in outputs/day/private/metrics.json"]
     assert "60.4" not in str(said)
+    said = lines(write_run(folder / "shown", public=False, publish=True, bleu=60.4321))
+    assert said["scores"] == [
+        "e2e, split test, before -> after training: bleu 1 -> 60 (computed on private held-out"
+        " records, not covered by epsilon; rounded to two digits)"
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_trust_rule_8_a_terminal_alone_shows_two_digits_to_the_owner(
+    folder: Path,
+    terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_run(folder, public=False, bleu=60.4321)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    show_to_owner(folder)
+    said = capsys.readouterr().out
+    assert ("bleu 1 -> 60 (" in said) == terminal
+    assert ("not covered by epsilon" in said) == terminal and "60.4" not in said
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,12 @@ def test_trust_rule_8_progress_counts_the_records_of_a_public_split_alone(
         lambda doing, *, counts, shown: asked.append((doing, counts)) or nullcontext(print),
     )
     config = loaded("train", ["experiment=demo", f"eval.split_is_public={str(public).lower()}"])
+    assert config.eval.publish_private_scores is False
     assert evaluate(config, None, None, {}) == []
     assert asked == [("evaluating", public)]
+
+
+PRIVATE = ("private/metrics.json", "private/report.md")
 
 
 def files(folder: Path) -> set[str]:
@@ -100,14 +104,14 @@ def test_each_part_of_a_split_has_samples_of_its_own(tmp_path: Path) -> None:
 
 def test_of_records_that_were_trained_on_there_are_no_samples(tmp_path: Path) -> None:
     write_evaluations(tmp_path, [evaluation("after", "y")], public=False, training=True)
-    assert files(tmp_path) == {"metrics.json", "private/predictions.jsonl"}
+    assert files(tmp_path) == {"metrics.json", *PRIVATE, "private/predictions.jsonl"}
 
 
 def test_a_split_that_is_public_no_more_leaves_no_public_texts(tmp_path: Path) -> None:
     write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
     write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
     assert files(tmp_path) == {
-        "metrics.json", "private/predictions.jsonl", "private/samples.md",
+        "metrics.json", *PRIVATE, "private/predictions.jsonl", "private/samples.md",
     }  # fmt: skip
 
 
@@ -125,7 +129,7 @@ def test_a_split_scored_in_parts_is_public_no_more_when_scored_alone_or_the_othe
     write_evaluations(tmp_path, both[1:], public=False)
     assert files(tmp_path) == {
         "metrics.json", "predictions_test.jsonl", "samples_test.md",
-        "private/predictions.jsonl", "private/samples.md",
+        *PRIVATE, "private/predictions.jsonl", "private/samples.md",
     }  # fmt: skip
     write_evaluations(tmp_path, both[:1], public=True)
     write_evaluations(tmp_path, both, public=False)

@@ -113,7 +113,7 @@ def test_a_sheet_that_may_hold_ratings_is_not_written_over(workspace: Workspace)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["human_eval=7"], ["at most the number of distinct inputs 6", "got 7"]),
+        (["human_eval=7"], ["at most the number of distinct inputs", "got 7"]),
         (["eval.split=train"], ["training records", "eval.split=train"]),
         (["human_eval_runs=[./a]"], ["different folders"]),
         (["human_eval_strategy=warp"], ["human_eval_strategy must be one of", "'warp'"]),

@@ -46,6 +46,32 @@ def test_a_runs_sections_lead_and_overrides_lead_them(run: str) -> None:
     assert config.model.name == saved["model"]["name"]
 
 
+@pytest.mark.parametrize(
+    ("word", "published"),
+    [
+        ("eval.limit=3", True),
+        ("eval.split=train", False),
+        ("eval.held_out=null", False),
+        ("task.data_dir=others", False),
+    ],
+)
+def test_what_was_said_of_the_scores_of_a_split_is_not_said_of_anothers(
+    tmp_path: Path, word: str, published: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    command = loaded("train", ["task=e2e", "privacy=none", "eval.publish_private_scores=true"])
+    dump(command.settings(), tmp_path / "config.yaml")
+    for more, expected in (((), published), (("eval.publish_private_scores=true",), True)):
+        words = ["task=e2e", f"run={tmp_path}", word, *more]
+        config = inherit(
+            loaded("eval", words),
+            str(tmp_path),
+            ("task", "eval"),
+            Words(job=tuple(words), typed=()),
+        )
+        assert config.eval.publish_private_scores is expected
+
+
 def test_epochs_and_steps_are_refused_together_but_not_a_null() -> None:
     with pytest.raises(InputError, match="train.epochs and train.steps"):
         checked_overrides(["train.epochs=1", "++train.steps=2"])

@@ -14,6 +14,7 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
+from dpft.reports.run.metrics_files import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
 from dpft.runs.held_out import Division, keep_key
@@ -33,6 +34,7 @@ from dpft.runs.run_plan import plan_run
 from dpft.training.checkpoint import Checkpoint
 from dpft.training.resume import ResumePoint, write_plan
 from tests.config.test_conf import loaded
+from tests.reports.run.test_report import entry
 from tests.training.toy import training_set
 
 GIVEN = ["task=e2e", "privacy.noise_multiplier=1", "privacy.accountant=rdp", "train.steps=3"]
@@ -223,10 +225,15 @@ def test_a_damaged_fingerprint_is_refused(tmp_path: Path, content: str) -> None:
 
 def test_scores_are_of_the_stage_that_was_asked_for(tmp_path: Path) -> None:
     assert not has_scores(tmp_path, "before")
-    entry = dict.fromkeys(("task", "split", "split_is_public", "metrics"), "")
-    content = {"schema_version": 1, "evaluations": [{**entry, "stage": "before"}]}
-    (tmp_path / "metrics.json").write_text(json.dumps(content))
+    write_metrics(tmp_path, [entry("before", 1.0)], public=True)
     assert has_scores(tmp_path, "before") and not has_scores(tmp_path, "after")
+
+
+def test_private_scores_that_are_gone_are_computed_again(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [entry("before", 1.0)], public=False)
+    assert has_scores(tmp_path, "before")
+    (tmp_path / "private" / "metrics.json").unlink()
+    assert not has_scores(tmp_path, "before")
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,9 @@ def test_privacy_json_of_a_tokenizer_and_what_its_command_prints(workspace: Work
 def test_scores_and_texts(workspace: Workspace, folder: str) -> None:
     run = workspace.root / folder
     check("metrics", read(run / "metrics.json"))
+    if folder == "open":
+        check("metrics", read(run / "private" / "metrics.json"))
+        assert all(not each["metrics"] for each in read(run / "metrics.json")["evaluations"])
     texts = run / ("predictions.jsonl" if folder == "private" else "private/predictions.jsonl")
     for line in lines(texts):
         check("predictions_line", line)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpft.models.vocabulary import add_tokens
+from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import trained_model_of_run
 from dpft.tasks.personachat import TOKENS
@@ -89,12 +90,12 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
-    entries = json.loads((trained(name) / "metrics.json").read_text())["evaluations"]
+    entries = read_own_evaluations(trained(name))
     (expected,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
     assert expected["perplexity"] > 0
-    outcome = workspace.run("eval", f"run={name}", "output=json")
+    outcome = workspace.run("eval", f"run={name}")
     assert outcome.code == 0, outcome.err
-    (entry,) = json.loads(outcome.out)["evaluations"]
+    *_, entry = read_own_evaluations(trained(name))
     assert entry["metrics"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -160,8 +161,8 @@ def test_an_exported_model_is_scored_as_the_run(workspace: Workspace, trained: T
     outcome = workspace.run("export", "run=lora", "merge=true", "to=whole")
     assert outcome.code == 0, outcome.err
     arguments = (*TASK, "model=tiny", "model.path=whole", *EVALUATION, "hydra.run.dir=scored")
-    outcome = workspace.run("eval", *arguments, "output=json")
+    outcome = workspace.run("eval", *arguments)
     assert outcome.code == 0, outcome.err
-    (entry,) = json.loads(outcome.out)["evaluations"]
-    entries = json.loads((workspace.root / "lora" / "metrics.json").read_text())["evaluations"]
+    (entry,) = read_own_evaluations(workspace.root / "scored")
+    entries = read_own_evaluations(workspace.root / "lora")
     assert entry["metrics"] == pytest.approx(entries[-1]["metrics"], rel=1e-4)

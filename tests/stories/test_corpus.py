@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
 
 TRAINING = (
@@ -40,7 +41,7 @@ def test_a_folder_of_texts_becomes_a_private_model_with_a_score(workspace: Works
     assert privacy["epsilon"] <= 8
     assert privacy["num_examples"] == LINES
     assert privacy["unit_definition"].startswith("one line of a text file, or row ")
-    _, after = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    _, after = read_own_evaluations(folder)
     assert [*after["metrics"]] == ["perplexity", "token_accuracy"]
     assert (after["split"], after["split_is_public"]) == ("held_out", False)
 

@@ -10,6 +10,7 @@ import sklearn  # noqa: F401  it writes to the environment, which commands are c
 from transformers import AutoModelForSequenceClassification, BertModel, BertTokenizerFast
 
 import dpft.runs.run  # noqa: F401  as sklearn
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.models import small
 from tests.slowness import slow, slow_but
 from tests.stories import glue
@@ -63,8 +64,15 @@ def run(request, train: Callable[[str], str]) -> str:
     return train(request.param)
 
 
+OWN_METRICS = ("private", "metrics.json")
+
+
 def read(workspace: Workspace, name: str, file: str) -> dict:
     return json.loads((workspace.root / "runs" / name / file).read_text())
+
+
+def own(workspace: Workspace, name: str) -> list[dict]:
+    return read_own_evaluations(workspace.root / "runs" / name)
 
 
 def test_a_run_says_whether_it_is_private_and_counts_new_modules_apart(
@@ -78,7 +86,7 @@ def test_a_run_says_whether_it_is_private_and_counts_new_modules_apart(
 
 
 def test_every_part_is_scored_before_and_after(workspace: Workspace, run: str) -> None:
-    entries = read(workspace, run, "metrics.json")["evaluations"]
+    entries = own(workspace, run)
     parts = PARTS if run in ("mnli", "gpt2") else ["validation"]
     expected = {(stage, part) for stage in ("before", "after") for part in parts}
     assert {(entry["stage"], entry["split"]) for entry in entries} == expected
@@ -93,22 +101,21 @@ def test_every_part_is_scored_before_and_after(workspace: Workspace, run: str) -
 
 def test_evaluating_a_run_again_gives_its_own_scores(workspace: Workspace, run: str) -> None:
     def after() -> list[dict]:
-        entries = read(workspace, run, "metrics.json")["evaluations"]
+        entries = own(workspace, run)
         return [entry for entry in entries if entry["stage"] == "after"]
 
-    own = after()
-    outcome = workspace.run("eval", f"run=runs/{run}", "output=json")
+    trained = after()
+    outcome = workspace.run("eval", f"run=runs/{run}")
     assert outcome.code == 0, outcome.err
-    for old, new in zip(own, json.loads(outcome.out)["evaluations"], strict=True):
+    for old, new in zip(trained, after(), strict=True):
         assert new["metrics"] == pytest.approx(old["metrics"], abs=1e-5)
         assert (new["split"], new["examples"]) == (old["split"], old["examples"])
-    assert len(after()) == len(own)
 
 
 def test_mnlis_parts_have_their_own_records(
     workspace: Workspace, train: Callable[[str], str]
 ) -> None:
-    entries = read(workspace, train("gpt2"), "metrics.json")["evaluations"]
+    entries = own(workspace, train("gpt2"))
     assert {(entry["split"], entry["examples"]) for entry in entries} == {
         ("validation_matched", 2),
         ("validation_mismatched", 3),
@@ -133,9 +140,9 @@ def test_a_runs_own_predictions_are_scored_as_the_run_was(
             "eval", f"task={task}", f"task.data_dir={task}", file, "output=json"
         )
         assert outcome.code == 0, outcome.err
-        (entry,) = json.loads(outcome.out)["evaluations"]
-        *_, own = read(workspace, name, "metrics.json")["evaluations"]
-        assert entry["metrics"] == pytest.approx(own["metrics"], abs=1e-3)  # written to 6 digits
+        (folder,) = {path.parents[1] for path in outcome.new if path.parts[-2:] == OWN_METRICS}
+        (entry,), (*_, trained) = read_own_evaluations(folder), own(workspace, name)
+        assert entry["metrics"] == pytest.approx(trained["metrics"], abs=1e-3)  # 6 digits
 
 
 @pytest.mark.parametrize("lines", [["positive", "negative", "1"], None])

@@ -11,6 +11,7 @@ import pytest
 import sklearn.datasets  # noqa: F401  as joblib
 
 import dpft.runs.run  # noqa: F401  as joblib
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.data.images import made
 from tests.slowness import slow_but
 from tests.stories.tiny import Workspace
@@ -85,7 +86,7 @@ def read(workspace: Workspace, name: str, file: str) -> dict:
 
 
 def entries(workspace: Workspace, name: str) -> list[dict]:
-    return read(workspace, name, "metrics.json")["evaluations"]
+    return read_own_evaluations(folder(workspace, name))
 
 
 def test_a_run_is_private_scored_and_says_what_is_done_to_an_image(
@@ -94,9 +95,7 @@ def test_a_run_is_private_scored_and_says_what_is_done_to_an_image(
     privacy = read(workspace, run, "privacy.json")
     assert privacy["private"] and privacy["epsilon"] <= 8
     assert privacy["unit_definition"].startswith("one image")
-    (after,) = [
-        e for e in read(workspace, run, "metrics.json")["evaluations"] if e["stage"] == "after"
-    ]
+    (after,) = [each for each in entries(workspace, run) if each["stage"] == "after"]
     wanted = "mean_accuracy" if run == "celeba" else "accuracy"
     assert 0 <= after["metrics"][wanted] <= 1
     report = (folder(workspace, run) / "report.md").read_text()
@@ -136,9 +135,9 @@ def test_which_class_was_taken_for_which_is_shown_of_public_splits_alone(
     assert (
         "Which class was taken for which" in (folder(workspace, public) / "report.html").read_text()
     )
-    assert all(
-        "confusion" not in e for e in read(workspace, private, "metrics.json")["evaluations"]
-    )
+    assert all("confusion" not in entry for entry in entries(workspace, private))
+    shown = read(workspace, private, "metrics.json")["evaluations"]
+    assert [(entry["metrics"], "examples" in entry) for entry in shown] == [({}, False)] * 2
     assert not list(folder(workspace, private).rglob("wrong_images*"))
 
 

@@ -85,6 +85,12 @@ def test_trust_rule_9_a_run_survives_thirty_murders_bit_by_bit(workspace: Worksp
         "after training": len(AFTER_TRAINING),
     }.items():
         assert found[name] >= least, found
-    for name in ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors"):
+    for name in (
+        "ledger.jsonl",
+        "privacy.json",
+        "metrics.json",
+        "private/metrics.json",
+        "model/model.safetensors",
+    ):
         assert unnamed(folder / name) == unnamed(workspace.root / "whole" / name)
     assert not [path for path in folder.rglob("*") if "partial" in path.name]

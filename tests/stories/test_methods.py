@@ -9,6 +9,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dpft.methods.base import METHODS
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
@@ -72,8 +73,8 @@ def arguments_of(name: str) -> tuple[str, ...]:
 
 
 def scores_after(folder: Path) -> dict:
-    """Returns the metrics of a run's metrics.json after fine-tuning."""
-    entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
+    """Returns the scores of a run after fine-tuning."""
+    entries = read_own_evaluations(folder)
     (metrics,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
     return metrics
 

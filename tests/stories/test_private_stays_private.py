@@ -168,19 +168,22 @@ def test_trust_rule_7_no_line_names_a_step_s_time_or_statistic(story: Story) -> 
         assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed"}
 
 
-def test_trust_rule_8_texts_and_scores_of_a_private_split_are_marked(story: Story) -> None:
+def test_trust_rule_8_texts_and_scores_of_a_private_split_are_private(story: Story) -> None:
     names = {path.name for path in public_files(story.folder)}
     assert not {name for name in names if re.match(r"predictions|samples", name)}
     evaluations = json.loads((story.folder / "metrics.json").read_text())["evaluations"]
     assert [entry["split_is_public"] for entry in evaluations] == [False, False]
     marked = "computed on private held-out records, not covered by epsilon"
-    assert {entry["note"] for entry in evaluations} == {marked}
-    assert marked in (story.folder / "report.md").read_text()
-    assert marked in (story.folder / "report.html").read_text()
+    assert all(entry["note"].startswith(marked) for entry in evaluations)
+    own = json.loads((story.folder / "private" / "metrics.json").read_text())["evaluations"]
+    scores = [value for entry in own for value in entry["metrics"].values() if value]
+    assert len(scores) >= 2
+    public = [path.read_bytes() for path in public_files(story.folder)] + [*story.said.values()]
+    assert not [v for v in scores if any(repr(v)[:9].encode() in content for content in public)]
+    for name in ("report.md", "report.html"):
+        assert "private/metrics.json" in (story.folder / name).read_text()
     card = (story.folder / "model" / "README.md").read_text()
     assert not re.search(r"bleu|perplexity|model-index|metrics:", card)
-    values = [f"{value:.4f}" for entry in evaluations for value in entry["metrics"].values()]
-    assert not [value for value in values if float(value) and value in card]
 
 
 def test_trust_rule_11_weights_are_safetensors_and_nothing_is_pickled(story: Story) -> None:

@@ -1,10 +1,8 @@
 """Processes that share the work of ``dpft eval`` and ``dpft generate``, and who may start them."""
 
-import json
-from pathlib import Path
-
 import pytest
 
+from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.stories.ranks import SECONDS, started, torchrun
 from tests.stories.tiny import (
     EVALUATION,
@@ -39,21 +37,17 @@ def shared(workspace: Workspace, *words: str) -> str:
     return said
 
 
-def entries(folder: Path) -> list[dict[str, object]]:
-    return list(json.loads((folder / "metrics.json").read_text())["evaluations"])
-
-
 def test_scores_of_two_processes_are_those_of_one(workspace: Workspace) -> None:
     words = ("eval", "run=run", "eval.limit=5", "output=json")
     alone = workspace.run(*words)
     assert alone.code == 0, alone.err
     run = workspace.root / "run"
     predictions = run / "private" / "predictions.jsonl"
-    metrics, texts = entries(run), predictions.read_bytes()
+    metrics, texts = read_own_evaluations(run), predictions.read_bytes()
     said = shared(workspace, *words)
     assert said.count('"evaluations"') == 1
     assert predictions.read_bytes() == texts
-    assert entries(run) == metrics
+    assert read_own_evaluations(run) == metrics
     assert len(texts.splitlines()) == 5 < TRAIN
 
 

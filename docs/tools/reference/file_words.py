@@ -5,7 +5,10 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "REPORT": ("The report: ε with everything it depends on, and the scores.", ""),
     "PAGE": ("The same as a page to show, with plots.", ""),
     "PRIVACY": ("What the run promises, for machines.", "privacy"),
-    "METRICS": ("The scores, before and after training.", "metrics"),
+    "METRICS": (
+        "The scores, before and after training; of a private split, that they are in `private/`.",
+        "metrics",
+    ),
     "LEDGER": (
         "A line that names the run, and one for each noisy step, on disk before a weight moved.",
         "ledger_line",
@@ -52,6 +55,8 @@ PRIVATE: dict[str, tuple[str, str]] = {
         "",
     ),
     "BEGUN": ("The day and the versions with which the run was begun.", ""),
+    "PRIVATE_METRICS": ("The scores of private splits, and how many were scored.", "metrics"),
+    "PRIVATE_REPORT": ("The same, to read.", ""),
     "DATA_SUMMARY": ("How many records were read, left out, cut, held out and trained on.", ""),
     "FINGERPRINT": ("A keyed hash of the records, by which other records are refused.", ""),
     "HELD_OUT_KEY": ("The key that says which records are held out.", ""),

@@ -25,7 +25,8 @@ folder `dpft/schemas`: `dpft.schemas.schema("privacy")` returns one, and
 """
 ANSWERS = """
 `output=json` prints one object on standard output. `dpft eval output=json` prints what
-[metrics.json](#metrics) holds, and `dpft audit output=json` what [its files](#audit_one_run) hold.
+[metrics.json](#metrics) holds, of a private split so no more than where its scores are, and
+`dpft audit output=json` what [its files](#audit_one_run) hold.
 """
 
 

@@ -1,6 +1,7 @@
 """Reports of many runs: tables in Markdown, in HTML with plots, and in CSV.
 
-Scores of private splits are marked in each of them; none of them is covered by epsilon.
+Scores of private splits are left out of what others may read, and marked in each of them where
+they stand; none of them is covered by epsilon.
 """
 
 import csv
@@ -17,8 +18,8 @@ from dpft.reports.comparison.sweep_plots import split_plots
 from dpft.reports.comparison.sweeps import EPS
 from dpft.reports.comparison.tables import parameters, printed_epsilon
 from dpft.reports.pages import render_html, render_markdown
-from dpft.reports.run.scores import PRIVATE_SPLIT
-from dpft.run_folder import PAGE, REPORT
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
+from dpft.run_folder import PAGE, PRIVATE_METRICS, REPORT
 
 FILES = (REPORT, "table.csv", PAGE)
 
@@ -81,7 +82,7 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "task": entry["task"],
             "split": entry["split"],
             "split_is_public": entry["split_is_public"],
-            "note": "" if entry["split_is_public"] else PRIVATE_SPLIT,
+            "note": entry.get("note", ""),
             **entry["metrics"],
         }
         for setting in comparison.settings
@@ -90,12 +91,12 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> None:
+def write_comparison(comparison: Comparison, folder: Path, *, mode: int = 0o644) -> None:
     """Writes report.md, table.csv and report.html into a folder, made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = (markdown(comparison), csv_table(comparison), page(comparison))
     for name, text in zip(FILES, texts, strict=True):
-        write_text(folder / name, text)
+        write_text(folder / name, text, mode=mode)
 
 
 def _parts(comparison: Comparison) -> dict[str, Any]:
@@ -119,6 +120,16 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
         ],
         "costs": comparison.costs,
         "left_out": comparison.left_out,
+        "hidden": sorted(
+            {
+                f"{entry['task']}, split {entry['split']}"
+                for setting in settings
+                for run in setting.runs
+                for entry in run.after()
+                if is_private(entry) and not entry["metrics"]
+            }
+        ),
+        "private_metrics": PRIVATE_METRICS,
         "bold_note": BOLD_NOTE if several else "",
         "private_split": PRIVATE_SPLIT,
     }

@@ -9,8 +9,9 @@ from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import main_metric, metric_words
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
-from dpft.reports.run.scores import PRIVATE_SPLIT, ScoreTable
+from dpft.reports.run.scores import ScoreTable
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 
@@ -107,8 +108,8 @@ def _main_score(config: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list
     return [
         Figure(
             label=f"{key} {words.arrow}",
-            value=digits(after),
-            before="" if before is None else digits(before),
+            value=digits(after, table.digits),
+            before="" if before is None else digits(before, table.digits),
             note=f"split {table.split}" if table.public else PRIVATE_SPLIT,
             weak=not table.public,
         )

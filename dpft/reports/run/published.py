@@ -88,7 +88,7 @@ def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
 
 
 def _mark(entry: Mapping[str, Any]) -> str:
-    return "" if entry["split_is_public"] else " (private)"
+    return "" if entry["split_is_public"] else " (private, not covered by ε, two digits)"
 
 
 def _name(row: Reference) -> str:

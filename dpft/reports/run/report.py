@@ -1,4 +1,4 @@
-"""A run's public files: privacy.json, metrics.json, report.md, report.html and the model's card.
+"""A run's reports: report.md, report.html and the model's card, from its public files.
 
 Reports hold public quantities only; what training saw of the records stays in private/.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft import __version__
-from dpft.files import write_json, write_text
+from dpft.files import write_text
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
@@ -17,16 +17,11 @@ from dpft.reports.run.card import write_card
 from dpft.reports.run.confusion import confusions
 from dpft.reports.run.figures import figures, meaning
 from dpft.reports.run.metric_words import metric_words
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT, hide_private_scores, shown
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
-from dpft.reports.run.run_record import RunRecord, guarantee, read_evaluations, read_record
-from dpft.reports.run.scores import (
-    PRIVATE_SPLIT,
-    mark,
-    metric_rows,
-    score_tables,
-    without_samples,
-)
+from dpft.reports.run.run_record import RunRecord, guarantee, read_record
+from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import (
     LEDGER_NOTE,
     accountant_rows,
@@ -37,40 +32,15 @@ from dpft.reports.run.sections import (
     training_rows,
     warnings,
 )
-from dpft.run_folder import CONFIGURATION, METRICS, MODEL, PAGE, PRIVACY, REPORT
-
-__all__ = [
-    "CONFIGURATION",
-    "METRICS",
-    "PAGE",
-    "PRIVACY",
-    "PRIVATE_SPLIT",
-    "REPORT",
-    "mark",
-    "metric_rows",
-    "render",
-    "render_page",
-    "write_metrics",
-    "write_report",
-]
-
-
-def write_metrics(path: Path, evaluations: Sequence[Mapping[str, Any]], *, public: bool) -> None:
-    """Writes metrics.json; scores of a private split say that epsilon does not cover them.
-
-    An entry of the file for the same task, split and stage is replaced, others stay. Texts of other
-    stages of a split that is no longer public go.
-    """
-    fresh = [mark(entry, public) for entry in evaluations]
-    kept = [old for old in read_evaluations(path) if _place(old) not in map(_place, fresh)]
-    if not public:
-        hidden = [_place(entry)[:2] for entry in fresh]
-        kept = [without_samples(old) if _place(old)[:2] in hidden else old for old in kept]
-    write_json(path, {"evaluations": [*kept, *fresh]})
+from dpft.run_folder import MODEL, PAGE, PRIVATE_METRICS, PRIVATE_REPORT, REPORT
 
 
 def write_report(folder: Path) -> None:
-    """Writes report.md, report.html and the model's card from the other public files of a run."""
+    """Writes report.md, report.html and the model's card from the other public files of a run.
+
+    Scores of private splits that an earlier dpft wrote into metrics.json are put into private/.
+    """
+    hide_private_scores(folder)
     record = read_record(folder)
     if (folder / MODEL).is_dir():
         write_card(record, folder / MODEL)
@@ -118,6 +88,7 @@ def _parts(
     evaluations: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
+    evaluations = [shown(entry) for entry in evaluations]
     epsilon = up(guarantee(privacy)[0]) if "epsilon" in privacy else "not private"
     return {
         "title": title(config, privacy),
@@ -127,6 +98,7 @@ def _parts(
         "warnings": warnings(config, privacy),
         "tables": score_tables(evaluations),
         "private_split": PRIVATE_SPLIT,
+        "private_files": (PRIVATE_METRICS, PRIVATE_REPORT),
         "published": published_table(config, evaluations, epsilon),
         "published_note": PUBLISHED_NOTE,
         "training": training_rows(config, privacy),
@@ -136,7 +108,3 @@ def _parts(
         "ledger_note": LEDGER_NOTE,
         "coverage": coverage(config, privacy, evaluations),
     }
-
-
-def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
-    return entry["task"], entry["split"], entry["stage"]

@@ -1,18 +1,14 @@
 """What the public files of a run's folder say, for reports of one run and of many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
-from dpft.run_folder import CONFIGURATION, METRICS, OVERRIDES, PRIVACY, runs_in
-
-PARTS = {"task", "split", "stage", "split_is_public", "metrics"}
-"""What every entry of metrics.json has."""
-SAMPLE_PARTS = ("input", "prediction", "reference")
-"""What each of the texts of an entry has, where it has any."""
+from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, shown
+from dpft.run_folder import CONFIGURATION, OVERRIDES, PRIVACY, runs_in
 
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **{"private": bool, "num_examples": int, "steps": int, "warnings": list},
@@ -67,7 +63,8 @@ class RunRecord:
     privacy: dict[str, Any]
     """Content of privacy.json."""
     evaluations: list[dict[str, Any]]
-    """Entries of metrics.json; none where nothing was scored."""
+    """Entries of metrics.json, which of private splits say no more than may be shown; none where
+    nothing was scored."""
     overrides: tuple[str, ...] | None
     """What the user wrote after ``dpft train``; None where that is not recorded."""
 
@@ -101,7 +98,7 @@ def read_record(folder: Path) -> RunRecord:
             folder=folder,
             config=dict(read_yaml(folder / CONFIGURATION)),
             privacy=privacy,
-            evaluations=read_evaluations(folder / METRICS),
+            evaluations=read_evaluations(folder),
             overrides=read_overrides(folder),
         )
     except InputError:
@@ -109,6 +106,23 @@ def read_record(folder: Path) -> RunRecord:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read the run in {folder}: {reason}.") from error
+
+
+def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
+    """Returns a run's record with the scores of private splits that its owner has in private/.
+
+    Args:
+        record: As ``read_record`` gives it.
+        rounded: Whether they are rounded to the digits that may be shown.
+
+    Raises:
+        InputError: A file of scores is of another schema version.
+        StateError: One is damaged.
+    """
+    own = read_own_evaluations(record.folder)
+    return replace(
+        record, evaluations=[shown(one, rounded=True) for one in own] if rounded else own
+    )
 
 
 def read_overrides(folder: Path) -> tuple[str, ...] | None:
@@ -140,36 +154,6 @@ def read_privacy(path: Path) -> dict[str, Any]:
     if str(content.get("noise_source", "")).startswith(LINEAR_NOISE):
         content["warnings"] = [COMPUTABLE, *content["warnings"]]
     return content
-
-
-def read_evaluations(path: Path) -> list[dict[str, Any]]:
-    """Returns the entries of metrics.json; none where there is no such file.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    if not path.exists():
-        return []
-    entries = read_json(path).get("evaluations")
-    known = [entry for entry in entries if _is_entry(entry)] if entries else []
-    if not isinstance(entries, list) or len(known) < len(entries):
-        raise StateError(
-            f"{path} is damaged: its evaluations must be a list of objects with"
-            f" {', '.join(sorted(PARTS))}; put it back, or score anew without it."
-        )
-    return known
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not set(entry) >= PARTS:
-        return False
-    samples = entry.get("samples", [])
-    return isinstance(samples, list) and all(
-        isinstance(sample, dict) and isinstance(sample.get(part), str)
-        for sample in samples
-        for part in SAMPLE_PARTS
-    )
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:

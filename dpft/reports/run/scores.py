@@ -1,13 +1,11 @@
-"""A run's scores as the reports show them: a table for each split, private splits marked."""
+"""A run's scores as the reports show them: a table for each split, private splits marked.
+
+Of a private split an entry of metrics.json may say no more than that its scores are in private/.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
-SHOWN_OF_PUBLIC = ("samples", "confusion")
-"""What an entry of metrics.json has of a public split alone."""
-TRAINING_SPLIT = "computed on training records, not covered by epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,35 +22,23 @@ class ShownText:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The scores on one split, a column per stage."""
+    """The scores on one split, a column per stage that is shown."""
 
     task: str
     split: str
     public: bool
     stages: list[str]
     examples: list[int]
-    """Distinct inputs scored at each stage."""
+    """Distinct inputs scored at each stage; none where their number is private."""
     rows: list[tuple[str, list[float | None]]]
     not_computed: dict[str, list[str]]
     """Reason to the metrics that have no value because of it."""
     texts: list[ShownText]
     """Some of those written after training; none of a private split."""
-
-
-def mark(entry: Mapping[str, Any], public: bool) -> dict[str, Any]:
-    """Returns an entry of metrics.json with whether its split is public; if not, without texts."""
-    marked = {**entry, "split_is_public": public}
-    if public:
-        return marked
-    return {
-        **without_samples(marked),
-        "note": TRAINING_SPLIT if entry["split"] == "train" else PRIVATE_SPLIT,
-    }
-
-
-def without_samples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an entry of metrics.json without texts, for a split that may no longer be shown."""
-    return {name: value for name, value in entry.items() if name not in SHOWN_OF_PUBLIC}
+    hidden: list[str]
+    """Stages whose scores are in private/ alone."""
+    digits: int | None
+    """Significant digits that scores are rounded to; None: as they were computed."""
 
 
 def score_tables(evaluations: Sequence[Mapping[str, Any]]) -> list[ScoreTable]:
@@ -60,19 +46,23 @@ def score_tables(evaluations: Sequence[Mapping[str, Any]]) -> list[ScoreTable]:
     splits: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for entry in sorted(evaluations, key=lambda entry: entry["stage"] != "before"):
         splits.setdefault((entry["task"], entry["split"]), []).append(entry)
-    return [
-        ScoreTable(
-            task=task,
-            split=split,
-            public=all(entry["split_is_public"] for entry in entries),
-            stages=[entry["stage"] for entry in entries],
-            examples=[entry["examples"] for entry in entries],
-            rows=metric_rows(entries),
-            not_computed=_not_computed(entries),
-            texts=_shown_texts(entries),
-        )
-        for (task, split), entries in splits.items()
-    ]
+    return [_table(task, split, entries) for (task, split), entries in splits.items()]
+
+
+def _table(task: str, split: str, entries: Sequence[Mapping[str, Any]]) -> ScoreTable:
+    seen = [entry for entry in entries if "examples" in entry or "digits" in entry]
+    return ScoreTable(
+        task=task,
+        split=split,
+        public=all(entry["split_is_public"] for entry in seen),
+        stages=[entry["stage"] for entry in seen],
+        examples=[entry["examples"] for entry in seen if "examples" in entry],
+        rows=metric_rows(seen),
+        not_computed=_not_computed(seen),
+        texts=_shown_texts(entries),
+        hidden=[entry["stage"] for entry in entries if entry not in seen],
+        digits=next((entry["digits"] for entry in seen if "digits" in entry), None),
+    )
 
 
 def metric_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float | None]]]:

@@ -12,7 +12,6 @@ from dpft.privacy.plan import EXAMPLE
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.processes import network_sentences, process_rows
-from dpft.reports.run.scores import PRIVATE_SPLIT
 from dpft.reports.run.started_from import started_from, starting_sentences
 from dpft.reports.run.witness import witness_rows
 from dpft.run_folder import LEDGER
@@ -234,7 +233,7 @@ def coverage(
         "Nothing is covered: whoever knows or guesses `privacy.noise_seed` can subtract the noise."
         " ε above is what the same run would have with secret randomness."
     ]
-    public = all(entry["split_is_public"] for entry in evaluations if entry["metrics"])
+    private = [entry for entry in evaluations if not entry["split_is_public"] and entry["metrics"]]
     shown = config["privacy"]["show_diagnostics"]
     counted = "examples" if privacy["unit"] == EXAMPLE else "units"
     searched = _search(privacy["selection"]) if "selection" in privacy else []
@@ -243,7 +242,7 @@ def coverage(
         "Not covered: everything under `private/`, which must not be released.",
         "Not covered: how long steps took, which follows the sizes of their batches. What the run"
         " showed is ten or more steps apart, which mitigates.",
-        *([] if public else [f"Not covered: scores {PRIVATE_SPLIT}."]),
+        *([_SCORES_NOT_COVERED] if private else []),
         *([_LOSSES_NOT_COVERED] if shown else []),
         *starting_sentences(privacy),
         *network_sentences(privacy),
@@ -252,6 +251,10 @@ def coverage(
     ]
 
 
+_SCORES_NOT_COVERED = (
+    "Not covered: the scores of private records that this report shows, rounded to two digits"
+    " (`eval.publish_private_scores=true`)."
+)
 _LOSSES_NOT_COVERED = (
     "Not covered: the training losses that were shown while training"
     " (`privacy.show_diagnostics=true`), and with them the time of each step."

@@ -2,11 +2,14 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
-from dpft.reports.comparison.pages import csv_table, markdown, page
+from dpft.reports.comparison.compare import compare
+from dpft.reports.comparison.pages import csv_table, markdown, page, record
 from dpft.reports.comparison.sweep_plots import _against_before
-from dpft.reports.run.scores import PRIVATE_SPLIT
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT
+from dpft.reports.run.run_record import read_record, with_own_scores
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import EVIL, write_run
 
@@ -19,7 +22,8 @@ def test_the_best_is_bold_only_where_the_test_tells_it_apart(tmp_path: Path) -> 
 
 
 def test_scores_of_private_splits_are_marked_in_every_form(tmp_path: Path) -> None:
-    comparison = compared(sweep(tmp_path, public=False))
+    folders = sweep(tmp_path, public=False)
+    comparison = compare([with_own_scores(read_record(folder)) for folder in folders])
     mention = "computed on private held-out records, not covered by epsilon"
     assert mention in markdown(comparison) and mention in page(comparison)
     assert "bleu (private split)" in page(comparison)
@@ -27,6 +31,20 @@ def test_scores_of_private_splits_are_marked_in_every_form(tmp_path: Path) -> No
     assert len(rows) == 12 and {row["split_is_public"] for row in rows} == {"False"}
     assert {row["note"] for row in rows} == {PRIVATE_SPLIT}
     assert mention not in page(compared(sweep(tmp_path / "public")))
+
+
+def test_trust_rule_8_a_report_for_others_says_where_private_scores_are_and_no_more(
+    tmp_path: Path,
+) -> None:
+    comparison = compared(sweep(tmp_path, public=False))
+    for text in (markdown(comparison), page(comparison)):
+        assert "bleu" not in text and "private/metrics.json" in text
+    rows = list(csv.DictReader(io.StringIO(csv_table(comparison))))
+    assert len(rows) == 12 and "bleu" not in rows[0]
+    assert {row["note"] for row in rows} == {
+        f"{PRIVATE_SPLIT}; in private/metrics.json, for their owner alone"
+    }
+    assert "bleu" not in json.dumps(record(comparison))
 
 
 def test_the_page_draws_a_heat_map_lines_and_sizes(tmp_path: Path) -> None:

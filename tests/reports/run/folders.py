@@ -1,4 +1,4 @@
-"""Folders of runs as ``dpft train`` leaves them, their public files alone."""
+"""Folders of runs as ``dpft train`` leaves them, without checkpoints and keys."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dpft.reports.run.scores import mark
+from dpft.reports.run.metrics_files import write_metrics
 from tests.reports.run.test_report import CONFIG, entry, private
 
 EVIL = "<script>alert(1)</script>"
@@ -18,6 +18,7 @@ def write_run(
     *,
     bleu: float = 60.0,
     public: bool = True,
+    publish: bool = False,
     eps: float = 3.0,
     privacy: Mapping[str, Any] | None = None,
     overrides: tuple[str, ...] = (),
@@ -33,7 +34,6 @@ def write_run(
     before, after = entry("before", bleu_before), {**entry("after", bleu), **(scores or {})}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "privacy.json").write_text(json.dumps({**private(), **(privacy or {})}))
-    entries = [mark(one, public) for one in (before, after)]
-    (folder / "metrics.json").write_text(json.dumps({"schema_version": 1, "evaluations": entries}))
+    write_metrics(folder, [before, after], public=public, publish=publish)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     return folder

@@ -4,8 +4,10 @@ import pytest
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.reports.run.figures import Figure, figures, meaning
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT, mark
+from dpft.reports.run.metrics_files import shown as public_part
 from dpft.reports.run.run_record import COMPUTABLE
-from dpft.reports.run.scores import PRIVATE_SPLIT, mark, score_tables
+from dpft.reports.run.scores import score_tables
 from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
 
 
@@ -42,8 +44,9 @@ def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
 
 def test_a_score_of_a_private_split_is_marked_in_its_figure() -> None:
     """docs/design.md, rule 8."""
-    score = shown(mark(entry("after", 1.0), False))["bleu ↑"]
-    assert score.weak and score.note == PRIVATE_SPLIT
+    score = shown(public_part(mark(entry("after", 12.345), False), rounded=True))["bleu ↑"]
+    assert score.weak and score.note == PRIVATE_SPLIT and score.value == "12"
+    assert "bleu ↑" not in shown(public_part(mark(entry("after", 12.345), False)))
 
 
 def test_a_metric_without_a_better_direction_or_a_value_leads_nowhere() -> None:

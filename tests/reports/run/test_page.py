@@ -71,9 +71,13 @@ def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
-    text = page(tmp_path, public=False, reference=REFERENCE)
-    assert text.count("computed on private held-out records, not covered by epsilon") == 3
-    assert "split test (private)" in text
+    marks = {"public": False, "publish": True, "bleu": 60.4321}
+    text = page(tmp_path, **marks, reference=REFERENCE)
+    mention = "computed on private held-out records, not covered by epsilon"
+    assert text.count(mention) == 2 and "split test (private, not covered by ε, two digits)" in text
+    assert "</span> 60</dd>" in text and "60.4" not in text and "630" not in text
+    text = page(tmp_path / "hidden", public=False, reference=REFERENCE)
+    assert "split test (private" not in text and "private/metrics.json" in text
 
 
 def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_path: Path) -> None:

@@ -11,8 +11,15 @@ import yaml
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
+from dpft.reports.run.metrics_files import (
+    mark,
+    read_evaluations,
+    read_own_evaluations,
+    shown,
+    write_metrics,
+)
 from dpft.reports.run.privacy_record import non_private_record, parameter_record
-from dpft.reports.run.report import mark, render, write_metrics, write_report
+from dpft.reports.run.report import render, write_report
 from dpft.reports.run.sections import HEAD_COMMAND
 from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES
 from tests.reports.run.test_privacy_record import record as private
@@ -158,10 +165,20 @@ def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> No
 
 
 def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:
-    report = render(CONFIG, private(), [mark(entry("after", 1.0), False)])
+    whole = mark(entry("after", 12.3456), False)
+    report = render(CONFIG, private(), [shown(whole, rounded=True)])
     mention = "computed on private held-out records, not covered by epsilon"
-    assert report.count(mention) == 2
+    assert report.count(mention) == 1 and report.count("eval.publish_private_scores=true") == 2
+    assert "| bleu | 12 |" in report and "distinct inputs" not in report
     assert mention not in render(*KINDS["private"])
+
+
+def test_trust_rule_8_a_report_says_of_a_private_split_that_its_scores_are_in_private() -> None:
+    both = [mark(entry(stage, 12.3456), False) for stage in ("before", "after")]
+    report = render(CONFIG, private(), both)
+    assert "12.3" not in report and "630" not in report and "bleu" not in report
+    assert "Computed before and after fine-tuning on private records" in report
+    assert "`private/metrics.json`" in report and "`private/report.md`" in report
 
 
 def test_the_report_says_that_records_or_units_were_held_out() -> None:
@@ -210,11 +227,12 @@ SAMPLE = {"input": "i", "prediction": "p", "reference": "r"}
 
 def test_trust_rule_8_texts_go_where_their_split_is_no_longer_public(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
-    both = [entry(stage, 1.0, samples=[SAMPLE]) for stage in ("before", "after")]
+    both = [entry(stage, 1.5, samples=[SAMPLE]) for stage in ("before", "after")]
     other = entry("after", 1.0, split="validation", samples=[SAMPLE])
-    write_metrics(path, [*both, other], public=True)
+    write_metrics(tmp_path, [*both, other], public=True)
     assert path.read_text().count('"samples"') == 3
-    write_metrics(path, [both[1]], public=False)
+    write_metrics(tmp_path, [both[1]], public=False)
+    assert "1.5" not in path.read_text(), "scores of its other stages go, too"
     kept = json.loads(path.read_text())["evaluations"]
     assert [each["split"] for each in kept if "samples" in each] == ["validation"]
 
@@ -238,19 +256,39 @@ def test_a_model_from_a_folder_is_called_by_it() -> None:
 
 
 def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.json"
-    write_metrics(path, [entry("before", 1.0), entry("after", 2.0)], public=True)
-    write_metrics(path, [entry("after", 3.0)], public=False)
-    before, after = json.loads(path.read_text())["evaluations"]
-    assert (before["metrics"]["bleu"], before["split_is_public"]) == (1.0, True)
-    assert (after["metrics"]["bleu"], after["split_is_public"]) == (3.0, False)
-    assert "note" in after and "note" not in before
+    write_metrics(tmp_path, [entry("before", 1.0), entry("after", 2.0)], public=True)
+    write_metrics(tmp_path, [entry("after", 3.0)], public=True)
+    before, after = read_evaluations(tmp_path)
+    assert (before["metrics"], after["metrics"]) == ({"bleu": 1.0}, {"bleu": 3.0})
+    write_metrics(tmp_path, [entry("after", 4.0)], public=False)
+    assert [one["metrics"] for one in read_evaluations(tmp_path)] == [{}, {}]
+    assert [one["metrics"]["bleu"] for one in read_own_evaluations(tmp_path)] == [1.0, 4.0]
+    write_metrics(tmp_path, [entry("after", 5.0)], public=True)
+    before, after = read_own_evaluations(tmp_path)
+    assert (before["split_is_public"], after["split_is_public"]) == (False, True)
+    assert after["metrics"] == {"bleu": 5.0} and "4.0" not in own_text(tmp_path)
+
+
+def own_text(folder: Path) -> str:
+    return (folder / "private" / "metrics.json").read_text()
+
+
+def test_publishing_is_of_the_splits_that_it_was_said_of(tmp_path: Path) -> None:
+    other = entry("after", 7.125, split="validation")
+    write_metrics(tmp_path, [entry("before", 1.25), entry("after", 2.125)], public=False)
+    write_metrics(tmp_path, [other], public=False, publish=True)
+    assert [one["metrics"].get("bleu") for one in read_evaluations(tmp_path)] == [None, None, 7.1]
+    write_metrics(tmp_path, [entry("after", 2.125)], public=False, publish=True)
+    assert sorted(one["metrics"]["bleu"] for one in read_evaluations(tmp_path)) == [1.2, 2.1, 7.1]
+    assert "7.125" in own_text(tmp_path)
+    public = (tmp_path / "metrics.json").read_text()
+    assert "125" not in public and "630" not in public
 
 
 def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "privacy.json").write_text(json.dumps(private()))
-    write_metrics(tmp_path / "metrics.json", [entry("after", 2.0)], public=True)
+    write_metrics(tmp_path, [entry("after", 2.0)], public=True)
     write_report(tmp_path)
     first = (tmp_path / "report.md").read_text()
     write_report(tmp_path)

@@ -2,8 +2,9 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.files import write_json
+from dpft.reports.run.metrics_files import read_evaluations
 from dpft.reports.run.report import render
-from dpft.reports.run.run_record import COMPUTABLE, read_evaluations, read_privacy
+from dpft.reports.run.run_record import COMPUTABLE, read_privacy
 from tests.reports.run.test_report import CONFIG, entry, private
 
 
@@ -12,7 +13,7 @@ def test_texts_that_are_damaged_are_refused(tmp_path, samples):
     damaged = {**entry("after", 1.0), "split_is_public": True, "samples": samples}
     write_json(tmp_path / "metrics.json", {"evaluations": [damaged]})
     with pytest.raises(StateError, match="metrics.json is damaged"):
-        read_evaluations(tmp_path / "metrics.json")
+        read_evaluations(tmp_path)
 
 
 @pytest.mark.parametrize(
