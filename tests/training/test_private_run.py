@@ -494,4 +494,7 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
             "checksum",
         )
     }
-    assert state["run"].keys() == {"plan", "environment", "ledger", "promises", "witness"}
+    assert state["run"].keys() == {
+        "plan", "environment", "frozen", "ledger", "promises", "witness"
+    }  # fmt: skip
+    assert state["run"]["frozen"] == {}  # Everything trains.
