@@ -45,6 +45,26 @@ class Unread(Tensor):
             return func(*args, **(kwargs or {}))
 
 
+def whole_reader(shards: ShardedModel) -> Callable[[Tensor], Tensor]:
+    """Returns what reads all of a parameter, on the CPU; whatever else it is given it returns.
+
+    One group of parameters is held at a time. The other ranks serve it: inside ``ranks.settled()``.
+    """
+    names: dict[Tensor, str] = {p: name for name, p in shards.model.named_parameters()}
+    group: dict[str, Tensor] = {}
+
+    def read(parameter: Tensor) -> Tensor:
+        name = names.get(parameter)
+        if name is None:
+            return parameter
+        if name not in group:
+            group.clear()
+            group.update(shards.group_of(name))
+        return group[name]
+
+    return read
+
+
 READING = frozenset({Tensor.contiguous, Tensor.clone, Tensor.cpu, Tensor.to})
 """What asks a parameter for its values."""
 

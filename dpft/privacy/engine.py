@@ -8,7 +8,7 @@ Algorithm 1). Where a phase begins, what trains and the clipping norm may change
 may not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +62,7 @@ class PrivacyEngine:
         compilation: Compilation | None = None,
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
+        moved: Collection[str] = (),
     ) -> None:
         """Binds a model to a plan.
 
@@ -80,6 +81,7 @@ class PrivacyEngine:
             compilation: As ``PerExampleClipper``.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
+            moved: Names of frozen parameters that the caller moves by the private gradient.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -100,6 +102,7 @@ class PrivacyEngine:
             loss_scale=loss_scale,
             compilation=compilation,
             shards=shards,
+            moved=moved,
         )
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._open_step = self._entered = False
@@ -168,10 +171,15 @@ class PrivacyEngine:
         Returns:
             Of the plan's first ``SIGNAL_STEPS`` steps, how long signal and noise were, which
             epsilon does not cover; None of a later one.
+
+        Raises:
+            RunError: What trains moved since ``draw``, which the gradient does not say.
+            SaidElsewhere: So it did on another rank.
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
-        self._clipper.check_parameters()
+        with self._ranks.settled():
+            self._clipper.end_step()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.mechanism().noise_multiplier * sensitivity
         step, ranks, noise = self.steps_taken, self._ranks, self._randomness.noise

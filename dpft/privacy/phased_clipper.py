@@ -18,6 +18,7 @@ from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.frozen_state import Fingerprints, HeldParameters
 from dpft.privacy.plan import Phase, PrivacyPlan
 
 
@@ -27,7 +28,7 @@ class PhasedClipper:
     Guarantees:
         In a step of ``phase`` a unit's presence moves the sum that ``accumulate`` adds up by at
         most ``phase.sensitivity``, the rounding of a step's sum included, and what trains is what
-        trained when the phase began.
+        trained when the phase began. Between ``begin_step`` and ``end_step`` nothing moves it.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class PhasedClipper:
         self._clipper = self._make(plan.phases[self._number])
         self.parameters: Sequence[nn.Parameter] = self._trainable()
         """What trains in the phase."""
+        self._fingerprints = Fingerprints()
+        self._held: HeldParameters | None = None
         self._non_finite_before = 0
         self._resources = ExitStack()
 
@@ -80,7 +83,7 @@ class PhasedClipper:
         """Clips what trains now at its phase's norm, where step ``step`` is of another phase.
 
         Raises:
-            RunError: As ``check_parameters``.
+            RunError: What trains is no longer what the phase's clipper was made for.
         """
         number = self._plan.phase_number_at(step)
         if number != self._number:
@@ -90,17 +93,32 @@ class PhasedClipper:
             self.parameters, self._number = self._trainable(), number
             self._resources.enter_context(self._clipper)
         self.check_parameters()
+        own = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad or name in self._options.moved
+        }
+        self._held = HeldParameters(self._fingerprints, own)
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``."""
         return self._clipper.accumulate(compute_losses, units)
 
-    def check_parameters(self) -> None:
-        """Refuses a parameter that would move without noise, or get noise and never move.
+    def end_step(self) -> None:
+        """Refuses a step in which something else than noisy sums moves what trains.
 
         Raises:
-            RunError: What trains is no longer what the phase's clipper was made for.
+            RunError: What trains is no longer what the phase's clipper was made for, or a forward
+                wrote to it.
         """
+        self.check_parameters()
+        held, self._held = self._held, None
+        if held is None:
+            raise RuntimeError("end_step must follow begin_step.")
+        held.check()
+
+    def check_parameters(self) -> None:
+        """Refuses a parameter that would move without noise, or get noise and never move."""
         if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
             raise RunError(
                 "the trainable parameters must stay those the phase began with, got others."

@@ -6,6 +6,7 @@ goes on through the same hand-overs.
 """
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from dpft.runs.spending.spent_run import read_ended_ledger
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
-from dpft.runs.training import train
+from dpft.runs.training import digests_at_start, train
 from dpft.runs.white_box import white_box
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
 from dpft.training.checkpoint import delete_generator_states
@@ -158,7 +159,8 @@ def begin(
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
             handover = begin_handover(witness, folder)
-        finish(prepared, folder, None, handover, with_curve=with_curve, ranks=ranks)
+            state = digests_at_start(prepared.plan, prepared.model, prepared.shards)
+        finish(prepared, folder, None, handover, state=state, with_curve=with_curve, ranks=ranks)
 
 
 def go_on(
@@ -210,6 +212,7 @@ def finish(
     resume_point: ResumePoint | None,
     handover: Handover | None = None,
     *,
+    state: Mapping[str, str] | None = None,
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
@@ -234,6 +237,7 @@ def finish(
             resume_point,
             listeners=(*trackings, *white_box(prepared, folder)),
             handover=handover,
+            state_at_start=state,
             curve=curve,
             ranks=ranks,
             shards=prepared.shards,

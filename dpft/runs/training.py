@@ -1,7 +1,7 @@
 """What ``dpft train`` does with a model: prove the clipper on it, and train it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from dpft.data.layout import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
 from dpft.methods.base import Method
-from dpft.parallel.gathering import gathered
+from dpft.parallel.gathering import gathered, whole_reader
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.accounting.background import CurveInBackground
+from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.witness import Handover
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
@@ -82,6 +83,18 @@ def prove_clipper(
     config.method.begin_step(model, 0)
 
 
+def digests_at_start(
+    plan: RunPlan, model: nn.Module, shards: ShardedModel | None
+) -> dict[str, str] | None:
+    """Returns digests of a private run's model before it runs on any record; None of another run.
+
+    The processes of a model in shards serve the one that asks: inside ``ranks.settled()``.
+    """
+    if plan.privacy is None:
+        return None
+    return digests_of(model, read=None if shards is None else whole_reader(shards))
+
+
 def train(
     config: TrainConfig,
     plan: RunPlan,
@@ -92,6 +105,7 @@ def train(
     resume_point: ResumePoint | None = None,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
+    state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
@@ -112,6 +126,7 @@ def train(
         show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
         handover=handover,
+        state_at_start=state_at_start,
     )
     guarantee = config.privacy.guarantee
     if resume_point is not None and resume_point.has_ended:

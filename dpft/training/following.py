@@ -6,7 +6,7 @@ each process writes its own shard of a checkpoint.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, StepsTogether, share_start
 from dpft.training.termination import termination_requests
-from dpft.training.training_state import TrainingState
+from dpft.training.training_state import TrainingState, moved_while_frozen
 
 
 class NoLedger:
@@ -47,10 +47,13 @@ def follow_privately(recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPri
     while True:
         training_state = prepare_training_state(recipe, plan.steps, None)
         start = share_start(None, training_state, recipe.ranks)
+        with recipe.ranks.settled():
+            pass  # The first one looks at what its model releases.
         if start.done >= start.last_step:
             return
+        moved = moved_while_frozen(training_state)
         recipe.method.begin_step(recipe.model, start.done)
-        engine = private_engine(recipe, plan, privacy, start)
+        engine = private_engine(recipe, plan, privacy, start, moved)
         goes_on = start.goes_on
         del start  # It holds the keys of the step.
         try:
@@ -87,7 +90,11 @@ def follow_ordinarily(recipe: Recipe, steps: int) -> None:
 
 
 def private_engine(
-    recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPrivacy, start: Start
+    recipe: Recipe,
+    plan: PrivacyPlan,
+    privacy: DifferentialPrivacy,
+    start: Start,
+    moved: Collection[str] = (),
 ) -> PrivacyEngine:
     """Returns the engine of a process that keeps no ledger."""
     ranks = recipe.ranks
@@ -106,6 +113,7 @@ def private_engine(
         compilation=compilation_of(recipe.training_set),
         ranks=ranks,
         shards=recipe.shards,
+        moved=moved,
     )
 
 
@@ -161,6 +169,7 @@ def _take_steps(
                     last_step=engine.steps,
                     non_finite=lambda: getattr(engine, "non_finite", 0),
                     terminated=terminated,
+                    first_step=engine.steps_taken + 1,
                 ),
                 save=save,
             ),

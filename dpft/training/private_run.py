@@ -8,13 +8,15 @@ rule 9).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dpft.fused_head import loss_head_of
+from dpft.parallel.gathering import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan
@@ -30,10 +32,16 @@ from dpft.training.resume import (
     check_promises,
     environment,
     find_resume_point,
+    frozen_digests,
     promises,
     write_plan,
 )
 from dpft.training.session import Session, take_steps
+from dpft.training.training_state import (
+    TrainingState,
+    moved_while_frozen,
+    optimized_parameters,
+)
 from dpft.training.witnessing import HeadWitness
 
 logger = logging.getLogger(__name__)
@@ -58,7 +66,7 @@ def train_privately(
 
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
-        RunError: A weight is no longer finite.
+        RunError: A weight is no longer finite, or what nothing moves is not what it was.
         StateError: The checkpoint is of another model.
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
@@ -194,15 +202,17 @@ class PrivateRun:
         )
         share_start(start, training_state, session.ranks)
         del start  # It holds the keys of the step.
+        released, frozen = self._frozen(training_state, resume_point)
+        moved = moved_while_frozen(training_state)
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
         with self._journal(ledger, journaled) as journal:
-            engine = self._engine(journal, randomness, done, last_step)
+            engine = self._engine(journal, randomness, done, last_step, moved)
             take_steps(
                 session,
                 engine,
                 training_state,
                 beside_state=lambda: {
-                    "run": self._bound_to(ledger, journal),
+                    "run": self._bound_to(ledger, journal, frozen),
                     "generators": engine.secret_keys(),
                 },
                 goes_on=resume_point is not None,
@@ -210,18 +220,47 @@ class PrivateRun:
                 max_grad_norm=_one_max_grad_norm(self.plan),
                 # of the ledger's steps: more than the weights', where some were taken again
                 epsilon_after=lambda _: self.epsilon_after(ledger.steps),
+                check_state=lambda: check_same(released.digests(), frozen),
             )
         session.save_model()
         ledger.close()
         delete_generator_states(session.folder / CHECKPOINTS)
 
-    def _bound_to(self, ledger: Ledger, journal: JournaledLedger) -> dict[str, Any]:
+    def _frozen(
+        self, training_state: TrainingState, resume_point: ResumePoint | None
+    ) -> tuple[ReleasedState, Mapping[str, str]]:
+        """Returns what of the model nothing moves, and its digests before the first step.
+
+        Where the run goes on, a checkpoint of the first process says them.
+
+        Raises:
+            RunError: The model is not what it was then, or before it ran on records.
+            SaidElsewhere: Another process failed.
+        """
+        session = self.session
+        model, shards = session.model, session.shards
+        moved = [p for p in model.parameters() if p.requires_grad]
+        moved += optimized_parameters(training_state)
+        read = None if shards is None else whole_reader(shards)
+        released = ReleasedState(model, moved, read)
+        with session.ranks.settled():
+            if resume_point is None and session.state_at_start is not None:
+                check_same(digests_of(model, read=read), session.state_at_start)
+            now = released.digests()
+            frozen = now if resume_point is None else frozen_digests(resume_point)
+            check_same(now, frozen)
+        return released, frozen
+
+    def _bound_to(
+        self, ledger: Ledger, journal: JournaledLedger, frozen: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
         return {
             "plan": write_plan(self.plan),
             "environment": self.environment,
             "promises": promises(self.privacy),
             "run_id": ledger.run_id,
+            "frozen": dict(frozen),
             "ledger": {
                 "lines": ledger.lines,
                 "head": ledger.head,
@@ -247,7 +286,12 @@ class PrivateRun:
         )
 
     def _engine(
-        self, journal: JournaledLedger, randomness: Randomness, done: int, last_step: int
+        self,
+        journal: JournaledLedger,
+        randomness: Randomness,
+        done: int,
+        last_step: int,
+        moved: Collection[str],
     ) -> PrivacyEngine:
         return PrivacyEngine(
             self.session.model,
@@ -263,6 +307,7 @@ class PrivateRun:
             compilation=compilation_of(self.session.training_set),
             ranks=self.session.ranks,
             shards=self.session.shards,
+            moved=moved,
         )
 
 

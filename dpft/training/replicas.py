@@ -114,6 +114,10 @@ class StepsTogether:
     """How many examples this process left out so far; private."""
     terminated: Callable[[], bool]
     """Whether SIGTERM has come to this process."""
+    first_step: int
+    """The step that it begins with."""
+    check_state: Callable[[], None] = lambda: None
+    """On the first process: refuses what is to be released and changed without noise."""
 
     def stop(self) -> NoReturn:
         """Ends the run on every process, once the first one's checkpoint is complete.
@@ -130,7 +134,8 @@ class StepsTogether:
         """Returns what all processes together say of a step.
 
         Raises:
-            RunError: The replicas' weights are no longer the same.
+            RunError: The replicas' weights are no longer the same, or what nothing moves changed.
+            SaidElsewhere: So it did on the first process.
         """
         ranks, step = self.recipe.ranks, statistics.step
         (terminated,) = ranks.any(self.terminated())
@@ -138,6 +143,9 @@ class StepsTogether:
         every = self.recipe.settings.checkpoint_every
         is_nth = every is not None and step % every == 0
         is_saved = step == self.last_step or is_nth or terminated
+        if is_saved or step == self.first_step:
+            with ranks.settled():
+                self.check_state()
         if is_saved:
             shards = self.recipe.shards
             check_equal(self.recipe.model, ranks if shards is None else shards.twins, ranks)

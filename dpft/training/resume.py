@@ -164,6 +164,22 @@ def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> N
         )
 
 
+def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
+    """Returns the digests, before the first step, of what is released and nothing moves, by name.
+
+    Raises:
+        InputError: An earlier version wrote the checkpoint, without them.
+    """
+    frozen: Mapping[str, str] | None = resume_point.checkpoint.run.get("frozen")
+    if frozen is None:
+        raise InputError(
+            "resume must go on with a run that noted what its frozen weights were before the first"
+            " step, got one begun by an earlier version; go on with that version, or begin it anew"
+            " with hydra.run.dir=DIR."
+        )
+    return frozen
+
+
 def write_plan(plan: PrivacyPlan) -> dict[str, Any]:
     """Returns a plan ready for JSON."""
     return asdict(plan)

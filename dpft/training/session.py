@@ -46,6 +46,8 @@ class Session(Recipe):
     """Who else hears of the steps, public quantities only."""
     handover: Handover | None = None
     """To the witness of the ledger's heads; None: there is none."""
+    state_at_start: Mapping[str, str] | None = None
+    """Digests of the model's state before it ran on any record; None: it has not run yet."""
 
 
 def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | None = None) -> None:
@@ -97,6 +99,7 @@ def take_steps(
     non_finite: Callable[[], int] = lambda: 0,
     max_grad_norm: float | None = None,
     epsilon_after: Callable[[int], SpentEpsilon] | None = None,
+    check_state: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
@@ -110,6 +113,8 @@ def take_steps(
         max_grad_norm: Norm above which a gradient counts as clipped; None: nothing is counted.
         epsilon_after: What is spent once the weights have taken a number of steps; None for a
             non-private run.
+        check_state: Refuses what is to be released and changed without noise; asked after the first
+            step and before each checkpoint.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
@@ -142,6 +147,8 @@ def take_steps(
                     last_step=engine.steps,
                     non_finite=non_finite,
                     terminated=terminated,
+                    first_step=engine.steps_taken + 1,
+                    check_state=check_state,
                 ),
                 diagnostics=diagnostics,
                 save=save,

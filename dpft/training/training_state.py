@@ -18,6 +18,21 @@ class TrainingState:
     scheduler: LambdaLR
 
 
+def optimized_parameters(training_state: TrainingState) -> list[nn.Parameter]:
+    """Returns what the optimizer moves, in whichever phase."""
+    return [p for group in training_state.optimizer.param_groups for p in group["params"]]
+
+
+def moved_while_frozen(training_state: TrainingState) -> frozenset[str]:
+    """Returns the names of what the optimizer moves though it takes no gradient of its own.
+
+    Asked at the first step: what trains in a phase and is frozen in the next is none of it.
+    """
+    moved = set(optimized_parameters(training_state))
+    parameters = training_state.model.named_parameters()
+    return frozenset(name for name, p in parameters if p in moved and not p.requires_grad)
+
+
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """Returns parameters, a tied one once, and persistent buffers, by name."""
     persistent = model.state_dict(keep_vars=True)

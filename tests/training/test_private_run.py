@@ -558,4 +558,7 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
             "checksum",
         )
     }
-    assert state["run"].keys() == {"plan", "environment", "ledger", "promises", "run_id"}
+    assert state["run"].keys() == {
+        "plan", "environment", "frozen", "ledger", "promises", "run_id"
+    }  # fmt: skip
+    assert state["run"]["frozen"] == {}  # Everything trains.

@@ -11,7 +11,7 @@ tensor([5.0000, 0.5000])
 True
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +32,7 @@ from dpft.privacy.clipping.engines.base import (
 )
 from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
 from dpft.privacy.clipping.groups import parameter_groups
+from dpft.privacy.frozen_state import StateGuard
 
 
 class PerExampleClipper:
@@ -53,7 +54,11 @@ class PerExampleClipper:
         what rounds inside a dense layer's product or the model itself allowed for by the worst
         that was found. A non-finite loss or gradient
         contributes exactly zero. Nothing trainable is left out: a layer without a rule and a
-        weight used behind its layer's back are refused by name.
+        weight used behind its layer's back are refused by name. So is a model whose forward writes
+        to what its state dict releases: to frozen parameters, persistent buffers and extra state,
+        compared by their values after the first call, the 2nd, 4th, 8th and so on, and on leaving,
+        and to what trains, so compared around these calls; and around every call by what torch
+        counts of writes (``frozen_state``).
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class PerExampleClipper:
         headroom: float = 0.0,
         compilation: Compilation | None = None,
         shards: Shards | None = None,
+        moved: Collection[str] = (),
     ) -> None:
         """Prepares for a model whose trainable parameters are those that require grad now.
 
@@ -88,6 +94,8 @@ class PerExampleClipper:
             compilation: How the model's forward is compiled; None: it runs as it is.
             shards: Of a sharded model: each rank adds up its own examples, and ``grad`` is that of
                 ``shards.unsharded``, or where ``shards.new_sums`` keeps it.
+            moved: Names of frozen parameters that the caller moves all the same between two calls,
+                by what it makes of noisy sums.
 
         Raises:
             InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
@@ -108,6 +116,8 @@ class PerExampleClipper:
             memory_mb=memory_mb, loss_scale=loss_scale, compilation=compilation, shards=shards
         )
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
+        self._model, self._moved, self._shards = model, frozenset(moved), shards
+        self._guard: StateGuard | None = None
         self._entered = False
         self._failed = False
         self.non_finite = 0
@@ -121,6 +131,8 @@ class PerExampleClipper:
     def __enter__(self) -> Self:
         if self._entered:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
+        # A rank's shards bear their names between two steps alone: the engine of a run looks then.
+        self._guard = StateGuard(self._model, self._moved, parameters=self._shards is None)
         self._engine.install()
         self._entered = True
         return self
@@ -133,6 +145,9 @@ class PerExampleClipper:
     ) -> None:
         self._engine.remove()
         self._entered = False
+        guard, self._guard = self._guard, None
+        if guard is not None and error is None:
+            guard.check()
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """Adds the clipped sum of one micro-batch to the gradients.
@@ -151,10 +166,10 @@ class PerExampleClipper:
         Raises:
             InputError: Losses or units of the wrong shape, or losses without a graph.
             RunError: A parameter is used without the batch dimension or outside its layer, or
-                what trains is no longer what the clipper was made for, or a batch before this
-                one failed half-way.
+                what trains is no longer what the clipper was made for, the model's forward wrote to
+                what is released, or a batch before this one failed half-way.
         """
-        if not self._entered:
+        if not self._entered or self._guard is None:
             raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
         if self._failed:
             raise RunError(
@@ -164,6 +179,12 @@ class PerExampleClipper:
         self._engine.check_unchanged()
         if units is not None:
             check_are_units(units)
+        with self._guard.micro_batch():
+            norms = self._accumulate(compute_losses, units)
+        self._failed = False
+        return norms
+
+    def _accumulate(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
         losses = self._engine.compute(compute_losses, units)
         check_is_tensor(losses)
         if losses.dim() == 1 and len(losses) == 0:
@@ -175,6 +196,5 @@ class PerExampleClipper:
         self._failed = True
         with torch.autocast(losses.device.type, enabled=False):
             clipped = self._engine.accumulate(losses, units)
-        self._failed = False
         self.non_finite += clipped.non_finite
         return clipped.norms

@@ -1,6 +1,6 @@
 """The options of a clipper in one value, so that training, checks and measurements clip alike."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -25,6 +25,7 @@ class ClippingOptions:
     headroom: float = 0.0
     compilation: Compilation | None = None
     shards: Shards | None = None
+    moved: Collection[str] = ()
 
     def make(self, model: nn.Module) -> PerExampleClipper:
         """Returns a clipper of the model's trainable parameters.

@@ -190,7 +190,7 @@ def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
         def __init__(self):
             super().__init__()
             self.dense, self.drop = nn.Linear(D, D), nn.Dropout(0.5)
-            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
 
         def forward(self, x):
             self.calls += 1

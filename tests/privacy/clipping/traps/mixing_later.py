@@ -50,7 +50,7 @@ class State(nn.Module):
 
     def __init__(self, update: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.register_buffer("state", torch.zeros(HIDDEN))
+        self.register_buffer("state", torch.zeros(HIDDEN), persistent=False)
         self.update = update
 
     def forward(self, h: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Bank(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("queue", torch.zeros(8, HIDDEN))
+        self.register_buffer("queue", torch.zeros(8, HIDDEN), persistent=False)
 
     def forward(self, h: Tensor) -> Tensor:
         near = torch.softmax(h @ self.queue.clone().T, -1) @ self.queue.clone()
@@ -99,7 +99,7 @@ class From(nn.Module):
 
     def __init__(self, call: int) -> None:
         super().__init__()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
         self.call = call
 
     def forward(self, h: Tensor) -> Tensor:
