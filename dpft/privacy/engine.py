@@ -4,13 +4,11 @@ Read this file to audit a run. Each step: a Poisson draw of the plan's sample ra
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
 times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
 Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
-Algorithm 1). Where a phase begins, what trains and the clipping norm may change; within one they
-may not.
+Algorithm 1). What trains and the clipping norm may change where a phase begins, and only there.
 """
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -77,8 +75,8 @@ class PrivacyEngine:
             engine: Name of the clipping engine.
             groups: As ``PerExampleClipper``.
             memory_mb: As ``PerExampleClipper``.
-            loss_scale: As ``PerExampleClipper``: sum and noise are those of unscaled losses.
             compilation: As ``PerExampleClipper``.
+            loss_scale: As ``PerExampleClipper``: sum and noise are those of unscaled losses.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
             moved: Names of frozen parameters that the caller moves by the private gradient.
@@ -114,12 +112,7 @@ class PrivacyEngine:
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered = False
         self._resources.close()
 
@@ -173,8 +166,7 @@ class PrivacyEngine:
             epsilon does not cover; None of a later one.
 
         Raises:
-            RunError: What trains moved since ``draw``, which the gradient does not say.
-            SaidElsewhere: So it did on another rank.
+            RunError: What trains moved since ``draw``, by something else than private gradients.
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")

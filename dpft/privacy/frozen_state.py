@@ -177,9 +177,9 @@ class Fingerprints:
             key = self._key(words.device, level)
             pieces = words.split(len(key))
             sums = [piece.to(torch.int64).mul(key[: len(piece)]).sum() for piece in pieces]
-            if len(sums) == 1:
-                return sums[0]
             words, level = torch.stack(sums), level + 1
+            if len(words) == 1:
+                return words[0]
 
     def _key(self, device: torch.device, level: int) -> Tensor:
         """Returns the secret numbers that words are multiplied by; others for sums of sums."""

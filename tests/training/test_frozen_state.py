@@ -86,9 +86,7 @@ def train(
     object.__setattr__(own, "model", own.method.prepare(own.model))
     object.__setattr__(own, "state_at_start", at_start)
     between(own.model)
-    train_privately(
-        own, steps or plan(), privacy(), epsilon_after=spent, resume_point=resume_point
-    )
+    train_privately(own, steps or plan(), privacy(), epsilon_after=spent, resume_point=resume_point)
 
 
 def of_data(model: GPT2LMHeadModel, logits: Tensor) -> None:

@@ -125,7 +125,9 @@ def new_buffer(model: Model, h: Tensor) -> None:
 
 
 def buffer_renamed(model: Model, h: Tensor) -> None:
-    model.register_buffer(f"scale_{int(h[0, 0, 0] > 0)}", model._buffers.pop("scale", h.mean((0, 1))))
+    model.register_buffer(
+        f"scale_{int(h[0, 0, 0] > 0)}", model._buffers.pop("scale", h.mean((0, 1)))
+    )
     model.scale = torch.ones(WIDTH)
 
 
