@@ -189,7 +189,7 @@ def test_what_cannot_be_opened_is_named_wherever_it_is(name):
         *(Color.RED, {Color.RED: 1}, dict, Node, torch.nn.functional.gelu, len, closed),
         *(Counter("aab"), frozenset({1}), np.float64(1), object(), torch, Number(1.0)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_numbers_names_and_what_is_global_are_plain(value):
     assert sealed_types(value) == {} and named_tensors(value) == {}
