@@ -391,6 +391,33 @@ def test_losses_that_cannot_be_computed_on_other_rows_are_refused(engine):
 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_a_model_that_wants_its_rows_in_order_is_compared_in_that_order(engine):
+    def ordered(mix: Any) -> Any:
+        def checked(h: Tensor) -> Tensor:
+            if (x_of[0][:, 0].diff() > 0).any():
+                raise ValueError("the largest first")
+            return mix(h)
+
+        return checked
+
+    def take(x: Tensor) -> Tensor:
+        x_of[:] = [x]
+        return x
+
+    x_of: list[Tensor] = []
+    x, y = data()
+    x = x[x[:, 0].argsort(descending=True)]
+    model = net(ordered(keep), None, take)
+    assert len(clipped(model, classified(model, x, y, keep, keep), engine)[0]) == ROWS
+    own = classified(model, x, y, keep, keep)
+    with pytest.raises(RunError, match="depends on another example's loss"):
+        clipped(model, lambda: own() / own().detach().max(), engine)
+    model = net(ordered(STATISTICS["maximum"]), None, take)
+    with pytest.raises(RunError, match="for one example changes with the other"):
+        clipped(model, classified(model, x, y, keep, keep), engine)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
 def test_what_a_caller_draws_is_given_to_each_row_again(engine):
     model, (x, y) = net(), data()
     noisy = lambda scale: F.cross_entropy(  # noqa: E731

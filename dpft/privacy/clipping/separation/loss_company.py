@@ -25,7 +25,11 @@ from dpft.privacy.clipping.separation.row_subset import RowSubset
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
 MOST_READINGS = 8
-"""Tensors of the caller's that are tried as no rows though they have as many entries."""
+WHOLE: tuple[tuple[int, ...], ...] = (
+    *((number,) for number in range(MOST_READINGS)),
+    *combinations(range(MOST_READINGS // 2), 2),
+)
+"""Numbers of the caller's tensors that are tried as no rows though they have as many entries."""
 LossFunction = Callable[[], Tensor]
 Quiet = Callable[[], AbstractContextManager[object]]
 NOT_COMPARED = (
@@ -199,16 +203,18 @@ class LossCompany:
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
-        Where fewer rows do not fit, because the caller wrote their number down, as many are tried,
-        of which some take the place of others. Of a tensor that has as many entries as the batch
+        Where fewer rows do not fit in another order (a packed sequence wants the longest first),
+        they are tried in their own, and where the caller wrote their number down, as many, of which
+        some take the place of others. Of a tensor that has as many entries as the batch
         has rows nobody says that it is rows: there may be as many classes. Where all that may be
         rows can be taken for them, it is none only if it is looked things up in.
         """
         met = 0
-        for whole, many in _ways(exchanged=survey.compared is None and not as_tables):
+        others = survey.compared is None and not as_tables
+        first = [survey, survey.in_order(), survey.exchanged()] if others else [survey]
+        for whole, taken in [*(((), each) for each in first), *((w, survey) for w in WHOLE)]:
             if whole and whole[-1] >= met:
                 continue
-            taken = survey.exchanged() if many else survey
             question.state.restore()
             if draws is not None:
                 draws.again()
@@ -264,17 +270,6 @@ class LossCompany:
             if not _same(got, expected, rows, got.dtype):
                 return False
         return True
-
-
-def _ways(*, exchanged: bool) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yields what of the caller's to leave whole, and whether to take as many rows as there are."""
-    yield (), False
-    if exchanged:
-        yield (), True
-    for number in range(MOST_READINGS):
-        yield (number,), False
-    for pair in combinations(range(MOST_READINGS // 2), 2):
-        yield pair, False
 
 
 def _is_one_company(survey: Survey, losses: Tensor) -> bool:

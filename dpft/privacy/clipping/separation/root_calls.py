@@ -70,6 +70,10 @@ class Survey:
         choices = other_rows(self.count, self.every_unit, losses)
         return [replace(self, rows=rows) for rows in choices]
 
+    def in_order(self) -> "Survey":
+        """Returns a survey of the chosen rows in the order in which they are in the batch."""
+        return replace(self, rows=self.rows.sort().values)
+
     def exchanged(self) -> "Survey":
         """Returns a survey of as many rows, of which chosen ones replace those not chosen."""
         rows = torch.arange(self.count)
