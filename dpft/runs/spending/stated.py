@@ -45,6 +45,13 @@ def check_stated(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord)
                 " back as it was."
             )
         return
+    if not ledger.closed or ledger.steps < privacy["steps"]:
+        raise StateError(
+            f"{folder / PRIVACY} states the epsilon of a run that has ended, and"
+            f" {folder / LEDGER} has {ledger.steps} of {privacy['steps']} steps"
+            f"{'' if ledger.closed else ' and no closing line'}; one of the two was edited. Put it"
+            " back as it was."
+        )
     facts = [
         *_of_ledger(folder / LEDGER, privacy, ledger),
         *_of_plan(folder),
@@ -64,10 +71,10 @@ def _of_ledger(path: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> 
     source = str(path)
     yield "steps_taken", ledger.steps, source
     taken = steps_taken(ledger, path)
-    for noise in taken if len(taken) == 1 else ():
+    batch = privacy.get("expected_batch_size")
+    for noise in taken:  # One, since a plan has one; of two, privacy.json cannot be right.
         yield "noise_multiplier", noise.noise_multiplier, source
         yield "sample_rate", noise.sample_rate, source
-        batch = privacy.get("expected_batch_size")
         if isinstance(batch, int | float):
             yield "num_examples", round(batch / noise.sample_rate), f"the sample rate of {source}"
     for entry in ledger.mechanisms:
@@ -87,11 +94,11 @@ def _of_plan(folder: Path) -> Iterator[Fact]:
             yield "private", not run["promises"].get("reproducible"), str(path)
 
 
-def _asked(folder: Path) -> dict[str, Any]:
-    """Returns the privacy section of a run's configuration; empty where it has none."""
+def _asked(folder: Path, section: str = "privacy") -> dict[str, Any]:
+    """Returns a section of a run's configuration; empty where it has none."""
     path = folder / CONFIGURATION
     config = read_yaml(path) if path.is_file() else None
-    asked = config.get("privacy") if isinstance(config, dict) else None
+    asked = config.get(section) if isinstance(config, dict) else None
     return asked if isinstance(asked, dict) else {}
 
 
@@ -103,6 +110,9 @@ def _of_configuration(folder: Path) -> Iterator[Fact]:
             yield name, asked[name], str(path)
     if asked.get("noise_seed") is not None:
         yield "private", False, str(path)
+    batch = _asked(folder, "train").get("expected_batch_size")
+    if batch is not None:
+        yield "expected_batch_size", batch, str(path)
 
 
 def _check_budget(folder: Path, privacy: Mapping[str, Any]) -> None:

@@ -63,6 +63,7 @@ def make_run(
             "ledger": {"lines": record.lines, "head": record.head},
             "private": "noise_seed" not in privacy, "epsilon": 1.0, "accountant": "rdp",
             "epsilons": {"rdp": 1.0}, "steps_taken": record.steps, "unit": section["unit"],
+            "expected_batch_size": BATCH,
             "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
         }  # fmt: skip
         (folder / "privacy.json").write_text(json.dumps(content | (known or {})))

@@ -24,7 +24,7 @@ PLAN = {
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run that ended, without its ``private/``."""
-    known = {"calibration": PLAN["calibration"], "expected_batch_size": BATCH}
+    known = {"calibration": PLAN["calibration"]}
     return make_run(tmp_path / "run", known=known, eps=1.0)
 
 
@@ -73,6 +73,8 @@ def test_what_a_run_wrote_is_believed(own: Path) -> None:
         ({"unit": "customer_id"}, "unit"),
         ({"epsilon": 0.5, "calibration": None}, "epsilon"),
         ({"epsilon": 0.5, "calibration": None, "epsilons": None}, "epsilon"),
+        ({"num_examples": 10 * SIZE, "expected_batch_size": None}, "expected_batch_size"),
+        ({"num_examples": 2 * SIZE, "expected_batch_size": 2 * BATCH}, "expected_batch_size"),
     ],
 )
 def test_an_edit_that_contradicts_the_ledger_or_the_file_itself_is_refused(
@@ -89,7 +91,6 @@ def test_an_edit_that_contradicts_the_ledger_or_the_file_itself_is_refused(
         ({"steps": 4}, "steps"),
         ({"unit_definition": "all records of one"}, "unit_definition"),
         ({"neighboring_relation": "replace_one"}, "neighboring_relation"),
-        ({"expected_batch_size": 2 * BATCH, "num_examples": 2 * SIZE}, "num_examples"),
         ({"private": False}, "private"),
         ({"epsilon": 0.5, "calibration": {**PLAN["calibration"], "epsilon": 0.5}}, "calibration"),
         ({"epsilon": 0.5, "calibration": None, "epsilons": {"rdp": 0.5}}, "calibration"),
@@ -132,6 +133,26 @@ def test_a_private_runs_file_states_an_epsilon(run: Path) -> None:
     edit(run, epsilon=None, ledger=None, delta=0.4)
     with pytest.raises(StateError, match="must state the epsilon of the 5 noisy steps"):
         read_ended_ledger(run)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_file_of_a_run_that_did_not_end_as_planned_is_refused(tmp_path: Path, steps: int) -> None:
+    """Of no step, there was nothing that its epsilon was held against."""
+    run = make_run(tmp_path / "run")
+    (run / "ledger.jsonl").unlink()
+    with Ledger(run / "ledger.jsonl") as ledger:
+        for step in range(1, steps + 1):
+            ledger.append(step, mechanism())
+        ledger.close()
+        known = {"lines": ledger.lines, "head": ledger.head}
+    edit(run, ledger=known, steps_taken=steps)
+    with pytest.raises(StateError, match=f"has {steps} of 5 steps; one of the two was edited"):
+        read_ended_ledger(run)
+
+
+def test_a_ledger_of_two_noises_is_no_plans(tmp_path: Path) -> None:
+    noises = [mechanism()] * 4 + [mechanism(9.0)]
+    refused(make_run(tmp_path / "run", *noises), "noise_multiplier")
 
 
 def test_steps_that_were_taken_again_keep_no_calibrated_epsilon(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
+from tests.runs.spending.run_folders import edit
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 
 SWEEP = (
@@ -136,6 +137,8 @@ def test_a_run_that_was_not_private_leaves_no_bound_for_all(
     path = tmp_path / "1" / "config.yaml"
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**config, "privacy": {**config["privacy"], **change}}))
+    edit(tmp_path / "1", private=False)
+    shutil.rmtree(tmp_path / "1" / "private")
     words = write_tuning_bill(tmp_path, [tmp_path / "0", tmp_path / "1"])
     assert "no bound for all of them (1 of 2 runs were not private: 1)" in words
     assert words.endswith(", 1: not private")
