@@ -17,10 +17,12 @@ SHA-256, which a checkpoint keeps.
 ...         return super().forward(inputs)
 >>> layer = Remembering(2, 2).requires_grad_(False)
 >>> guard = StateGuard(layer)
->>> with guard.micro_batch():
-...     _ = layer(torch.ones(3, 2))
-Traceback (most recent call last):
-dpft.errors.RunError: bias must be what it was before the model ran, but it was written to, and...
+>>> try:
+...     with guard.micro_batch():
+...         _ = layer(torch.ones(3, 2))
+... except RunError as error:
+...     print(str(error)[:68])
+bias must be what it was before the model ran, but it was written to
 """
 
 import hashlib
@@ -178,7 +180,7 @@ class Fingerprints:
             pieces = words.split(len(key))
             sums = [piece.to(torch.int64).mul(key[: len(piece)]).sum() for piece in pieces]
             words, level = torch.stack(sums), level + 1
-            if len(words) == 1:
+            if len(sums) == 1:
                 return words[0]
 
     def _key(self, device: torch.device, level: int) -> Tensor:
