@@ -61,7 +61,7 @@ def test_trust_rule_11_one_that_learns_in_the_last_step_alone_is_not_released(
 
 
 def test_what_scoring_writes_before_the_first_step_is_not_trained_on(tmp_path, monkeypatch):
-    """Held-out records are private as well, and so what trains may not have moved by then either."""
+    """Held-out records are private too, so what trains may not have moved by then either."""
 
     def write(model, logits):
         if not torch.is_grad_enabled():
