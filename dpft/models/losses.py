@@ -108,7 +108,9 @@ def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
     logits = _logits(model, batch)
     if batch.positions is not None and batch.words is not None:
         rows = torch.arange(len(logits), device=logits.device)
-        logits = logits[rows, batch.positions][:, batch.words]
+        # A look-up, which the clipper knows by its name where a batch has as many rows or units as
+        # there are words.
+        logits = logits[rows, batch.positions].index_select(1, batch.words)
     return _full_precision(logits)
 
 

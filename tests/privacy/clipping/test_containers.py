@@ -436,3 +436,20 @@ def test_a_compiled_model_is_compared_as_any_other(engine):
     with pytest.raises(RunError, match="depends on another example's loss"):
         clipped(fast, lambda: own() / own().detach().max(), engine)
     assert len(clipped(fast, own, engine)[0]) == ROWS
+
+
+@pytest.mark.parametrize("units", [None, [0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1, 1]])
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_as_many_label_words_as_rows_or_units_are_looked_up(units, engine):
+    model = nn.Linear(WIDTH, HIDDEN)
+    for count in (2, 3):
+        x, _ = data(count if units is None else len(units))
+        words, labels = torch.arange(count), torch.rand(len(x), count)
+
+        def losses(x: Tensor = x, words: Tensor = words, labels: Tensor = labels) -> Tensor:
+            rows = torch.arange(len(x))
+            logits = model(x)[rows, :].index_select(1, words)
+            return -(labels * logits.log_softmax(1)).sum(1)
+
+        given = None if units is None else torch.tensor(units)
+        assert len(clipped(model, losses, engine, given)[0]) == (count if units is None else 2)

@@ -212,7 +212,11 @@ class LossCompany:
         met = 0
         others = survey.compared is None and not as_tables
         first = [survey, survey.in_order(), survey.exchanged()] if others else [survey]
-        for whole, taken in [*(((), each) for each in first), *((w, survey) for w in WHOLE)]:
+        tried = [*(((), each) for each in first), *((w, survey) for w in WHOLE)]
+        repeated = survey.repeated() if survey.compared is None else None
+        if repeated is not None:
+            tried += [((), repeated), *((w, repeated) for w in WHOLE)]
+        for whole, taken in tried:
             if whole and whole[-1] >= met:
                 continue
             question.state.restore()

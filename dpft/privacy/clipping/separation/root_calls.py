@@ -74,6 +74,17 @@ class Survey:
         """Returns a survey of the chosen rows in the order in which they are in the batch."""
         return replace(self, rows=self.rows.sort().values)
 
+    def repeated(self) -> "Survey | None":
+        """Returns a survey of the chosen rows twice, where they are as many as there are units.
+
+        What the caller makes for so many rows looks like what it has for each unit. None where no
+        number is another's.
+        """
+        units = self.chosen_units
+        if units is None or len(self.rows) != units[1] or units[1] == self.count:
+            return None
+        return replace(self, rows=self.rows.repeat(2 if 2 * units[1] != self.count else 3))
+
     def exchanged(self) -> "Survey":
         """Returns a survey of as many rows, of which chosen ones replace those not chosen."""
         rows = torch.arange(self.count)

@@ -132,7 +132,8 @@ class RowSubset(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if self.rows is None:
             return self._called(func, args, kwargs or {})
-        args = [self._entries_of(each) for each in args]
+        if func is torch._C._nn.pad_sequence:
+            args = [self._entries_of(args[0]), *args[1:]]
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, options = pytree.tree_unflatten(taken, spec)
@@ -154,16 +155,8 @@ class RowSubset(TorchFunctionMode):
         return isinstance(leaf, Tensor) and self._taken.get(id(leaf), (None, None))[1] is leaf
 
     def _entries_of(self, argument: Any) -> Any:
-        """Returns the chosen rows' entries of a list that has one tensor for each row.
-
-        Of tensors that all have as many entries as the batch has rows nobody knows whether they are
-        rows or columns: they are taken one by one.
-        """
-        if type(argument) not in (list, tuple) or len(argument) not in self._cut:
-            return argument
-        if not all(isinstance(each, Tensor) and each not in self._derived for each in argument):
-            return argument
-        if all(each.shape[:1] == (len(argument),) for each in argument):
+        """Returns the chosen rows' entries of a list of texts, one of which may look like rows."""
+        if len(argument) not in self._cut or any(each in self._derived for each in argument):
             return argument
         chosen = [argument[row].clone() for row in self._cut[len(argument)].tolist()]
         self.mark(chosen)
