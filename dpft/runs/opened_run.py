@@ -40,7 +40,10 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The upper bound that the report states; None where there is none to rely on.
+        """The upper bound that privacy.json states; None where there is none to rely on.
+
+        What contradicts the run's ledger was refused when it was opened; ``dpft.account(run=…)``
+        computes epsilon from the ledger alone.
 
         That is a run without privacy, of a test's seed, or whose noise can be computed. Where the
         records made the model's tokenizer, too, it is the bound of both.

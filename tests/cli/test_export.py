@@ -173,8 +173,8 @@ def test_bad_input_is_refused_in_one_sentence(
 
 def test_a_run_that_has_not_ended_is_refused(workspace: Workspace) -> None:
     shutil.copytree("full", "cut")
-    first = Path("full/ledger.jsonl").read_text().splitlines()[0]
-    Path("cut/ledger.jsonl").write_text(first + "\n")
+    lines = Path("full/ledger.jsonl").read_text().splitlines(keepends=True)
+    Path("cut/ledger.jsonl").write_text("".join(lines[:-1]))
     outcome = workspace.run("export", "run=cut")
     assert outcome.code == 3, "an ended run's ledger was cut: no advice to go on with it"
     assert "it was cut or added to" in outcome.err

@@ -23,7 +23,8 @@ LEDGER_NOTE = (
     " the SHA-256 of the line before (its UTF-8 bytes without the line end, in hexadecimal; 64"
     " zeros in the first line), and the head is the SHA-256 of the last line:"
     f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
-    " rewrite them all, so lodge the head above with someone else."
+    " rewrite them all, so lodge the head above with someone else. This page is printed from"
+    " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
 Config = Mapping[str, Any]
 Row = tuple[str, str]

@@ -151,7 +151,7 @@ def run_folders(given: str) -> tuple[str, ...]:
     """Returns the folder itself where it is a run's, else those of the runs of a sweep in it.
 
     Runs of a sweep that took no noisy step, as one that failed early, spent nothing and are left
-    out.
+    out; one that lost its ledger is not.
 
     Raises:
         InputError: It is neither, or a run of the sweep was not private.
@@ -163,7 +163,7 @@ def run_folders(given: str) -> tuple[str, ...]:
 
 def _has_steps(folder: Path) -> bool:
     _configuration(folder)  # One without privacy has no ledger, and must not be left out.
-    return (folder / LEDGER).exists()
+    return any((folder / name).exists() for name in (LEDGER, PRIVACY)) or knows_the_end(folder)
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

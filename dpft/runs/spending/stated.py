@@ -14,11 +14,12 @@ from typing import Any
 
 from dpft.errors import StateError
 from dpft.files import read_json, read_yaml
+from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.gaussian_histogram import MECHANISM as HISTOGRAM
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.spending import steps_taken
-from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY
+from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TRIALS
 
 SAME = 1e-9
 """Relative difference that rounding explains."""
@@ -55,6 +56,7 @@ def check_stated(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord)
     facts = [
         *_of_ledger(folder / LEDGER, privacy, ledger),
         *_of_plan(folder),
+        *_of_search(folder),
         *_of_configuration(folder),
         *_of_accountants(privacy),
     ]
@@ -102,6 +104,15 @@ def _asked(folder: Path, section: str = "privacy") -> dict[str, Any]:
     return asked if isinstance(asked, dict) else {}
 
 
+def _of_search(folder: Path) -> Iterator[Fact]:
+    """Yields the bound that a search was bound to before its first trial."""
+    path = folder / TRIALS
+    calibration = read_json(path).get("calibration") if path.exists() else None
+    if isinstance(calibration, Mapping):
+        yield "accountant", calibration.get("accountant"), str(path)
+        yield "epsilon", calibration.get("epsilon"), str(path)
+
+
 def _of_configuration(folder: Path) -> Iterator[Fact]:
     """Yields what config.yaml fixes, whatever the plan is."""
     asked, path = _asked(folder), folder / CONFIGURATION
@@ -141,6 +152,8 @@ def _of_accountants(privacy: Mapping[str, Any]) -> Iterator[Fact]:
         yield "accountant", calibration.get("accountant"), "its calibration"
         yield "epsilon", calibration.get("epsilon"), "its calibration"
     elif "words_kept" not in privacy:  # A histogram's is exact, and no accountant's.
+        if "selection" not in privacy and name not in LEADING_ACCOUNTANTS:
+            yield "accountant", " or ".join(LEADING_ACCOUNTANTS), "every report"
         answer = answers.get(name) if isinstance(answers, Mapping) else None
         upper = answer.get("upper") if isinstance(answer, Mapping) else answer
         yield "epsilon", upper, f"its answer of {name}"

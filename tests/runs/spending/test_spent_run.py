@@ -110,10 +110,16 @@ def test_a_sweeps_folder_stands_for_its_runs_in_order_without_those_of_no_step(
 ) -> None:
     for name in ("10", "2", "0"):
         make_run(tmp_path / "sweep" / name)
-    (tmp_path / "sweep" / "0" / "ledger.jsonl").unlink()
+    for name in ("ledger.jsonl", "privacy.json"):
+        (tmp_path / "sweep" / "0" / name).unlink()
     found = run_folders(str(tmp_path / "sweep"))
     assert [Path(folder).name for folder in found] == ["2", "10"]
     assert run_folders(found[0]) == (found[0],)
+    (tmp_path / "sweep" / "2" / "ledger.jsonl").unlink()
+    found = run_folders(str(tmp_path / "sweep"))
+    assert len(found) == 2, "a run that lost its ledger is not left out"
+    with pytest.raises(StateError, match="the ledger must have 7 lines, .* got none"):
+        read_spent(found[0])
 
 
 def test_a_sweep_with_a_run_without_privacy_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,10 @@ def test_what_a_run_wrote_is_believed(own: Path) -> None:
         ({"unit": "customer_id"}, "unit"),
         ({"epsilon": 0.5, "calibration": None}, "epsilon"),
         ({"epsilon": 0.5, "calibration": None, "epsilons": None}, "epsilon"),
+        (
+            {"epsilon": 0.5, "calibration": None, "accountant": "gdp", "epsilons": {"gdp": 0.5}},
+            "accountant",
+        ),
         ({"num_examples": 10 * SIZE, "expected_batch_size": None}, "expected_batch_size"),
         ({"num_examples": 2 * SIZE, "expected_batch_size": 2 * BATCH}, "expected_batch_size"),
     ],
@@ -153,6 +157,19 @@ def test_a_file_of_a_run_that_did_not_end_as_planned_is_refused(tmp_path: Path, 
 def test_a_ledger_of_two_noises_is_no_plans(tmp_path: Path) -> None:
     noises = [mechanism()] * 4 + [mechanism(9.0)]
     refused(make_run(tmp_path / "run", *noises), "noise_multiplier")
+
+
+def test_a_search_has_the_bound_that_it_was_bound_to(tmp_path: Path) -> None:
+    selection = {"eta": 1.0, "gamma": 0.1}
+    bound = {"accountant": "rdp-selection", "epsilon": 3.0}
+    known = bound | {"selection": selection, "epsilons": {"rdp-selection": 3.0}}
+    run = make_run(tmp_path / "run", known=known)
+    trials = run / "private/tuning/trials.json"
+    trials.parent.mkdir(parents=True)
+    trials.write_text(json.dumps({"schema_version": 1, "calibration": bound | {"grid": "g"}}))
+    assert read_ended_ledger(run) is not None
+    edit(run, epsilon=0.5, epsilons={"rdp-selection": 0.5})
+    refused(run, "epsilon")
 
 
 def test_steps_that_were_taken_again_keep_no_calibrated_epsilon(tmp_path: Path) -> None:
