@@ -83,4 +83,4 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
         if not public:
             print(entry["note"])
     if not public:
-        print(f"all of it: {folder / PRIVATE_REPORT}")
+        print(f"scores: {folder / PRIVATE_REPORT}")
