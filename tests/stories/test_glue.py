@@ -155,6 +155,7 @@ def test_a_file_of_labels_is_scored(workspace: Workspace, lines: list[str] | Non
     ]
     path.write_text("\n".join(lines or rows) + "\n")
     arguments = ("task=sst2", "task.data_dir=sst2", f"predictions={path.name}", "output=json")
+    arguments += ("eval.split_is_public=true",)
     outcome = workspace.run("eval", *arguments)
     assert outcome.code == 0, outcome.err
     (entry,) = json.loads(outcome.out)["evaluations"]
@@ -166,6 +167,7 @@ def test_a_pretrained_models_label_words_are_scored_without_training(
     workspace: Workspace, model: str
 ) -> None:
     arguments = (*setting("mnli", model), "task.max_length=24", "output=json")
+    arguments += ("eval.split_is_public=true",)
     outcome = workspace.run("eval", *arguments, f"hydra.run.dir=zero/{model}")
     assert outcome.code == 0, outcome.err
     entries = json.loads(outcome.out)["evaluations"]
