@@ -176,7 +176,8 @@ def test_trust_rule_8_texts_and_scores_of_a_private_split_are_private(story: Sto
     marked = "computed on private held-out records, not covered by epsilon"
     assert all(entry["note"].startswith(marked) for entry in evaluations)
     own = json.loads((story.folder / "private" / "metrics.json").read_text())["evaluations"]
-    scores = [value for entry in own for value in entry["metrics"].values() if value]
+    scores = [value for entry in own for value in entry["metrics"].values()]
+    scores = [value for value in scores if len(repr(value)) > 9]  # others stand anywhere
     assert len(scores) >= 2
     public = [path.read_bytes() for path in public_files(story.folder)] + [*story.said.values()]
     assert not [v for v in scores if any(repr(v)[:9].encode() in content for content in public)]
