@@ -151,7 +151,7 @@ def configuration(file: Path, model: str | None) -> Any:
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:
     """Returns ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
     from dpft.data.sources import load_examples
-    from dpft.data.token_rows import token_rows
+    from dpft.data.token_rows import encoded_rows
     from dpft.models.architecture import read_architecture
     from dpft.models.loading import load_tokenizer
     from dpft.runs.records import load_training_data, make_training_set
@@ -177,7 +177,7 @@ def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[
     def whole() -> float:
         data = load_training_data(config)
         made = make_training_set(config, data, encoding, device, unit_key=b"")
-        return float(token_rows(made.examples).lengths.mean())
+        return float(encoded_rows(made.examples).lengths.mean())
 
     length = whole()
     ratios = []

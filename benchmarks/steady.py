@@ -85,8 +85,7 @@ class CudaMeter(Meter):
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - others
         after()
-        events, reads = profiled(micro_batch, ProfilerActivity.CUDA)
-        after()
+        events, reads = _of_two(micro_batch, after, ProfilerActivity.CUDA)
         return Cost(launches=kernels(events), host_reads=reads, peak_bytes=peak)
 
 
@@ -103,8 +102,7 @@ class CpuMeter(Meter):
 
     def cost(self, micro_batch: Micro, after: Micro, *, is_compiled: bool) -> Cost:
         """Returns it; of what is compiled the host reads alone."""
-        _, reads = profiled(micro_batch)
-        after()
+        _, reads = _of_two(micro_batch, after)
         if is_compiled:
             return Cost(launches=None, host_reads=reads, peak_bytes=None)
         counts = counts_of(micro_batch, after)
@@ -116,6 +114,20 @@ class CpuMeter(Meter):
 def meter(device: str) -> Meter:
     """Returns the one of a device."""
     return CudaMeter() if device == "cuda" else CpuMeter()
+
+
+def _of_two(
+    micro_batch: Micro, after: Micro, *activities: ProfilerActivity
+) -> tuple[list[FunctionEvent], int]:
+    """Returns what was profiled of the micro-batch with fewer host reads, of two in a row.
+
+    At its 2nd, 4th, 8th micro-batch and so on the clipper compares all of the model's state.
+    """
+    found = []
+    for _ in range(2):
+        found.append(profiled(micro_batch, *activities))
+        after()
+    return min(found, key=lambda events_and_reads: events_and_reads[1])
 
 
 def profiled(work: Micro, *activities: ProfilerActivity) -> tuple[list[FunctionEvent], int]:

@@ -150,7 +150,7 @@ def test_a_plan_needs_no_tokenizer(workspace: Workspace) -> None:
 
 def test_a_model_that_never_saw_the_tokens_is_scored(workspace: Workspace) -> None:
     arguments = (*TASK, "model=tiny", "model.path=model", *EVALUATION, "hydra.run.dir=zero")
-    outcome = workspace.run("eval", *arguments, "output=json")
+    outcome = workspace.run("eval", *arguments, "eval.split_is_public=true", "output=json")
     assert outcome.code == 0, outcome.err
     (entry,) = json.loads(outcome.out)["evaluations"]
     assert entry["metrics"]["perplexity"] > 0
