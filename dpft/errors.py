@@ -81,6 +81,17 @@ class StateError(DpftError, RuntimeError):
     exit_code = 3
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice, whoever raised it.
+
+    A check that tries whether a model runs on other rows must not take this for "it does not".
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
 class SaidElsewhere(DpftError):
     """An error of another process of the run: the first process alone says it.
 

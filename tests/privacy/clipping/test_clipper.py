@@ -272,3 +272,34 @@ def test_unknown_engine_style_and_nothing_trainable_are_refused():
         PerExampleClipper(model, NORM, clipping="global")
     with pytest.raises(InputError, match="trainable"):
         PerExampleClipper(model.requires_grad_(False), NORM)
+
+
+class Tiring(nn.Module):
+    """Has no memory left at one of its calls."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.call, self.calls = call, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls == self.call:
+            raise torch.OutOfMemoryError("no memory left")
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+def test_memory_that_does_not_suffice_is_never_taken_for_rows_that_cannot_be_compared(engine):
+    inputs = torch.randn(5, 3)
+    for call in range(1, 40):
+        torch.manual_seed(0)
+        model = Tiring(call)
+        with PerExampleClipper(model, 1.0, engine=engine) as clipper:
+            try:
+                clipper.accumulate(lambda model=model: model(inputs).square().sum(1))
+            except torch.OutOfMemoryError:
+                continue
+        break
+    assert model.calls < call, "every call of the first batch raised what it was given"
+    assert call > 10

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import InputError
+from dpft.errors import InputError, is_out_of_memory
 from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
 from dpft.privacy.clipping.engines.verdicts import NOT_REPEATABLE, NotRepeatable
 from dpft.privacy.clipping.separation.arguments import batch_size_of
@@ -83,7 +83,7 @@ class Checker:
                     kept.restore()
                 if isinstance(error, RowsMixed) or self._calls.survey is None:
                     raise
-                if self._calls.with_graph:
+                if self._calls.with_graph or is_out_of_memory(error):
                     raise
                 # The caller's function may want a graph behind what the model gives.
                 self._calls.with_graph = True

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError, RunError, is_out_of_memory
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.recorder import Recorder
@@ -201,6 +201,8 @@ class Patches:
                 weights = self._recorder.trainable.now()
                 return learn_flow(self.model, self._own_forward, arguments, weights)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 # Its message may tell the records' lengths.
                 reason = type(error).__name__
                 logger.info("clipping: the model would not run on fewer rows (%s)", reason)

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dpft.errors import is_out_of_memory
 from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
 from dpft.privacy.clipping.engines.compiled import CompiledForward, CompilerFailed
 from dpft.privacy.clipping.engines.patches import Patches
@@ -141,9 +142,9 @@ class Prover:
         except (RowsMixed, CompilerFailed):
             self._put_back()
             raise
-        except Exception:
+        except Exception as error:
             self._put_back()
-            if not self._plans.saw_a_call:
+            if is_out_of_memory(error) or not self._plans.saw_a_call:
                 raise
             if self._patches.calls.survey is None:
                 return torch.empty(0), True

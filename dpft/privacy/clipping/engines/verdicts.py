@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError, RunError, is_out_of_memory
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.engines.patches import Patches
@@ -97,6 +97,8 @@ class Verdicts:
             except NotRepeatable:
                 raise
             except (Disproved, *ERRORS_OF_A_PLAN) as error:
+                if is_out_of_memory(error):
+                    raise
                 if self._plans.widen():
                     continue
                 if few is not None:

@@ -16,7 +16,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import RunError
+from dpft.errors import RunError, is_out_of_memory
 from dpft.privacy.clipping.separation.held_still import Draws, HeldStill
 from dpft.privacy.clipping.separation.kept_state import RandomState, evaluating, state_kept
 from dpft.privacy.clipping.separation.root_calls import Meet, RootCalls, Survey
@@ -231,8 +231,13 @@ class LossCompany:
                 draws=draws,
             )
             few = None
-            with calls as subset, suppress(Exception):
-                few = Few(question.compute_losses(), taken, whole, self._calls.inputs, draws)
+            with calls as subset:
+                try:
+                    losses = question.compute_losses()
+                    few = Few(losses, taken, whole, self._calls.inputs, draws)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
             # What runs between two of them must see all rows again.
             if few is not None and few.fits:
                 yield few
@@ -253,6 +258,8 @@ class LossCompany:
         except CannotBeCompared as reason:
             raise NothingCompared(str(reason)) from reason
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             # Its message may tell the records' lengths.
             raise NothingCompared("fewer do not run") from error
         if not alike:

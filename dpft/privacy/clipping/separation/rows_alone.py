@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError, RunError, is_out_of_memory
 from dpft.privacy.clipping.separation.arguments import batch_size_of, pick_rows, places_of_rows
 from dpft.privacy.clipping.separation.held_still import HeldStill
 from dpft.privacy.clipping.separation.kept_state import (
@@ -102,6 +102,8 @@ def check_rows_alone(
     except NothingCompared:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # Its message may tell the records' lengths.
         logger.info("clipping: the model would not run on rows alone (%s)", type(error).__name__)
         raise NothingCompared(
@@ -255,6 +257,8 @@ class _Runs:
             try:
                 return self._run(self._arguments)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 logger.info("clipping: the model does not run bare (%s)", type(error).__name__)
         self._with_graph = True
         return self._run(self._arguments)
@@ -272,7 +276,9 @@ class _Runs:
         try:
             found, unseen = self._first_difference(alone)
             everything = bool(unseen)
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             everything, unseen = True, set(self._whole)
         if everything:
             # Not made for fewer rows, or of another shape there: as many, of which some are others.
@@ -292,6 +298,8 @@ class _Runs:
         try:
             return self._first_difference([_Run(order)])[0]
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             logger.info("clipping: the model wants its rows' order (%s)", type(error).__name__)
             return None
 
@@ -338,7 +346,9 @@ class _Runs:
         for place in others:
             try:
                 seen = self._comparison(run, whole=(place,))
-            except Exception:
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 continue
             if seen.mixed is None:
                 return seen
@@ -358,8 +368,8 @@ class _Runs:
             seen = self._compared(run, whole)
             if len(run.rows) > 1 or not seen.unseen:
                 return seen
-        except Exception:
-            if len(run.rows) > 1:
+        except Exception as error:
+            if len(run.rows) > 1 or is_out_of_memory(error):
                 raise
         # A row that cannot be alone, or has another shape then, runs beside itself.
         return self._compared(_Run(run.rows.repeat(2)), whole)
