@@ -1,6 +1,8 @@
 """What MkDocs does beside its own: pages made from the code, and formulas without scripts.
 
-A page made from the code is never kept as a file, so it cannot be older than the code.
+A page made from the code is never kept as a file, so it cannot be older than the code. The header
+names the version. Where mkdocs.yml does not say which repository to clone, the site was built in
+its only copy, and no page tells to clone it.
 """
 
 import html
@@ -13,12 +15,21 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.tools import made
+from dpft import __version__
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
 LOCAL_SHIM = "assets/iframe-worker-shim.js"
+CLONED = "REPOSITORY"
+_CLONING = re.compile(rf"(?m)^git clone {CLONED}\b.*\n")
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Names the version in the header of each page."""
+    config.site_name = f"dpft {__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,9 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Leaves out what is said to the program that runs the examples."""
-    return _NOTES.sub("", markdown)
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
+    """Leaves out what is said to the program that runs the examples; names the repository."""
+    text = _NOTES.sub("", markdown)
+    return text.replace(CLONED, config.repo_url) if config.repo_url else _CLONING.sub("", text)
 
 
 def on_page_content(content: str, **_: Any) -> str:

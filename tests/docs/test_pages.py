@@ -77,7 +77,15 @@ def test_a_page_that_says_what_is_not_so_fails(
 def test_a_page_has_a_title_and_prose_of_its_own(page: str) -> None:
     text = (DOCS / page).read_text()
     assert text.startswith("# ") and len(re.findall(r"(?m)^# ", _without_blocks(text))) == 1
-    assert prose_words(text) >= (0 if page == "reference/python.md" else LEAST_WORDS)
+    is_list = page == "reference/python.md" or page.endswith("/index.md")
+    assert prose_words(text) >= (0 if is_list else LEAST_WORDS)
+
+
+def test_each_section_begins_with_a_page_that_lists_its_pages() -> None:
+    for index in DOCS.glob("*/index.md"):
+        others = {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+        linked = set(re.findall(r"\]\(([\w-]+\.md)", index.read_text()))
+        assert others <= linked, index
 
 
 @pytest.mark.parametrize("page", PAGES)

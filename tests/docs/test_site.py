@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools.pages import DOCS, all_pages
+from dpft import __version__
 
 pytest.importorskip("mkdocs", reason="what builds the site is not installed: make docs")
 ROOT = DOCS.parent
@@ -37,3 +38,10 @@ def test_every_page_is_built_and_none_fetches_anything(site: Path) -> None:
 def test_a_formula_is_shown_without_a_script(site: Path) -> None:
     text = (site / "explanation" / "clipper.html").read_text()
     assert "<math" in text and "arithmatex" not in text
+
+
+@pytest.mark.slow
+def test_the_header_names_the_version_and_no_command_has_a_gap_to_fill(site: Path) -> None:
+    text = (site / "index.html").read_text()
+    assert f"dpft {__version__}" in text
+    assert "REPOSITORY" not in text + (site / "start" / "install.html").read_text()
