@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import pytest
@@ -313,3 +314,19 @@ def test_a_line_with_a_number_of_too_many_digits_is_refused_by_its_number(tmp_pa
         StateError, match="line 1: expected one JSON object, .* put the ledger back"
     ):
         read_ledger(tmp_path / "ledger.jsonl")
+
+
+def test_each_line_is_synchronized_when_append_returns_and_so_is_the_closing_one(
+    tmp_path, monkeypatch
+):
+    """A crash of the machine must not take a line whose step moved the weights."""
+    path, synchronized = tmp_path / "ledger.jsonl", []
+    monkeypatch.setattr(os, "fsync", lambda _: synchronized.append(path.read_bytes()))
+    with Ledger(path) as ledger:
+        for step in (1, 2):
+            ledger.append(step, MECHANISM)
+            assert synchronized[-1] == path.read_bytes()
+        ledger.close()
+    assert synchronized[-1] == path.read_bytes()
+    lines = {len(content.splitlines()) for content in synchronized}
+    assert lines == {0, 1, 2, 3, 4}, "no line waits for the next"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.factors import STYLES, clipping_style
+from dpft.privacy.clipping.factors import STYLES, clipping_style, in_range
 
 NORMS = torch.tensor([0.0, 1.0, 4.0, 8.0])
 
@@ -72,3 +72,21 @@ def test_an_unknown_style_is_refused_with_the_known_ones():
     known = "flat, automatic, automatic_v, per_layer"
     with pytest.raises(InputError, match=rf"privacy\.clipping must be one of {known}, got 'foo'"):
         clipping_style("foo", max_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize("groups", [1, 5])
+def test_every_style_leaves_the_headroom_for_rounding_and_no_more(name, groups):
+    style = clipping_style(name, max_grad_norm=2.0, groups=groups, headroom=0.25)
+    norms = torch.full((style.groups, 1), 1e9, dtype=torch.float64)
+    moved = float((norms * style.factors(norms)).norm())
+    assert 1.5 * (1 - 1e-9) < moved <= 1.5
+
+
+def test_a_factor_that_lost_digits_becomes_0_and_one_that_is_too_large_is_lowered():
+    """2^-149, the least number, stands for all from half of it to one and a half times it."""
+    tiny = torch.finfo(torch.float32).tiny
+    factors = torch.tensor([2.0**-149, tiny / 2, tiny, 1.0, 1e30])
+    *lost, least, whole, largest = in_range(factors).tolist()
+    assert lost == [0, 0] and (least, whole) == (tiny, 1)
+    assert largest == pytest.approx(1e12, rel=2e-2)

@@ -195,3 +195,9 @@ def test_the_headroom_is_small_grows_with_the_batch_and_shrinks_with_precision()
 def test_a_batch_whose_rounding_would_take_half_of_the_bound_is_refused():
     with pytest.raises(InputError, match="headroom must be from 0 to 0.5"):
         PerExampleClipper(nn.Linear(2, 2), 1.0, headroom=rounding_headroom(4e6))
+
+
+def test_the_headroom_is_of_the_28_roundings_that_crafted_records_need_and_of_4_more():
+    """``rounding_headroom`` says what the 32 are; n is 1024 and the margin of a Poisson draw."""
+    most = 1024 + 8 * 32 + 32
+    assert rounding_headroom(1024) == pytest.approx(32 * 2.0**-24 * most, rel=1e-12)

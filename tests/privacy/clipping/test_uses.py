@@ -71,3 +71,19 @@ def test_uses_of_one_kind_are_joined_and_kinds_stay_apart():
     assert [type(use) for use in merged] == [OuterUse, RowsUse, GradientUse]
     assert torch.allclose(dense(merged[1]), dense(rows_use()) + dense(rows_use(seed=6)))
     assert torch.allclose(dense(merged[2]), dense(gradient()) + dense(gradient(seed=7)))
+
+
+@pytest.mark.parametrize("use", [outer(t=1), outer(t=50), rows_use(), rows_use(t=40)])
+def test_an_extent_is_the_sum_of_the_lengths_that_a_product_adds_up(use):
+    factors = [getattr(use, name) for name in ("left", "right", "values") if hasattr(use, name)]
+    sums = [each.double().norm(dim=2).sum(1) for each in factors]
+    assert torch.allclose(use.extent().double(), torch.stack(sums).amax(0))
+
+
+def test_a_small_weights_sum_is_added_up_in_float64_and_rounded_once():
+    """After 2^24 float32 cannot count by ones: one after the other they would add up to 2^24."""
+    left = torch.ones(3, 40, 1)
+    left[0, 0] = 2.0**24
+    use, total = OuterUse(left, torch.ones(3, 40, 1)), torch.zeros(1, 1)
+    use.add_weighted_sum(torch.ones(3), total)
+    assert float(total) == 2.0**24 + 120
