@@ -1,4 +1,4 @@
-"""Kinds of models, by how they answer: the words and labels that tasks, data and models share."""
+"""Kinds of models, by how they answer, and the other words that rooms of one level share."""
 
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
 TEXTS, LABELS, ATTRIBUTES = "texts", "labels", "attributes"
 """What a task's answers are, and so how they are scored: texts; a class or a number of each record;
 several attributes of it, each there or not."""
+
+PUBLISHED, OWN_DATA = DELTA_RULES = ("published", "own_data")
+"""What a task says of a delta that nobody gave: that of the papers, or that for a user's data."""
 
 IGNORED_LABEL = -100
 """Label of a token that carries no loss, of every kind of model."""

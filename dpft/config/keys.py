@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dpft.config.other_names import MEANT
+from dpft.kinds import PUBLISHED
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
@@ -13,6 +14,8 @@ RETIRED = {
     "privacy.secure_noise": "noise always comes from a cryptographic stream now; leave it out"
 }
 """Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
+ADDED = {"task.default_delta": PUBLISHED}
+"""Keys that earlier versions had not: what a saved configuration without one stands for."""
 
 WITNESS = "privacy.witness"
 """A key that no file of a run's folder may hold: it may name a program, and its arguments."""

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpft.config.convert import ClassChoice, Schema, build
-from dpft.config.keys import RETIRED, known_keys, plain
+from dpft.config.keys import ADDED, RETIRED, known_keys, plain
 from dpft.errors import InputError
 from dpft.files import read_yaml, write_text
 
@@ -85,7 +85,7 @@ def load_saved(
         InputError: The file is missing or unreadable, or does not fit the dataclasses.
     """
     values = read_yaml(path)
-    _drop_retired(values)
+    _bring_up_to_date(values)
     if isinstance(values, Mapping) and VOCABULARY in set(values) - set(known_keys(root)):
         raise InputError(
             f"{path.parent} is of dpft tokenizer, which trains no model; give a run of dpft train."
@@ -103,9 +103,15 @@ def dump(config: Any, path: Path) -> None:
     write_text(path, to_yaml(config))
 
 
-def _drop_retired(values: Any) -> None:
-    """Takes the keys of earlier versions out of a saved configuration."""
+def _bring_up_to_date(values: Any) -> None:
+    """Takes the keys of earlier versions out of a saved configuration, and adds what they meant."""
+    if not isinstance(values, dict):
+        return
     for key in RETIRED:
         section, _, name = key.partition(".")
-        if isinstance(values, dict) and isinstance(values.get(section), dict):
+        if isinstance(values.get(section), dict):
             values[section].pop(name, None)
+    for key, value in ADDED.items():
+        section, _, name = key.partition(".")
+        if isinstance(values.get(section), dict):
+            values[section].setdefault(name, value)

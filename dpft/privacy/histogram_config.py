@@ -18,7 +18,7 @@ class HistogramPrivacy:
     """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
     delta: float | None = None
     """The promised delta, half of it for the noise, half for the threshold; null takes
-    1 / (2 * num_examples)."""
+    1 / (10 * num_examples), of a published task 1 / (2 * num_examples) (task.default_delta)."""
     num_examples: int | None = None
     """Public number of records, or of units; null takes the task's, or counts what is read."""
     unit: str = EXAMPLE
@@ -36,7 +36,7 @@ class HistogramPrivacy:
             raise InputError(f"privacy.eps must be positive and finite, got {self.eps}.")
         if self.delta is not None and not 0 < self.delta < 1:
             raise InputError(
-                f"privacy.delta must be in (0, 1), got {self.delta}; null takes 1/(2*num_examples)."
+                f"privacy.delta must be in (0, 1), got {self.delta}; null takes a small enough one."
             )
         check_num_examples(self.num_examples)
         if not self.unit.strip():
@@ -55,12 +55,12 @@ class HistogramPrivacy:
         """Whether a unit is all records of one value of a column."""
         return self.unit != EXAMPLE
 
-    def delta_for(self, num_examples: int) -> float:
-        """Returns delta: the given one, or what the public number of units makes it.
+    def delta_for(self, num_examples: int, rule: str) -> float:
+        """Returns delta: the given one, or what ``default_delta`` makes of the number of units.
 
         Raises:
             InputError: It promises nothing, and ``allow_large_delta`` does not say so.
         """
-        delta = default_delta(num_examples) if self.delta is None else self.delta
+        delta = default_delta(num_examples, rule) if self.delta is None else self.delta
         check_delta(delta, num_examples=num_examples, allow_large=self.allow_large_delta)
         return delta

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
+from dpft.kinds import PUBLISHED
 
 if TYPE_CHECKING:
     from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -23,6 +24,8 @@ EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
 CHUNK = "chunk"
 """The unit of privacy where a record is cut into chunks, and each is one of its own."""
+GIVEN = "given"
+"""The source of a delta that the configuration gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ class PrivacyPlan:
     neighboring_relation: str = NEIGHBORING_RELATION
     sampler: str = SAMPLER
     calibration: Calibration | None = None
+    delta_source: str = GIVEN
+    """``GIVEN``, or the rule of ``DELTA_RULES`` that delta follows."""
 
     def __post_init__(self) -> None:
         if sum(phase.steps for phase in self.phases) != self.steps:
@@ -130,9 +135,26 @@ def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: floa
     return max(1, math.floor(epochs * num_examples / expected_batch_size))
 
 
-def default_delta(num_examples: int) -> float:
-    """Returns 1 / (2 * num_examples) (Li et al. 2022, section 2)."""
-    return 1 / (2 * num_examples)
+def default_delta(num_examples: int, rule: str) -> float:
+    """Returns the delta of a run whose configuration gives none.
+
+    >>> default_delta(42061, "published") == 1 / 84122
+    True
+    >>> default_delta(42061, "own_data"), default_delta(1000, "own_data")
+    (2e-06, 0.0001)
+
+    Args:
+        num_examples: The public number of units, n.
+        rule: ``PUBLISHED``, 1/(2n), as in the papers (Li et al. 2022, section 2); or ``OWN_DATA``,
+            1/(10n) rounded down to one significant digit.
+
+    """
+    if rule == PUBLISHED:
+        return 1 / (2 * num_examples)
+    # In integers: floats would round some n, as 1/(10 * 3) does, up to the next digit.
+    least = 10 * num_examples
+    exponent = len(str(least - 1))  # 10 ** exponent is the least power of ten that reaches it
+    return float(f"{10**exponent // least}e-{exponent}")
 
 
 def check_delta(delta: float, *, num_examples: int, allow_large: bool) -> None:

@@ -5,11 +5,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dpft.errors import InputError
+from dpft.kinds import OWN_DATA
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
-from dpft.privacy.plan import EXAMPLE, Calibration, Phase, PrivacyPlan, check_delta, default_delta
+from dpft.privacy.plan import (
+    EXAMPLE,
+    GIVEN,
+    Calibration,
+    Phase,
+    PrivacyPlan,
+    check_delta,
+    default_delta,
+)
 from dpft.privacy.privacy_config import DifferentialPrivacy
 
 
@@ -36,6 +45,7 @@ def make_plan(
     expected_batch_size: int,
     phases: Sequence[PhaseRequest],
     record: str = EXAMPLE,
+    delta_rule: str = OWN_DATA,
     calibrate: Calibrate = calibrate_noise_multiplier,
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
@@ -47,13 +57,16 @@ def make_plan(
         phases: The stretches of the run, in order; all share one noise multiplier and one sample
             rate, so that they cost what one run of their steps does.
         record: What a record of the task is, in words that follow "one".
+        delta_rule: Of ``default_delta``; which delta a configuration without one stands for.
         calibrate: Finds the noise where eps is given; one that has begun already answers sooner.
 
     Raises:
         InputError: delta is too large, no noise multiplier reaches eps, or the noise is so small
             that its tails would have to go on where those of float64 numbers end.
     """
-    delta = default_delta(num_examples) if config.delta is None else config.delta
+    delta, source = config.delta, GIVEN
+    if delta is None:
+        delta, source = default_delta(num_examples, delta_rule), delta_rule
     check_delta(delta, num_examples=num_examples, allow_large=config.allow_large_delta)
     sample_rate = expected_batch_size / num_examples
     steps = sum(phase.steps for phase in phases)
@@ -74,6 +87,7 @@ def make_plan(
         unit=config.unit,
         unit_definition=config.unit_definition(record),
         calibration=calibration,
+        delta_source=source,
     )
 
 

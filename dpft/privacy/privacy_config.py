@@ -87,7 +87,8 @@ class DifferentialPrivacy(PrivacyConfig):
     total_eps: float | None = None
     """In place of eps: the promised epsilon of model.tokenizer and the training together."""
     delta: float | None = None
-    """The promised delta; null takes 1 / (2 * num_examples)."""
+    """The promised delta; null takes 1 / (10 * num_examples) rounded down to one digit, of a
+    published task 1 / (2 * num_examples) (task.default_delta)."""
     num_examples: int | None = None
     """Public number of training examples, or of units; null takes the task's."""
     unit: str = EXAMPLE
@@ -139,7 +140,7 @@ class DifferentialPrivacy(PrivacyConfig):
                 )
         if self.delta is not None and not 0 < self.delta < 1:
             raise InputError(
-                f"privacy.delta must be in (0, 1), got {self.delta}; null takes 1/(2*num_examples)."
+                f"privacy.delta must be in (0, 1), got {self.delta}; null takes a small enough one."
             )
         check_num_examples(self.num_examples)
         self._check_unit()

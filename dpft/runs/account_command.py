@@ -8,7 +8,12 @@ from typing import Any
 
 from dpft.config.account import AccountConfig
 from dpft.privacy.accounting.rounding import delta_up
-from dpft.reports.accounting.epsilon import accounting_record, accounting_table
+from dpft.reports.accounting.epsilon import (
+    accounting_record,
+    accounting_table,
+    delta_notes,
+    warning_lines,
+)
 from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
 from dpft.reports.accounting.sweeps import (
     batch_sizes_record,
@@ -17,7 +22,12 @@ from dpft.reports.accounting.sweeps import (
     failure_notes,
     noise_table,
 )
-from dpft.runs.accounting import Accounting, account_for_setting, account_over_batch_sizes
+from dpft.runs.accounting import (
+    Accounting,
+    account_for_setting,
+    account_over_batch_sizes,
+    delta_source,
+)
 from dpft.runs.answer import Answer
 from dpft.runs.spending import ledgers
 
@@ -67,8 +77,11 @@ def over_batch_sizes(config: AccountConfig) -> Answer:
         warnings=found.warnings,
     )
     at = f"noise for epsilon = {config.eps:g} at delta = {delta_up(found.delta)}"
-    table = f"{at}, {config.num_examples} examples\n\n{noise_table(found.sweeps)}"
-    return Answer(table=table, record=record)
+    lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
+    if config.num_examples is not None:
+        notes = delta_notes(config.num_examples, source=delta_source(config))
+        lines += warning_lines(notes, label="note")
+    return Answer(table="\n".join(lines), record=record)
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -83,6 +96,7 @@ def _record(accounting: Accounting) -> dict[str, Any]:
         num_examples=setting.num_examples,
         expected_batch_size=setting.expected_batch_size,
         calibration=accounting.calibration,
+        delta_source=setting.delta_source,
     )
     if curve:
         record |= {"curve": curve_record(curve)}
@@ -96,5 +110,6 @@ def _table(accounting: Accounting) -> str:
         num_examples=accounting.setting.num_examples,
         expected_batch_size=accounting.setting.expected_batch_size,
         calibration=accounting.calibration,
+        delta_source=accounting.setting.delta_source,
     )
     return f"{table}\n\n{curve_table(accounting.curve)}" if accounting.curve else table

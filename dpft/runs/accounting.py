@@ -11,6 +11,7 @@ from typing import Any
 
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError, RunError
+from dpft.kinds import PUBLISHED
 from dpft.privacy.accounting import (
     Accountants,
     AccountingReport,
@@ -21,7 +22,7 @@ from dpft.privacy.accounting import (
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
 from dpft.privacy.accounting.over_steps import epsilon_over_steps
 from dpft.privacy.accounting.signal import noise_warnings
-from dpft.privacy.plan import Calibration, default_delta, planned_steps
+from dpft.privacy.plan import GIVEN, Calibration, default_delta, planned_steps
 from dpft.reports.accounting.epsilon import delta_warnings
 
 
@@ -34,6 +35,8 @@ class Setting:
     sample_rate: float
     steps: int
     delta: float
+    delta_source: str
+    """``GIVEN``, or the rule that made delta of the number of examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def account_for_setting(config: AccountConfig) -> Accounting:
             else []
         )
     size = setting.num_examples
-    warnings = delta_warnings(setting.delta, size) if size else []
+    warnings = delta_warnings(setting.delta, size, source=delta_source(config)) if size else []
     if setting.expected_batch_size is not None:
         warnings += noise_warnings(mechanism, expected_batch_size=setting.expected_batch_size)
     return Accounting(
@@ -106,7 +109,7 @@ def account_over_batch_sizes(config: AccountConfig) -> BatchSizeSweep:
     delta = delta_of(config)
     with Accountants() as accountants:
         sweeps = _sweeps(config, delta, accountants)
-    warnings = delta_warnings(delta, config.num_examples)
+    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
     return BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
 
 
@@ -133,6 +136,7 @@ def resolve(config: AccountConfig) -> Setting:
         sample_rate=sample_rate,
         steps=_steps(config, sample_rate),
         delta=delta_of(config),
+        delta_source=delta_source(config),
     )
 
 
@@ -167,10 +171,15 @@ def _steps(config: AccountConfig, sample_rate: float) -> int:
 
 
 def delta_of(config: AccountConfig) -> float:
-    """Returns delta, given or 1/(2 num_examples)."""
+    """Returns delta, given or the papers' 1/(2 num_examples)."""
     if config.delta is not None:
         return config.delta
-    return default_delta(_needed(config.num_examples, "no delta", "delta"))
+    return default_delta(_needed(config.num_examples, "no delta", "delta"), PUBLISHED)
+
+
+def delta_source(config: AccountConfig) -> str:
+    """Returns whether delta was given, or that it is the papers'."""
+    return PUBLISHED if config.delta is None else GIVEN
 
 
 def _needed(num_examples: int | None, because: str, instead: str) -> int:

@@ -52,7 +52,11 @@ def target_of(config: TrainConfig) -> Target | None:
         return None
     return Target(
         eps=guarantee.eps,
-        delta=default_delta(size) if guarantee.delta is None else guarantee.delta,
+        delta=(
+            default_delta(size, config.task.default_delta)
+            if guarantee.delta is None
+            else guarantee.delta
+        ),
         sample_rate=batch / size,
         steps=sum(phase.steps for phase in phases),
         accountant=guarantee.accountant,

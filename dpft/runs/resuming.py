@@ -143,8 +143,9 @@ def restored_plan(
         expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
         record=config.task.unit_definition,
+        delta_rule=config.task.default_delta,
     )
-    if replace(bound, calibration=None) != own:
+    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
         changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
         raise InputError(

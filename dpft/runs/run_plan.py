@@ -133,6 +133,7 @@ def plan_run(
         expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
         record=config.task.unit_definition,
+        delta_rule=config.task.default_delta,
         calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
@@ -159,7 +160,11 @@ def _within_total(
     noise = noise_beside(
         tokenizer,
         total_eps=guarantee.total_eps,
-        delta=default_delta(num_examples) if guarantee.delta is None else guarantee.delta,
+        delta=(
+            default_delta(num_examples, config.task.default_delta)
+            if guarantee.delta is None
+            else guarantee.delta
+        ),
         sample_rate=config.train.batch_size(num_examples) / num_examples,
         steps=steps,
     )
@@ -232,7 +237,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
 
 def warn_of_delta(plan: PrivacyPlan) -> None:
     """Warns on stderr of a delta so large that it promises little."""
-    for warning in delta_warnings(plan.delta, plan.num_examples):
+    for warning in delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source):
         logger.warning(warning)
 
 

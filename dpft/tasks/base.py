@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
-from dpft.kinds import LABELS, TEXTS
+from dpft.kinds import DELTA_RULES, LABELS, OWN_DATA, PUBLISHED, TEXTS
 from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
@@ -62,6 +62,9 @@ class Task(ABC):
     """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
     """Names of the metrics that score it."""
+    default_delta: str = OWN_DATA
+    """Delta where privacy.delta is null: own_data, 1 / (10 * num_examples) rounded down to one
+    digit; or published, 1 / (2 * num_examples), as in the papers."""
 
     modality: ClassVar[str]
     """What its records are made of: text or image; says how they reach a model."""
@@ -98,6 +101,11 @@ class Task(ABC):
                     f"task.{name} must be at least 1, or null for a count of the records, got"
                     f" {size}."
                 )
+        if self.default_delta not in DELTA_RULES:
+            raise InputError(
+                f"task.default_delta must be {OWN_DATA}, for 1/(10*num_examples), or {PUBLISHED},"
+                f" for 1/(2*num_examples), got {self.default_delta!r}."
+            )
         known = (*self.columns, *self.optional_columns)
         unknown = sorted(set(self.column_aliases.values()) - set(known))
         if unknown:

@@ -46,6 +46,21 @@ def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_r
     assert any("delta = 0.002" in warning for warning in json.loads(large_delta.out)["warnings"])
 
 
+def test_the_papers_delta_has_a_note_and_no_warning_unless_it_is_chosen(
+    workspace: Workspace,
+) -> None:
+    outcome = workspace.run("account", *QUICK)
+    assert (outcome.code, outcome.err) == (0, "")
+    note = " ".join(outcome.out.split()).partition("note: ")[2]
+    assert note.startswith("delta is 1/(2n) for n = 1000, as the papers have it: ")
+    assert note.endswith("1/(10n), rounded down to one digit: 0.0001.")
+    record = json.loads(workspace.run("account", *QUICK, "output=json").out)
+    assert (record["delta_source"], record["delta"], record["warnings"]) == ("published", 5e-4, [])
+    chosen = workspace.run("account", *QUICK, "delta=0.0005")
+    assert chosen.err.startswith("WARNING: delta = 0.0005 is above 1/(10*num_examples) = 0.0001")
+    assert "note: " not in chosen.out
+
+
 def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
     workspace: Workspace,
 ) -> None:

@@ -1,5 +1,7 @@
 import math
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
 import dp_accounting
@@ -183,8 +185,41 @@ def test_steps_are_epochs_times_examples_over_batch_rounded_down(epochs, size, b
     assert got == steps
 
 
-def test_the_default_delta_is_half_of_one_over_n():
-    assert default_delta(42061) == 1 / 84122
+def test_the_papers_delta_is_half_of_one_over_n():
+    assert default_delta(42061, "published") == 1 / 84122
+
+
+@pytest.mark.parametrize(
+    ("size", "delta"),
+    [
+        (1, 0.1),
+        (2, 0.05),
+        (3, 0.03),  # 1/30 = 0.0333
+        (9, 0.01),
+        (10, 0.01),  # exactly a digit
+        (11, 0.009),
+        (100, 0.001),
+        (1000, 0.0001),
+        (8000, 1e-05),  # 1.25e-05
+        (42061, 2e-06),  # 2.38e-06
+        (99_999, 1e-06),
+        (100_000, 1e-06),
+        (100_001, 9e-07),
+        (10**15, 1e-16),
+    ],
+)
+def test_the_delta_of_own_data_is_a_tenth_of_one_over_n_down_to_one_digit(size, delta):
+    assert default_delta(size, "own_data") == delta
+
+
+def test_no_digit_of_the_delta_of_own_data_is_lost_or_rounded_up():
+    for size in [*range(1, 2000), *(10**k + d for k in range(3, 12) for d in (-1, 0, 1))]:
+        delta = default_delta(size, "own_data")
+        assert not delta > 1 / (10 * size) and not delta > 0.1 / size, size
+        ((digit,), exponent) = Decimal(repr(delta)).normalize().as_tuple()[1:]
+        step = Fraction(10) ** exponent
+        above = (digit + 1) * step if digit < 9 else 10 * step
+        assert digit * step <= Fraction(1, 10 * size) < above, size
 
 
 def test_delta_above_one_over_n_is_refused_unless_allowed():

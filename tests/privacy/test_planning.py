@@ -19,12 +19,34 @@ def plan(config: DifferentialPrivacy, *, size: int = 400):
 
 def test_a_plan_is_the_configuration_and_nothing_else() -> None:
     made = plan(GIVEN)
-    assert (made.sample_rate, made.steps, made.delta) == (20 / 400, 7, 1 / 800)
+    assert (made.sample_rate, made.steps, made.delta) == (20 / 400, 7, 2e-4)
     assert (made.noise_multiplier, made.calibration) == (1.5, None)
     (phase,) = made.phases
     assert (phase.method, phase.steps, phase.max_grad_norm) == ("full", 7, 0.25)
     assert phase.sensitivity == 0.25
     assert (made.sampler, made.neighboring_relation) == ("poisson", "add_or_remove_one")
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "delta", "source"),
+    [
+        (None, "own_data", 2e-4, "own_data"),
+        (None, "published", 1 / 800, "published"),
+        (1 / 800, "published", 1 / 800, "given"),
+        (2e-4, "own_data", 2e-4, "given"),
+    ],
+)
+def test_a_plan_knows_who_chose_its_delta(
+    given: float | None, rule: str, delta: float, source: str
+) -> None:
+    made = make_plan(
+        replace(GIVEN, delta=given),
+        num_examples=400,
+        expected_batch_size=20,
+        phases=[MethodPhase(method="full", steps=7)],
+        delta_rule=rule,
+    )
+    assert (made.delta, made.delta_source) == (delta, source)
 
 
 def test_the_noise_is_calibrated_to_epsilon_by_the_accountant_asked_for() -> None:

@@ -25,8 +25,9 @@ def never() -> int:
         (*SMALL, "train.steps=7", "privacy.delta=1e-6", "privacy.accountant=pld"),
         (*SMALL, "privacy.num_examples=300"),
         (*SMALL, "method=two_phase", "train.epochs=2"),
+        (*CUSTOM, "privacy.num_examples=3000"),
     ],
-    ids=["demo", "steps", "number", "phases"],
+    ids=["demo", "steps", "number", "phases", "own data"],
 )
 def test_what_is_begun_with_is_what_the_plan_asks_for(words: tuple[str, ...]) -> None:
     config, asked = loaded("train", list(words)), []

@@ -95,7 +95,7 @@ def test_a_delta_that_training_refuses_is_only_warned_of(
     allowed = allow_large_delta(large).privacy.guarantee
     assert allowed is not None and allowed.allow_large_delta
     record = describe_run(large).record
-    (warning,) = delta_warnings(0.03, 42061)
+    (warning,) = delta_warnings(0.03, 42061, source="given")
     assert warning in record["warnings"] and warning in caplog.text
 
 

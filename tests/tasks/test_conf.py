@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from dpft.config.convert import Schema, build
 from dpft.config.keys import key_name
+from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Task, chosen_task_class
 
 FORMS = {"custom": {"text": "{text}"}}
@@ -26,6 +27,22 @@ def test_the_yaml_holds_every_field_of_its_task_and_builds_it(name):
 def built(values: dict[str, object]) -> Task:
     schema = Schema(polymorphic={"task": chosen_task_class}, known_keys=())
     return build(values, Task, key="task", schema=schema)
+
+
+@pytest.mark.parametrize("name", TASKS.entries())
+def test_published_tasks_keep_the_papers_delta_and_own_data_has_a_smaller_one(name):
+    values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
+    own = name in ("custom", "corpus", "images")
+    there = built(values | FORMS.get(name, {}) | {"data_dir": "elsewhere"})
+    assert there.default_delta == ("own_data" if own else "published"), "wherever its files lie"
+
+
+def test_a_task_that_says_nothing_of_delta_is_of_own_data_and_another_rule_is_refused():
+    values = OmegaConf.to_object(OmegaConf.load(CONF / "custom.yaml")) | FORMS["custom"]
+    silent = {key: value for key, value in values.items() if key != "default_delta"}
+    assert built(silent).default_delta == "own_data"
+    with pytest.raises(InputError, match="default_delta must be own_data, .*, got 'papers'"):
+        built(values | {"default_delta": "papers"})
 
 
 def test_e2e_trains_on_the_published_number_of_examples():

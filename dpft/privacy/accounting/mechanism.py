@@ -66,7 +66,7 @@ class SampledGaussian:
         )
         _expect(
             0 < self.delta < 1,
-            f"delta must be in (0, 1), got {self.delta}; 1/(2*num_examples) is the default.",
+            f"delta must be in (0, 1), got {self.delta}; take at most 1/(10*num_examples).",
         )
 
     @property

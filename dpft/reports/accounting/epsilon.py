@@ -9,9 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
+from dpft.kinds import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
 from dpft.privacy.accounting.summary import AccountingReport, Answer
-from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, Calibration
+from dpft.privacy.plan import (
+    GIVEN,
+    NEIGHBORING_RELATION,
+    SAMPLER,
+    Calibration,
+    default_delta,
+)
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
@@ -26,6 +33,7 @@ def accounting_table(
     expected_batch_size: float | None = None,
     unit: str = "example",
     calibration: Calibration | None = None,
+    delta_source: str = GIVEN,
 ) -> str:
     """Returns the mechanism, every accountant's answer and the headline, as lines of text.
 
@@ -35,6 +43,7 @@ def accounting_table(
         expected_batch_size: Mean size of a draw, where it is known.
         unit: Whose presence is protected.
         calibration: What chose the noise multiplier, where something did.
+        delta_source: ``GIVEN``, or the rule that made delta of the number of units.
 
     Guarantees:
         Upper bounds are rounded up and lower bounds down, to ``DECIMALS`` decimals.
@@ -43,6 +52,8 @@ def accounting_table(
     lines = [f"{label:<20}{value}" for label, value in rows]
     lines += ["", *accountant_lines(report.epsilons)]
     lines += ["", headline(report, unit=unit), *warning_lines(report.warnings)]
+    if num_examples is not None:
+        lines += warning_lines(delta_notes(num_examples, source=delta_source), label="note")
     return "\n".join(lines)
 
 
@@ -111,6 +122,7 @@ def accounting_record(
     expected_batch_size: float | None = None,
     unit: str = "example",
     calibration: Calibration | None = None,
+    delta_source: str = GIVEN,
 ) -> dict[str, Any]:
     """Returns an accounting result under the keys of privacy.json, ready for JSON.
 
@@ -121,6 +133,7 @@ def accounting_record(
         "private": True,
         "epsilon": report.epsilon,
         "delta": report.mechanism.delta,
+        "delta_source": delta_source,
         "accountant": report.accountant,
         "epsilons": plain_answers(report.epsilons),
         "noise_multiplier": report.mechanism.noise_multiplier,
@@ -137,11 +150,17 @@ def accounting_record(
     return {key: value for key, value in record.items() if value is not None}
 
 
-def delta_warnings(delta: float, num_examples: int) -> list[str]:
+def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]:
     """Returns a warning where delta is so large that it promises little.
 
     A mechanism that now and then releases one of ``num_examples`` records, chosen at random,
-    satisfies delta alone if it does so with probability ``delta * num_examples``.
+    satisfies delta alone if it does so with probability ``delta * num_examples``. Of the papers'
+    1/(2 * num_examples) ``delta_notes`` says so, since nobody chose it.
+
+    Args:
+        delta: The promised one.
+        num_examples: The public number of units.
+        source: ``GIVEN``, or the rule that made delta of the number.
     """
     if delta >= 1 / num_examples:
         relation = "equal to" if delta == 1 / num_examples else "above"
@@ -149,7 +168,7 @@ def delta_warnings(delta: float, num_examples: int) -> list[str]:
             f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing"
             " one whole record at random would satisfy it; choose a smaller one."
         ]
-    if delta > SMALL_SHARE / num_examples:
+    if source == GIVEN and delta > SMALL_SHARE / num_examples:
         return [
             f"delta = {delta:.3g} is above 1/(10*num_examples) = {SMALL_SHARE / num_examples:.3g}:"
             " releasing one whole record at random with probability"
@@ -161,6 +180,23 @@ def delta_warnings(delta: float, num_examples: int) -> list[str]:
             " probability, however few the records are; choose a smaller one."
         ]
     return []
+
+
+def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
+    """Returns the sentence that goes with the papers' delta; nothing for another one.
+
+    Args:
+        num_examples: The public number of units.
+        source: ``GIVEN``, or the rule that made delta of the number; None: an old run's, unknown.
+    """
+    if source != PUBLISHED:
+        return []
+    own = default_delta(num_examples, OWN_DATA)
+    return [
+        f"delta is 1/(2n) for n = {num_examples}, as the papers have it: releasing one whole record"
+        " at random with probability 0.5 would satisfy it. For data of your own the default is"
+        f" 1/(10n), rounded down to one digit: {own:g}."
+    ]
 
 
 def _mechanism_rows(

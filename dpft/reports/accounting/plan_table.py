@@ -33,6 +33,7 @@ def plan_table(
             expected_batch_size=plan.expected_batch_size,
             unit=plan.unit,
             calibration=plan.calibration,
+            delta_source=plan.delta_source,
         )
         lines += ["", table, *_phase_lines(plan)]
     lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]

@@ -49,9 +49,10 @@ def plan_record(
         expected_batch_size=plan.expected_batch_size,
         unit=plan.unit,
         calibration=plan.calibration,
+        delta_source=plan.delta_source,
     )
     record["epsilon"], record["accountant"] = _headline(plan, accounting)
-    record["warnings"] += delta_warnings(plan.delta, plan.num_examples)
+    record["warnings"] += delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source)
     record["warnings"] += noise_warnings(
         plan.mechanism(),
         expected_batch_size=plan.expected_batch_size,

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
+from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_name
 from dpft.reports.run.processes import network_sentences, process_rows
@@ -247,6 +248,7 @@ def coverage(
         *([_LOSSES_NOT_COVERED] if shown else []),
         *starting_sentences(privacy),
         *network_sentences(privacy),
+        *delta_notes(privacy["num_examples"], source=privacy.get("delta_source")),
         *canary_sentences(config),
         f"Not private at all: the configuration, the number of {counted} above among it.",
     ]

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.run.sections import HEAD_COMMAND
@@ -46,7 +47,7 @@ def write_tokenizer_report(folder: Path) -> None:
         "headline": headline(record),
         "warnings": [f"Warning: {warning}" for warning in record["warnings"]],
         "rows": rows(record),
-        "coverage": COVERAGE,
+        "coverage": [*COVERAGE, *_delta_notes(record)],
         "ledger_note": LEDGER_NOTE,
     }
     plot = Markup(counts_plot(counts, record["threshold"])) if counts else None
@@ -104,4 +105,9 @@ def table(record: Record, folder: Path) -> str:
     shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in record["warnings"])])
+    lines += [f"warning: {warning}" for warning in record["warnings"]]
+    return "\n".join([*lines, *(f"note: {note}" for note in _delta_notes(record))])
+
+
+def _delta_notes(record: Record) -> list[str]:
+    return delta_notes(record["num_examples"], source=record.get("delta_source"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.plan import EXAMPLE, GIVEN
 from dpft.privacy.spending import Noise, as_mechanisms, thresholds_delta
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.run_folder import JOURNAL, PRIVACY
@@ -52,7 +52,8 @@ def account_for_spent(
     stated = run.stated if at == run.delta and accountant is None else None
     leader = accountant or (stated[1] if stated else run.accountant)
     bound = account_taken(run.taken, at, leader, accountants)
-    warnings = _notes(run) + delta_warnings(at, run.num_examples)
+    source = run.delta_source if delta is None else GIVEN
+    warnings = _notes(run) + delta_warnings(at, run.num_examples, source=source)
     if stated is not None:
         warnings = _not_found(bound, *stated) + warnings
     return replace(bound, warnings=(*bound.warnings, *warnings))

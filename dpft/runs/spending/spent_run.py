@@ -13,9 +13,11 @@ from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
+from dpft.kinds import PUBLISHED
 from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import (
+    GIVEN,
     NEIGHBORING_RELATION,
     NO_SAMPLING,
     SAMPLER,
@@ -54,6 +56,8 @@ class SpentRun:
     taken: Mapping[Noise, int]
     """How many steps were taken under each noise."""
     delta: float
+    delta_source: str
+    """``GIVEN``, or the rule that made delta of the number of units."""
     num_examples: int
     expected_batch_size: float
     planned_steps: int
@@ -235,13 +239,14 @@ def _spent(
         epochs=train["epochs"], num_examples=size, expected_batch_size=batch
     )
     steps = int(known.get("steps", steps))
-    delta = known.get("delta", privacy["delta"])
+    delta, source = known.get("delta", privacy["delta"]), _delta_source(config)
     file = _file_of_known(Path(folder))
     return SpentRun(
         folder=folder,
         ledger=ledger,
         taken=taken,
-        delta=default_delta(size) if delta is None else float(delta),
+        delta=default_delta(size, source) if delta is None else float(delta),
+        delta_source=source,
         num_examples=size,
         expected_batch_size=float(batch),
         planned_steps=steps,
@@ -256,6 +261,13 @@ def _spent(
         tokenizer=_private_tokenizer(config),
         end=_end(Path(folder), ledger),
     )
+
+
+def _delta_source(config: Mapping[str, Any]) -> str:
+    """Returns whether delta was given, or by which rule it follows from the number of units."""
+    if config["privacy"]["delta"] is not None:
+        return GIVEN
+    return str((config.get("task") or {}).get("default_delta", PUBLISHED))
 
 
 def _private_tokenizer(config: Mapping[str, Any]) -> str | None:
@@ -282,6 +294,7 @@ def _spent_by_tokenizer(
         ledger=ledger,
         taken=taken,
         delta=float(line["delta"]),
+        delta_source=_delta_source(config),
         num_examples=size,
         expected_batch_size=float(size),
         planned_steps=1,

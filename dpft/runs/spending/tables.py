@@ -11,6 +11,7 @@ from dpft.privacy.plan import SAMPLER
 from dpft.privacy.spending import Noise
 from dpft.reports.accounting.epsilon import (
     accountant_lines,
+    delta_notes,
     headline_of,
     plain_answers,
     warning_lines,
@@ -62,7 +63,9 @@ def run_table(
     steps = f"{run.steps} steps taken of {run.planned_steps} planned"
     headline = _headline(spending, steps, run.unit, run.sampler)
     lines += ["", headline, *warning_lines(spending.warnings)]
-    return "\n".join([*lines, *warning_lines([_not_covered([run])], label="note")])
+    notes = delta_notes(run.num_examples, source=run.delta_source)
+    notes = [*(notes if spending.delta == run.delta else []), _not_covered([run])]
+    return "\n".join([*lines, *warning_lines(notes, label="note")])
 
 
 def _not_covered(runs: Sequence[SpentRun]) -> str:

@@ -28,7 +28,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.tokenizing.histogram_file import as_lines
-from dpft.runs.tokenizing.outcome import write_summary
+from dpft.runs.tokenizing.outcome import delta_source, write_summary
 from dpft.runs.tokenizing.vocabulary import finish, make_again
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
@@ -105,7 +105,7 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
         InputError: Delta promises nothing, or the noise is below what counts are rounded to.
     """
     tokenizer, privacy = command.tokenizer, command.privacy
-    delta = privacy.delta_for(size.num_examples)
+    delta = privacy.delta_for(size.num_examples, command.task.default_delta)
     noise = tokenizer.noise_std
     if noise is None:
         assert privacy.eps is not None
@@ -116,7 +116,7 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
             f" are rounded, got {noise:.3g}; raise tokenizer.l2_cap or tokenizer.noise_std, or"
             " lower privacy.eps."
         )
-    for warning in delta_warnings(delta, size.num_examples):
+    for warning in delta_warnings(delta, size.num_examples, source=delta_source(command)):
         logger.warning(warning)
     most = (tokenizer.linf_cap * tokenizer.words_per_record) ** 0.5
     if tokenizer.l2_cap > most:

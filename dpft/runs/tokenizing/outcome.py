@@ -13,7 +13,7 @@ from dpft.config.tokenizer import TokenizerCommand
 from dpft.files import SCHEMA_VERSION, read_file, write_json, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, NO_SAMPLING
+from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, NO_SAMPLING
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run.origin import data_name
 from dpft.reports.run.run_record import read_privacy
@@ -102,7 +102,11 @@ def _record(command: TokenizerCommand, folder: Path, made: Made) -> dict[str, An
         "noise_source": NOISE_SOURCE,
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         "histogram_sha256": hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest(),
-        "warnings": [*warnings, *delta_warnings(mechanism.delta, size)],
+        "delta_source": delta_source(command),
+        "warnings": [
+            *warnings,
+            *delta_warnings(mechanism.delta, size, source=delta_source(command)),
+        ],
         "algorithm": command.tokenizer.algorithm,
         "data": data_name(plain(command)),
         **read_begun(folder),
@@ -110,6 +114,11 @@ def _record(command: TokenizerCommand, folder: Path, made: Made) -> dict[str, An
     if reproducible:
         record["reproducible"] = True
     return record | {name: value for name, value in vars(made).items() if value is not None}
+
+
+def delta_source(command: TokenizerCommand) -> str:
+    """Returns ``GIVEN``, or the rule by which delta follows from the number of units."""
+    return command.task.default_delta if command.privacy.delta is None else GIVEN
 
 
 def unit_definition(command: TokenizerCommand) -> str:

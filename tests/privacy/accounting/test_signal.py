@@ -33,7 +33,7 @@ def mechanism(name: str, noise_multiplier: float) -> SampledGaussian:
         noise_multiplier=noise_multiplier,
         sample_rate=batch / size,
         steps=steps,
-        delta=default_delta(size),
+        delta=default_delta(size, "published"),
     )
 
 

@@ -6,7 +6,7 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
+from dpft.privacy.plan import Calibration, Phase, PrivacyPlan, default_delta
 from dpft.reports.run.privacy_record import (
     delta_warnings,
     non_private_record,
@@ -180,9 +180,24 @@ def test_a_run_without_privacy_has_no_epsilon() -> None:
 def test_a_delta_that_promises_little_is_warned_of(
     delta: float, num_examples: int, said: str | None
 ) -> None:
-    warnings = delta_warnings(delta, num_examples)
+    warnings = delta_warnings(delta, num_examples, source="given")
     assert [said in warning for warning in warnings] == [True] * (said is not None)
     assert record(delta=delta, num_examples=num_examples)["warnings"] == warnings
+
+
+@pytest.mark.parametrize("source", ["published", "own_data"])
+def test_a_delta_that_nobody_chose_is_not_warned_of(source: str) -> None:
+    given = {"num_examples": 8000, "delta": default_delta(8000, source)}
+    assert record(**given, delta_source=source)["warnings"] == []
+    assert record(**given, delta_source=source)["delta_source"] == source
+    chosen = record(**given)["warnings"]
+    assert len(chosen) == (source == "published"), "the same delta, chosen by hand"
+
+
+def test_few_units_are_warned_of_whoever_chose_delta() -> None:
+    delta = default_delta(20, "own_data")
+    (warning,) = record(delta=delta, num_examples=20, delta_source="own_data")["warnings"]
+    assert "is above 0.001" in warning
 
 
 def test_a_run_whose_clipper_was_not_checked_says_so() -> None:

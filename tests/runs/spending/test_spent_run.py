@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.spending import Noise
@@ -23,6 +24,20 @@ def test_a_run_that_broke_off_needs_its_ledger_and_configuration_alone(tmp_path:
     # batch over sample rate is the number of units, of which delta is half the inverse
     assert (run.taken, run.num_examples, run.delta) == ({USUAL: 3}, SIZE, 1 / (2 * SIZE))
     assert not run.ledger.closed
+
+
+@pytest.mark.parametrize(
+    ("rule", "delta"), [(None, 1 / (2 * SIZE)), ("published", 1 / (2 * SIZE)), ("own_data", 0.002)]
+)
+def test_a_delta_that_nobody_gave_follows_the_rule_of_its_task(
+    tmp_path: Path, rule: str | None, delta: float
+) -> None:
+    folder = make_run(tmp_path / "a", *[mechanism()] * 3, ended=False)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["task"] = {} if rule is None else {"default_delta": rule}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run = read_spent(str(folder))
+    assert (run.delta, run.delta_source) == (delta, rule or "published")
 
 
 def test_a_torn_line_counts_as_a_step_of_the_least_noise_and_largest_rate(tmp_path: Path) -> None:
