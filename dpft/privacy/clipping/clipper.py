@@ -11,7 +11,7 @@ tensor([5.0000, 0.5000])
 True
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -167,7 +167,8 @@ class PerExampleClipper:
             InputError: Losses or units of the wrong shape, or losses without a graph.
             RunError: A parameter is used without the batch dimension or outside its layer, or
                 what trains is no longer what the clipper was made for, the model's forward wrote to
-                what is released, or a batch before this one failed half-way.
+                what is released, something else wrote to a gradient, or a batch before this one
+                failed half-way.
         """
         if not self._entered or self._guard is None:
             raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
@@ -185,7 +186,9 @@ class PerExampleClipper:
         return norms
 
     def _accumulate(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
+        before = self._gradients()
         losses = self._engine.compute(compute_losses, units)
+        self._check_gradients(before)
         check_is_tensor(losses)
         if losses.dim() == 1 and len(losses) == 0:
             return losses.detach()
@@ -198,3 +201,31 @@ class PerExampleClipper:
             clipped = self._engine.accumulate(losses, units)
         self.non_finite += clipped.non_finite
         return clipped.norms
+
+    def _gradients(self) -> dict[str, tuple[Tensor | None, int]]:
+        """Returns each parameter's ``grad`` and how often torch wrote to it, by name.
+
+        Of a sharded model they are no sums: ``Shards`` keeps those.
+        """
+        if self._shards is not None:
+            return {}
+        parameters = self._model.named_parameters()
+        grads = ((name, parameter.grad) for name, parameter in parameters)
+        return {name: (grad, 0 if grad is None else grad._version) for name, grad in grads}
+
+    def _check_gradients(self, before: Mapping[str, tuple[Tensor | None, int]]) -> None:
+        """Refuses a ``grad`` that something else wrote to while losses were computed.
+
+        Raises:
+            RunError: What is written there is clipped by nobody.
+        """
+        for name, (grad, version) in self._gradients().items():
+            was, version_before = before.get(name, (None, 0))
+            if grad is not was or version != version_before:
+                self._failed = True
+                raise RunError(
+                    f"the gradient of {name} must be left to the clipper, but it was written to"
+                    " while losses were computed, and nothing clips what was written: take"
+                    " backward, zero_grad and assignments to grad out of the model and of"
+                    " compute_losses, and add what is to be learned to each example's loss."
+                )

@@ -148,19 +148,24 @@ def _write(
     Args:
         folder: It exists.
         entries: Whole as far as they are known.
-        published: Splits to whether they are shown, rounded; of any other it stays as it was.
+        published: Splits to whether they are shown, rounded; of any other metrics.json shows what
+            it showed: an edit of it must not bring more out of private/.
     """
-    were = {_place(entry)[:2] for entry in _read(folder / METRICS) if "digits" in entry}
+    were = {_place(entry): entry for entry in _read(folder / METRICS)}
     own = [entry for entry in entries if is_private(entry) and "examples" in entry]
     if own or (folder / PRIVATE_METRICS).exists():
         tables = score_tables([mark(entry, False) for entry in own])
         report = render_markdown("private_report.md.j2", tables=tables, private_split=PRIVATE_SPLIT)
         write_json(private_path(folder, PRIVATE_METRICS), {"evaluations": own}, mode=0o600)
         write_text(private_path(folder, PRIVATE_REPORT), report, mode=0o600)
-    public = [
-        shown(entry, rounded=published.get(_place(entry)[:2], _place(entry)[:2] in were))
-        for entry in entries
-    ]
+    public = []
+    for entry in entries:
+        split = _place(entry)[:2]
+        if split in published:
+            public.append(shown(entry, rounded=published[split]))
+        else:
+            were_shown = were.get(_place(entry))
+            public.append(shown(were_shown) if were_shown else shown(entry, rounded=False))
     write_json(folder / METRICS, {"evaluations": public})
 
 

@@ -3,20 +3,22 @@
 Reports, cards and the statements beside generated texts are printed from privacy.json, which
 nothing signs: whoever owns the folder can edit it. What the ledger's chain of hashes covers (the
 steps, their noise and their sample rate), what the checkpoints in ``private/`` were bound to, and
-what config.yaml asked for must be in it. An epsilon that all of them allow is still the file's word
-alone: ``dpft account run=`` computes it from the ledger, and believes no other.
+what config.yaml asked for must be in it, and an epsilon that is not below what a simple test of the
+ledger's steps shows (``shown_epsilon``). One that all of them allow is still the file's word alone:
+``dpft account run=`` computes it from the ledger, and believes no other.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dpft.errors import StateError
 from dpft.files import read_json, read_yaml
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.gaussian_histogram import MECHANISM as HISTOGRAM
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
+from dpft.privacy.accounting.membership import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.spending import steps_taken
 from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TRIALS
@@ -67,6 +69,7 @@ def check_stated(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord)
                 f" {privacy.get(name)!r}; one of the two was edited. Put it back as it was."
             )
     _check_budget(folder, privacy)
+    _check_is_possible(folder, privacy, ledger)
 
 
 def _of_ledger(path: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
@@ -141,6 +144,42 @@ def _check_budget(folder: Path, privacy: Mapping[str, Any]) -> None:
             f" in {folder / PRIVACY}, got {eps:g}; one of the two was edited. Put it back as it"
             " was."
         )
+
+
+def _check_is_possible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> None:
+    """Refuses an epsilon that is below what the ledger's steps show.
+
+    Raises:
+        StateError: It is, as where it was edited, whatever else in the file goes with it.
+    """
+    for name, of in (("epsilon", "delta"), ("epsilon_with_tokenizer", "delta_with_tokenizer")):
+        stated, delta = privacy.get(name), privacy.get(of)
+        if name != "epsilon" and stated is None and delta is None:
+            continue
+        if not _is_number(stated) or not _is_number(delta) or not 0 < delta < 1:
+            raise StateError(
+                f"{folder / PRIVACY}: {name} must be a number that goes with a {of} in (0, 1), got"
+                f" {stated!r} and {delta!r}; it was edited. Put it back as it was."
+            )
+        for noise, steps in steps_taken(ledger, folder / LEDGER).items():
+            if noise.threshold_delta:
+                continue  # A histogram's is exact, and was compared.
+            least = shown_epsilon(
+                noise_multiplier=noise.noise_multiplier,
+                sample_rate=noise.sample_rate,
+                steps=steps,
+                delta=delta,
+            )
+            if stated < least * (1 - 1e-6):
+                raise StateError(
+                    f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
+                    f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
+                    f" {stated:.4g}; one of the two was edited. Put it back as it was."
+                )
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _of_accountants(privacy: Mapping[str, Any]) -> Iterator[Fact]:

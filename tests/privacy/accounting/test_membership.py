@@ -7,8 +7,10 @@ from itertools import product
 
 import pytest
 
-from dpft.privacy.accounting import membership
-from dpft.privacy.accounting.membership import least_error, most_right
+from dpft.privacy.accounting import membership, rdp
+from dpft.privacy.accounting.gdp import gaussian_epsilon
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.membership import least_error, most_right, shown_epsilon
 
 SETTINGS = list(product((0.0, 1e-9, 0.3, 1.0, 3.0, 7.9981, 12.5), (0.0, 1e-5, 0.00137, 0.3)))
 
@@ -49,3 +51,25 @@ def test_where_the_bound_tells_nothing_there_is_no_percentage() -> None:
 def test_the_examples_of_the_module_hold() -> None:
     failed, tried = doctest.testmod(membership)
     assert tried and not failed
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.6, 1.0, 4.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("steps", [1, 3, 300])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_what_a_test_shows_is_not_above_what_an_accountant_bounds(
+    noise: float, rate: float, steps: int, delta: float
+) -> None:
+    shown = shown_epsilon(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
+    mechanism = SampledGaussian(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
+    bound = rdp.epsilon(mechanism).upper
+    assert bound is not None
+    assert 0 <= shown <= bound
+
+
+@pytest.mark.parametrize("steps", [1, 4, 1000])
+def test_without_sampling_a_test_shows_nearly_all(steps: int) -> None:
+    """The sum of all steps is then a Gaussian mechanism whose epsilon is known."""
+    noise = 2.0 * math.sqrt(steps)
+    shown = shown_epsilon(noise_multiplier=noise, sample_rate=1.0, steps=steps, delta=1e-5)
+    assert shown == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-2)

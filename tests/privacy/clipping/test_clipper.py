@@ -253,6 +253,44 @@ def test_a_stray_backward_is_refused_and_does_not_reach_the_next_batch(batch):
     assert got.distance(expected) <= 1e-6
 
 
+def own_backward(model, batch):
+    batch.losses(model)().sum().backward(retain_graph=True)
+
+
+def penalty(model, batch):
+    (next(model.parameters()).sum() * batch.labels.float().sum()).backward()
+
+
+def assignment(model, batch):
+    parameter = next(model.parameters())
+    parameter.grad = torch.full_like(parameter, 100.0)
+
+
+def addition(model, batch):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.add_(100.0)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate", "loop"])
+@pytest.mark.parametrize("write", [own_backward, penalty, assignment, addition])
+def test_trust_rule_2_what_else_writes_to_a_gradient_is_refused(engine, write, batch):
+    """Nothing clips what a backward pass of the caller's, or of the model's, adds to the sum."""
+    model = gpt2()
+
+    def losses():
+        write(model, batch)
+        return batch.losses(model)()
+
+    message = "must be left to the clipper"
+    with PerExampleClipper(model, 1.0, engine=engine) as clipper:
+        clipper.accumulate(batch.losses(model))
+        with pytest.raises(RunError, match=message):
+            clipper.accumulate(losses)
+        with pytest.raises(RunError, match=f"{message}|failed"):
+            clipper.accumulate(losses)
+
+
 def test_after_a_batch_failed_half_way_nothing_more_is_added(batch, monkeypatch):
     model = gpt2()
     with PerExampleClipper(model, NORM) as clip:

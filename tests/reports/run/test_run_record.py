@@ -1,8 +1,10 @@
+import json
+
 import pytest
 
 from dpft.errors import StateError
 from dpft.files import write_json
-from dpft.reports.run.metrics_files import read_evaluations
+from dpft.reports.run.metrics_files import read_evaluations, write_metrics
 from dpft.reports.run.report import render
 from dpft.reports.run.run_record import COMPUTABLE, read_privacy
 from tests.reports.run.test_report import CONFIG, entry, private
@@ -32,3 +34,18 @@ def test_trust_rule_4_a_run_of_an_earlier_versions_linear_noise_is_told_to_hold_
     record = read_privacy(tmp_path / "privacy.json")
     assert (record["warnings"][:1] == [COMPUTABLE]) == told
     assert (COMPUTABLE in render(CONFIG, record, [])) == told
+
+
+def test_trust_rule_8_an_edit_of_metrics_json_brings_no_score_out_of_private(tmp_path):
+    """With "digits" written into it, the next evaluation of another split published the scores."""
+    scores = {"task": "custom", "stage": "after", "examples": 7, "metrics": {"bleu": 12.345}}
+    scores["not_computed"] = {}
+    write_metrics(tmp_path, [{**scores, "split": "held_out"}], public=False)
+    path = tmp_path / "metrics.json"
+    content = json.loads(path.read_text())
+    for shown in content["evaluations"]:
+        shown |= {"digits": 2, "metrics": {"bleu": 1.0}}
+    path.write_text(json.dumps(content))
+    write_metrics(tmp_path, [{**scores, "split": "test", "metrics": {"bleu": 3.0}}], public=True)
+    assert "12" not in path.read_text()
+    assert "12.345" in (tmp_path / "private/metrics.json").read_text()

@@ -13,7 +13,8 @@ USUAL = Noise(noise_multiplier=NOISE, sample_rate=BATCH / SIZE)
 
 
 def test_an_ended_run_is_read_from_its_ledger_and_privacy_json(tmp_path: Path) -> None:
-    run = read_spent(str(make_run(tmp_path / "a", known={"delta": 1e-4})))
+    known = {"delta": 1e-4, "epsilon": 2.0, "epsilons": {"rdp": 2.0}}
+    run = read_spent(str(make_run(tmp_path / "a", known=known)))
     assert (run.taken, run.delta, run.num_examples) == ({USUAL: 5}, 1e-4, SIZE)
     assert (run.planned_steps, run.unit_definition) == (5, "one pair")
 

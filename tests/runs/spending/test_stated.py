@@ -1,6 +1,7 @@
 """An edited privacy.json is refused by what knows better, wherever it would be printed of."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,32 @@ def test_a_search_has_the_bound_that_it_was_bound_to(tmp_path: Path) -> None:
     assert read_ended_ledger(run) is not None
     edit(run, epsilon=0.5, epsilons={"rdp-selection": 0.5})
     refused(run, "epsilon")
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_epsilon_below_what_the_ledgers_steps_show_is_refused(
+    run: Path, own: Path, private: bool
+) -> None:
+    """All of the file that goes with it was edited too, in a folder without ``private/``."""
+    if not private:
+        shutil.rmtree(own / "private")
+    calibration = {**PLAN["calibration"], "epsilon": 0.05}
+    edit(run, epsilon=0.05, calibration=calibration, epsilons={"rdp": 0.05})
+    sentence = refused(run, "calibration" if private else "epsilon")
+    assert private or "must be at least 0." in sentence
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.05, 0.013), (0.05, None), (None, 0.013), (1.0, 2.0)]
+)
+def test_the_epsilon_with_a_tokenizer_is_held_against_the_ledger_too(
+    run: Path, epsilon: float | None, delta: float | None
+) -> None:
+    """It is what a report leads with."""
+    edit(run, epsilon_with_tokenizer=1.2, delta_with_tokenizer=0.013)
+    assert read_ended_ledger(run) is not None
+    edit(run, epsilon_with_tokenizer=epsilon, delta_with_tokenizer=delta)
+    refused(run, "epsilon_with_tokenizer")
 
 
 def test_steps_that_were_taken_again_keep_no_calibrated_epsilon(tmp_path: Path) -> None:
