@@ -6,6 +6,19 @@ user wrote and keep the traceback for what dpft did wrong.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
+
+_records_were_read = Event()
+
+
+def note_records_read() -> None:
+    """Says that from now on the message of an error that nobody foresaw may quote a record."""
+    _records_were_read.set()
+
+
+def records_were_read() -> bool:
+    """Returns whether this process has read records, in whichever of its jobs."""
+    return _records_were_read.is_set()
 
 
 class DpftError(Exception):

@@ -5,9 +5,11 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentError
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,7 +33,7 @@ from dpft.cli.swept_jobs import (
 from dpft.config.faults import NOT_COMPOSED, all_faults
 from dpft.config.hydra_errors import as_input_error, full_errors
 from dpft.config.hydra_setup import register_resolver
-from dpft.config.keys import known_keys
+from dpft.config.keys import known_keys, nearest_keys
 from dpft.config.location import config_directory
 from dpft.config.words import given_text
 from dpft.errors import InputError
@@ -39,6 +41,9 @@ from dpft.parallel.parallel_config import world
 from dpft.parallel.silence import is_beside_first
 from dpft.run_folder import has_ledger_or_trials
 from dpft.runs.exit_codes import exit_code_of_job
+
+Keys = Callable[[], Collection[str]]
+"""Returns the keys and groups that a subcommand takes, which takes a composition to know."""
 
 
 class NotComposed(InputError):
@@ -53,12 +58,13 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     Raises:
         InputError: The configuration cannot be composed from these arguments.
     """
-    flags, overrides = split_arguments(name, arguments)
     subcommand = Subcommand.of(name)
+    keys = partial(subcommand.keys, name)
+    flags, overrides = split_arguments(name, arguments, keys)
     if {"--help", "-h"} & set(flags):
         print(subcommand.help(name, overrides, flags))
         return 0
-    refuse_bare_words(name, overrides)
+    refuse_bare_words(name, overrides, keys)
     refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
     if is_beside_first():
@@ -72,15 +78,55 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
         raise all_faults(name, words, error.__cause__, known=known, load=subcommand.load) from None
 
 
-def refuse_bare_words(name: str, overrides: Sequence[str]) -> None:
-    """Refuses a folder given without its key to a subcommand that takes ``run=RUN``.
+def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
+    """Refuses words without a key, or with blanks around the equals sign.
+
+    Args:
+        name: The subcommand.
+        overrides: The words, in order.
+        keys: Returns the keys and groups that it takes.
 
     Raises:
-        InputError: It says the key.
+        InputError: It says how the word is written.
     """
-    bare = [word for word in overrides if "=" not in word and word[:1] not in "~+"]
-    if name in ("eval", "generate", "export") and bare:
-        raise InputError(f"dpft {name} takes KEY=VALUE, got {bare[0]!r}; write run={bare[0]}.")
+    for place, word in enumerate(overrides):
+        cut = _cut_word(overrides[place : place + 3])
+        if cut is not None:
+            written, meant = cut
+            raise InputError(
+                f"dpft {name} takes KEY=VALUE without blanks around =, got {written!r}; write"
+                f" {meant}."
+            )
+        if "=" in word[1:] or word[:1] in ("~", "+"):
+            continue
+        following = overrides[place + 1 : place + 2]
+        if word in keys() and following and "=" not in following[0]:
+            hint = f"write {word}={following[0]}"
+        elif "run" in keys():
+            hint = f"write run={word}"
+        else:
+            of_group = [file.parent.name for file in config_directory().glob(f"*/{word}.yaml")]
+            near = [word] if word in keys() else nearest_keys(word, keys())
+            meant = [f"{group}={word}" for group in of_group] or [f"{key}=VALUE" for key in near]
+            hint = f"write {meant[0]}" if meant else f"dpft {name} --help has the keys"
+        raise InputError(f"dpft {name} takes KEY=VALUE, got {word!r}; {hint}.")
+
+
+def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
+    """Returns what a shell has cut at blanks around the equals sign, as written and as meant.
+
+    Args:
+        words: Up to three in a row; the first of them is asked about.
+    """
+    first, second, third = [*words, "", ""][:3]
+    key = first.removesuffix("=")
+    if not key or "=" in key:
+        return None
+    if first != key:  # KEY= VALUE; but KEY= alone is an empty text.
+        return (f"{first} {second}", f"{key}={second}") if second and "=" not in second else None
+    if second == "=":
+        return f"{first} = {third}".rstrip(), f"{key}={third or 'VALUE'}"
+    return (f"{first} {second}", f"{key}{second}") if second[:1] == "=" else None
 
 
 def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
@@ -158,15 +204,26 @@ def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
         print(bill)
 
 
-def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[list[str], list[str]]:
     """Returns Hydra's flags (with their values) and the overrides, each in order.
 
+    Args:
+        name: The subcommand.
+        arguments: Of its command line.
+        keys: Returns the keys and groups that it takes.
+
     Raises:
-        InputError: The arguments ask for a configuration to be unpickled from disk.
+        InputError: A flag is none of Hydra's, or asks for a configuration to be unpickled from
+            disk.
     """
     parser = get_args_parser()
-    parser.prog = f"dpft {name}"
-    parsed = parser.parse_intermixed_args(arguments)
+    parser.prog, parser.exit_on_error = f"dpft {name}", False
+    try:
+        parsed, unknown = parser.parse_known_intermixed_args(arguments)
+    except ArgumentError as error:
+        raise InputError(f"dpft {name}: {error}; dpft {name} --help lists the flags.") from None
+    if unknown:
+        raise InputError(_unknown_flag(name, unknown[0], arguments, keys))
     if parsed.experimental_rerun is not None:
         raise InputError(
             "--experimental-rerun reads a pickle, and dpft unpickles nothing; "
@@ -176,6 +233,18 @@ def split_arguments(name: str, arguments: Sequence[str]) -> tuple[list[str], lis
     for override in parsed.overrides:
         flags.remove(override)
     return flags, parsed.overrides
+
+
+def _unknown_flag(name: str, flag: str, arguments: Sequence[str], keys: Keys) -> str:
+    """Returns the sentence that refuses a flag and writes it as the key it was meant to be."""
+    option, equals, value = flag.partition("=")
+    key = option.lstrip("-").replace("-", "_")
+    after = list(arguments)[list(arguments).index(flag) + 1 :][:1]
+    if not equals and after and after[0][:1] != "-" and "=" not in after[0]:
+        flag, value = f"{flag} {after[0]}", after[0]
+    near = [key] if key in keys() else nearest_keys(key, keys())
+    hint = f"write {near[0]}={value or 'VALUE'}" if near else f"dpft {name} --help has the keys"
+    return f"dpft {name} takes KEY=VALUE, got {flag!r}; {hint}."
 
 
 @contextmanager

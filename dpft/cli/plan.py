@@ -7,8 +7,9 @@ from dpft.runs.configuring import plan_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
 
 CONFIG = PlanConfig
+READS_ROWS_ALONE = True
 
-__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
+__all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand", "run"]
 
 
 def run(config: PlanConfig) -> None:

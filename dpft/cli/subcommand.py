@@ -9,12 +9,15 @@ from typing import Any
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from dpft.cli.hydra_record import composed_job
+from dpft.cli.hydra_record import composed_job, run_folder
 from dpft.config.convert import ClassChoice
-from dpft.config.help_text import command_help
+from dpft.config.help_text import command_help, composed_command
+from dpft.config.keys import known_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.words import Words
+from dpft.errors import note_records_read
+from dpft.runs.crashes import crash_kept
 from dpft.runs.exit_codes import exit_code_of_job
 
 
@@ -36,6 +39,9 @@ class Subcommand:
     """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
     reads_records: bool = True
     """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
+    reads_rows_alone: bool = False
+    """``READS_ROWS_ALONE``, optional: whether it reads nothing of records but rows, by
+    ``dpft.data``, which notes that; any other command counts as reading them when it begins."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
     """``configuration(composed, words)``, optional: what is run, in place of the composed values.
     """
@@ -50,6 +56,7 @@ class Subcommand:
             polymorphic=vars(module).get("POLYMORPHIC", {}),
             expand=vars(module).get("expand", _unchanged),
             reads_records=vars(module).get("READS_RECORDS", True),
+            reads_rows_alone=vars(module).get("READS_ROWS_ALONE", False),
             configuration=vars(module).get("configuration"),
         )
 
@@ -71,6 +78,13 @@ class Subcommand:
             return self.configuration(config, words)
         return load(config, self.config, polymorphic=self.polymorphic)
 
+    def keys(self, name: str) -> set[str]:
+        """Returns the keys that its configuration takes by default, and its groups."""
+        folders = [config_directory()]
+        command = composed_command(name, [], self.config, self.polymorphic, folders=folders)
+        composed = command.keys()
+        return {*known_keys(self.config), *command.choices, *(key.name for key in composed)}
+
     def help(self, name: str, words: Sequence[str], flags: Sequence[str]) -> str:
         """Returns the text of ``--help``, of all or of the groups and keys that words name."""
         own = get_args_parser().parse_args(flags).config_dir
@@ -78,4 +92,11 @@ class Subcommand:
         return command_help(name, words, self.config, self.polymorphic, folders=folders)
 
     def _run(self, config: DictConfig) -> None:
-        self.run(self.load(config, composed_job().words))
+        loaded = self.load(config, composed_job().words)
+        if not self.reads_records:
+            self.run(loaded)
+            return
+        if not self.reads_rows_alone:
+            note_records_read()
+        with crash_kept(run_folder()):
+            self.run(loaded)

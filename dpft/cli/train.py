@@ -16,8 +16,9 @@ from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.run_plan import plan_run
 
 CONFIG = TrainCommand
+READS_ROWS_ALONE = True
 
-__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
+__all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand", "run"]
 
 
 def run(command: TrainCommand) -> None:

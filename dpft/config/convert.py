@@ -205,7 +205,10 @@ def _chosen_class(values: Mapping[str, Any], key: str, schema: Schema) -> type:
     """
     name = values.get("name", MISSING)
     if name == MISSING or not isinstance(name, str):
-        raise InputError(f"{key} is not chosen; set {key}=NAME.")
+        raise InputError(
+            f"{key} is not chosen; set {key}=NAME, and where its YAML is your own, give it the line"
+            " 'name: NAME'."
+        )
     return schema.polymorphic[key](values)
 
 

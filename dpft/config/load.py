@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from dpft.config.convert import ClassChoice, Schema, build
-from dpft.config.keys import ADDED, RETIRED, known_keys, plain
-from dpft.errors import InputError
+from dpft.config.keys import ADDED, MISSING, RETIRED, known_keys, plain
+from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
 
 Config = TypeVar("Config")
@@ -39,12 +39,29 @@ def load(
         InputError: A key is unknown, a value is missing, of the wrong type or not finite, or a
             dataclass refuses its values; all that is wrong, in one error.
     """
-    try:
-        values = OmegaConf.to_container(cfg, resolve=True)
-    except OmegaConfBaseException as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the configuration cannot be resolved: {reason}") from error
-    return from_values(values, root, polymorphic=polymorphic)
+    faults, known, taken = Faults(), cfg.copy(), []
+    while True:
+        try:
+            values = OmegaConf.to_container(known, resolve=True)
+            break
+        except InterpolationKeyError as error:
+            # "Interpolation key 'task.eval_split' not found"
+            lacking = str(error.msg).split("'")[1]
+            faults.found.append(
+                f"{lacking} has no value, and {error.full_key} takes it from there; write it into"
+                f" the YAML that {lacking.partition('.')[0]}=NAME chooses."
+            )
+            taken.append(error.full_key)
+            OmegaConf.update(known, error.full_key, MISSING)
+        except OmegaConfBaseException as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"the configuration cannot be resolved: {reason}") from error
+    if not taken:
+        return from_values(values, root, polymorphic=polymorphic)
+    with faults.gathering():
+        from_values(values, root, polymorphic=polymorphic)
+    said = tuple(f"{key} has no value" for key in taken)
+    raise InputError(*(fault for fault in faults.found if not fault.startswith(said)))
 
 
 def from_values(

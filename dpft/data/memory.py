@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from dpft.data.readers import Row
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 from dpft.tasks.base import SPLITS
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def memory_rows(split: str) -> Iterator[Row]:
     Raises:
         InputError: None are held, or one is no mapping, or two columns have one name.
     """
+    note_records_read()
     held = _held.get()
     if held is None:
         raise InputError(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 
 BYTE_ORDER_MARK = "\ufeff"
 # The library's own limit, 131,072 letters in a cell, is below a long document.
@@ -50,6 +50,7 @@ def read_rows(
     Raises:
         InputError: The file cannot be read as that format; names file and line.
     """
+    note_records_read()
     known = FORMATS if formats is None else formats
     ending = next(ending for ending in known if file.endswith(ending))
     return known[ending](stream, file)

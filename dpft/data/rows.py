@@ -1,8 +1,11 @@
 """What a row holds, as its task reads it: columns by name, examples, the unit it belongs to.
 
-No message quotes a row, or names its columns: in a file without a header they are a record.
+No message quotes a row. Its columns are named where messages go to a terminal, which its owner
+reads, and nowhere else: in a file without a header they are a record.
 """
 
+import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -14,6 +17,10 @@ from dpft.tasks.base import Task
 from dpft.tasks.records import Example, Record, is_unicode
 
 Made = TypeVar("Made")
+TEMPLATES = ("text", "prompt", "target")
+"""Last parts of the keys whose values name columns in braces."""
+LONGEST_NAME = 40
+"""Letters of a column's name that a message shows."""
 
 
 def examples_of(task: Task, row: Row) -> Sequence[Record]:
@@ -95,18 +102,35 @@ def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
     key = task.column_key(column)
     if key is None:
         return f"; task={task.name} needs {', '.join(needed)}."
-    return _named_by(key, row)
+    return _named_by(key, row, column)
 
 
-def _named_by(key: str, row: Row) -> str:
+def _named_by(key: str, row: Row, column: str) -> str:
     """Returns the end of the error of a missing column that a configuration key names.
 
     What stands for a column's name may be a record: the first one, in a file without a header.
+
+    Args:
+        key: The key.
+        row: The row.
+        column: What the key calls the column.
     """
+    names, hint = f"{len(row.values)} columns under other names", "correct the one or the other"
+    if sys.stderr.isatty():
+        names = ", ".join(map(_shown, row.values))
+        near = difflib.get_close_matches(column, row.values, n=1)
+        is_template = key.rpartition(".")[2] in TEMPLATES
+        hint = f"did you mean {f'{{{near[0]}}}' if is_template else near[0]}?" if near else hint
     return (
-        f", which {key} names; the row has {len(row.values)} columns under other names: correct the"
-        " one or the other (the first line of a .csv file is its header)."
+        f", which {key} names; the row has {names}: {hint} (the first line of a .csv file is its"
+        " header)."
     )
+
+
+def _shown(name: str) -> str:
+    """Returns a column's name for a terminal: nothing that moves its cursor, a long one cut."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def unit_of(row: Row, column: str) -> str:
@@ -117,7 +141,8 @@ def unit_of(row: Row, column: str) -> str:
             " names; give .jsonl, .csv or .parquet files that have it, or privacy.unit=example."
         )
     if column not in row.values:
-        raise InputError(f"{row.place}: lacks the column {column}{_named_by('privacy.unit', row)}")
+        named = _named_by("privacy.unit", row, column)
+        raise InputError(f"{row.place}: lacks the column {column}{named}")
     value = row.values[column]
     is_number = isinstance(value, int) and not isinstance(value, bool)
     known = is_number or (isinstance(value, str) and is_unicode(value))

@@ -18,7 +18,7 @@ from dpft.data.local_forms import local_form
 from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
 from dpft.data.readers import FORMATS, Row, file_rows, read_rows
 from dpft.data.rows import examples_of, set_apart, unit_of
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 from dpft.hub import hub_is_reachable
 from dpft.tasks.base import SPLITS, Task
 from dpft.tasks.records import Record
@@ -90,6 +90,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
 
 def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
     """Yields the rows of a split, each with the task that it is of."""
+    note_records_read()
     for member in task.members(split):
         rows = _ROWS[member.task.effective_source](member.task, member.part)
         for row in islice(rows, member.limit):

@@ -123,15 +123,18 @@ def source(config: ModelConfig) -> dict[str, Any]:
 
 @contextmanager
 def loading_errors(config: ModelConfig, wanted: str = "language model") -> Iterator[None]:
-    """Turns what transformers raises for an unusable source into one sentence."""
+    """Turns what transformers raises for an unusable source into one sentence.
+
+    The block reads a model and no record, so that the sentence may quote what was raised.
+    """
     try:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         raise InputError(
             f"{origin(config)} could not be loaded as a {wanted}"
-            f" ({_first_line(error)}); {_way_out(config)}."
+            f" ({_first_line(error)}); {_way_out(config, error)}."
         ) from error
 
 
@@ -139,7 +142,12 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
 
 
-def _way_out(config: ModelConfig) -> str:
+def _way_out(config: ModelConfig, error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return (
+            "install what it asks for, or give a checkpoint that does without: of a quantized one"
+            " (quantization_config in its config.json), the model before quantization"
+        )
     if config.folder is not None:
         return "give a folder written by save_pretrained with safetensors, or a hub model"
     if hub_is_reachable():

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
 """Sections that a run decides: ``eval run=`` takes them from it unless a word says otherwise."""
 
+SCORED = {"run", "model", "task", "predictions", "human_eval", "experiment"}
+"""Sections of which one at least says what ``dpft eval`` scores."""
+
 
 def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     """Returns what was composed, or with ``resume=RUN`` what that run was begun with.
@@ -133,8 +136,14 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
     """Returns the overrides, with the task of the run that ``run=`` names chosen first.
 
     Raises:
-        InputError: There is no such run, or another model is given with it.
+        InputError: There is no such run, or another model is given with it; or nothing says what
+            to score.
     """
+    if not SCORED & {key.partition(".")[0] for key in given_overrides(overrides)}:
+        raise InputError(
+            "nothing says what to score; give run=RUN, the folder of a run, or another model with"
+            " model=NAME task=NAME, or a file of outputs with predictions=FILE task=NAME."
+        )
     expanded = with_task_of_run(overrides)
     models = sorted(key for key in given_overrides(overrides) if key.partition(".")[0] == "model")
     if expanded != overrides and models:

@@ -10,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from dpft.errors import DpftError, SaidElsewhere
-from dpft.parallel.silence import let_first_speak, voice
+from dpft.errors import DpftError, SaidElsewhere, records_were_read
+from dpft.parallel.silence import is_beside_first, let_first_speak, voice
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
 
 FAILED = 1
@@ -25,8 +25,8 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
 
     Args:
         job: The work.
-        withhold: Whether the message of an error that nobody foresaw is left out, since it may
-            quote a record; the traceback is shown all the same.
+        withhold: Whether the message of an error that nobody foresaw is left out once records
+            were read, since it may quote one; the traceback is shown all the same.
     """
     try:
         job()
@@ -60,7 +60,9 @@ def say(text: str) -> None:
 
 
 def _show(error: Exception, withhold: bool) -> None:
-    text = where(error) if withhold else "".join(traceback.format_exception(error))
+    # Records reach the processes beside the first by other ways than ``dpft.data``.
+    withheld = withhold and (records_were_read() or is_beside_first())
+    text = where(error) if withheld else "".join(traceback.format_exception(error))
     print(text.rstrip("\n"), file=voice(), flush=True)
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 from dpft.files import check_writable
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
@@ -111,6 +111,7 @@ def lead(
     share_settings(command.settings(), goes_on, ranks)
     with crash_kept(folder):
         if goes_on:
+            note_records_read()  # Its private state is read before its rows.
             go_on(command.settings(), folder, witness=witness, ranks=ranks)
         else:
             begin(

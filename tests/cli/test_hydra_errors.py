@@ -33,6 +33,24 @@ BAD: list[tuple[list[str], str]] = [
         "Choose one of full, lora.",
     ),
 ]
+TAKES = "dpft fake takes KEY=VALUE"
+APART = f"{TAKES} without blanks around =, got"
+OTHER_NOTATIONS: list[tuple[list[str], str]] = [
+    (["privacy.eps", "=", "8"], f"{APART} 'privacy.eps = 8'; write privacy.eps=8."),
+    (["privacy.eps=", "8"], f"{APART} 'privacy.eps= 8'; write privacy.eps=8."),
+    (["steps=1", "privacy.eps", "=8"], f"{APART} 'privacy.eps =8'; write privacy.eps=8."),
+    (["privacy.eps", "="], f"{APART} 'privacy.eps ='; write privacy.eps=VALUE."),
+    (["privacy.eps", "8"], f"{TAKES}, got 'privacy.eps'; write privacy.eps=8."),
+    (["lora"], f"{TAKES}, got 'lora'; write method=lora."),
+    (["steps"], f"{TAKES}, got 'steps'; write steps=VALUE."),
+    (["zzz"], f"{TAKES}, got 'zzz'; dpft fake --help has the keys."),
+    (["--eps", "8"], f"{TAKES}, got '--eps 8'; write privacy.eps=8."),
+    (["--privacy.eps=8"], f"{TAKES}, got '--privacy.eps=8'; write privacy.eps=8."),
+    (["--steps", "privacy.eps=8"], f"{TAKES}, got '--steps'; write steps=VALUE."),
+    (["--zzz", "8"], f"{TAKES}, got '--zzz 8'; dpft fake --help has the keys."),
+    (["--cfg"], "dpft fake: argument --cfg/-c: expected one argument; dpft fake --help lists the"
+     " flags."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,6 +73,19 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     assert captured.err == f"dpft: error: {sentence}\n"
     assert captured.out == ""
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), OTHER_NOTATIONS)
+def test_the_notation_of_another_program_is_written_as_ours(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["fake", *arguments]) == 2
+    assert capsys.readouterr().err == f"dpft: error: {sentence}\n"
+
+
+def test_an_empty_text_is_a_value(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fake", "outcome=", "privacy.eps=-1"]) == 2
+    assert "privacy.eps must be positive" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

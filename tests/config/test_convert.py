@@ -35,7 +35,7 @@ def test_a_class_that_does_not_exist_is_refused_by_its_registry() -> None:
     assert (
         refusal(method={"name": "lorra"}) == "method.name must be one of full, lora, got 'lorra'."
     )
-    assert refusal(method={"rank": 8}) == "method is not chosen; set method=NAME."
+    assert refusal(method={"rank": 8}).startswith("method is not chosen; set method=NAME, and")
 
 
 def test_containers_become_the_annotated_types() -> None:

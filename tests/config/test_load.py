@@ -30,6 +30,14 @@ def test_interpolations_are_resolved() -> None:
     assert "nowhere" in refusal(path="${nowhere}")
 
 
+def test_a_value_taken_from_a_key_that_a_yaml_lacks_names_that_key_and_all_else_is_said() -> None:
+    said = refusal(path="${privacy.nothing}", method={})
+    assert said.startswith("2 faults:\n- privacy.nothing has no value, and path takes it from")
+    assert "write it into the YAML that privacy=NAME chooses" in said
+    assert "method is not chosen" in said and "Interpolation" not in said
+    assert "faults" not in refusal(path="${privacy.nothing}")
+
+
 def test_a_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
     config = loaded(
         method={"name": "lora"},

@@ -1,5 +1,6 @@
 """What a row holds; no refusal quotes it."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,23 @@ from dpft.errors import InputError
 from tests.evaluation.letters import LetterTask, example
 
 SECRET = "Qzxsecret"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedTask(LetterTask):
+    """A task whose column a configuration key names."""
+
+    key: str
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def column_key(self, column: str) -> str:
+        return self.key
+
+
 TASK = LetterTask(name="letters", max_length=12, column_aliases={"letters": "target"})
 
 
@@ -80,3 +98,21 @@ def test_a_unit_that_the_file_lacks_counts_its_columns_and_names_none() -> None:
     with pytest.raises(InputError, match="the row has 2 columns under other names") as error:
         unit_of(row(**{SECRET: "x", "other": "y"}), "customer")
     assert SECRET not in str(error.value)
+
+
+def test_a_terminal_is_shown_the_columns_and_the_nearest_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its owner reads it; a pipe or a log gets their number alone."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    known = row(id="1", text="a", label="b", **{"x" * 50: "c"})
+    shown = (
+        f"which task.text names; the row has id, text, label, {'x' * 39}…: did you mean {{text}}?"
+    )
+    with pytest.raises(InputError) as error:
+        examples_of(KeyedTask(name="letters", max_length=12, key="task.text", column="txt"), known)
+    assert shown in str(error.value)
+    with pytest.raises(InputError, match=r"did you mean label\? \(the first line") as error:
+        unit_of(known, "lbel")
+    with pytest.raises(InputError, match="correct the one or the other"):
+        unit_of(known, "customer")

@@ -60,6 +60,17 @@ def test_what_a_library_raises_becomes_one_sentence_that_names_the_wanted_model(
     assert "(no such head)" in sentence and "\n" not in sentence
 
 
+def test_a_quantized_checkpoint_names_the_folder_what_it_asks_for_and_the_way_out(tmp_path):
+    with pytest.raises(InputError) as caught, loading_errors(local(tmp_path), "classifier"):
+        raise ImportError("4-bit quantization requires bitsandbytes: `pip install bitsandbytes`")
+    assert str(caught.value) == (
+        f"model.path={tmp_path} could not be loaded as a classifier (4-bit quantization requires"
+        " bitsandbytes: `pip install bitsandbytes`); install what it asks for, or give a checkpoint"
+        " that does without: of a quantized one (quantization_config in its config.json), the model"
+        " before quantization."
+    )
+
+
 def test_a_refusal_of_our_own_passes_as_it_is(tmp_path):
     with pytest.raises(InputError, match="^ours$"), loading_errors(local(tmp_path)):
         raise InputError("ours")

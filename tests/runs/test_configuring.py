@@ -25,6 +25,13 @@ def test_a_run_brings_its_task_and_another_model_needs_no_run(run_of_dart: None)
     assert evaluate_overrides(["task=e2e", "model=gpt2"]) == ["task=e2e", "model=gpt2"]
 
 
+@pytest.mark.parametrize("words", [[], ["eval.limit=10", "output=json"]])
+def test_an_evaluation_of_nothing_says_the_ways_to_name_it(words: list[str]) -> None:
+    with pytest.raises(InputError, match="nothing says what to score; give run=RUN"):
+        evaluate_overrides(words)
+    assert evaluate_overrides([*words, "model=tiny"]) == [*words, "model=tiny"]
+
+
 @pytest.mark.parametrize("word", ["model=gpt2", "model.path=DIR", "+model.path=DIR"])
 def test_another_model_beside_a_run_is_refused(run_of_dart: None, word: str) -> None:
     with pytest.raises(InputError, match=r"at most one of run and model[.a-z]* may be given"):

@@ -3,13 +3,22 @@
 import errno
 import stat
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from dpft import errors
 from dpft.cli.subcommand import Subcommand
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 from dpft.run_folder import TRACEBACK
 from dpft.runs.crashes import crash_kept, where
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process that has read records; the flag of this one stays as it is."""
+    monkeypatch.setattr(errors, "_records_were_read", Event())
+    note_records_read()
 
 
 def crash() -> None:
@@ -57,6 +66,32 @@ def test_the_whole_text_is_kept_for_the_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+def test_the_file_that_has_a_withheld_message_is_named_by_the_block_that_wrote_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(RuntimeError) as info,
+        crash_kept(tmp_path / "job"),
+        crash_kept(tmp_path / "run"),
+    ):
+        crash()
+    path = tmp_path / "run" / TRACEBACK
+    assert where(info.value).endswith(
+        f"(its message is withheld, since it may quote a record; {path} has it)"
+    )
+    assert not (tmp_path / "job").exists()
+    assert where(caught()).endswith("; it could not be written anywhere)")
+
+
+def test_before_records_are_read_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_records_were_read", Event())
+    with pytest.raises(RuntimeError), crash_kept(tmp_path / "run"):
+        crash()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_refusal_or_a_full_disk_leaves_nothing_and_a_folder_that_cannot_be_made_changes_nothing(
     tmp_path: Path,
 ) -> None:
@@ -74,3 +109,4 @@ def test_the_commands_that_read_no_records() -> None:
     names = ("train", "eval", "generate", "plan", "report", "account", "export", "doctor")
     reading = [name for name in names if Subcommand.of(name).reads_records]
     assert reading == ["train", "eval", "generate", "plan", "report"]
+    assert [name for name in names if Subcommand.of(name).reads_rows_alone] == ["train", "plan"]

@@ -4,10 +4,19 @@ import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from dpft.errors import DpftError, InputError, RunError, SaidElsewhere, StateError
+from dpft import errors
+from dpft.errors import (
+    DpftError,
+    InputError,
+    RunError,
+    SaidElsewhere,
+    StateError,
+    note_records_read,
+)
 from dpft.runs import exit_codes as exit_codes_module
 from dpft.runs.exit_codes import exit_code_of_job
 from tests.runs.test_crashes import crash
@@ -46,17 +55,30 @@ def test_a_full_disk_is_one_line_that_names_the_file(
 
 
 def test_another_error_of_the_system_is_a_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    note_records_read()
     assert exit_code_of_job(raising(OSError(errno.EIO, "Qzxmessage"))) == 1
     said = capsys.readouterr().err
     assert said.startswith("Traceback") and "Qzxmessage" not in said
 
 
 @pytest.mark.parametrize("withhold", [True, False])
-def test_only_a_command_that_reads_no_records_says_what_the_error_says(
-    capsys: pytest.CaptureFixture[str], withhold: bool
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_an_error_says_is_shown_where_no_record_was_read(
+    withhold: bool,
+    read: bool,
+    beside: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Processes beside the first read none themselves, and are sent them."""
+    monkeypatch.setattr(errors, "_records_were_read", Event())
+    monkeypatch.setattr(exit_codes_module, "is_beside_first", lambda: beside)
+    if read:
+        note_records_read()
     assert exit_code_of_job(crash, withhold=withhold) == 1
-    assert ("Qzxmessage" in capsys.readouterr().err) is not withhold
+    hidden = withhold and (read or beside)
+    assert ("Qzxmessage" in capsys.readouterr().err) is not hidden
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
