@@ -3,8 +3,9 @@
 Prompts of like lengths are together (``batches``) and padded on the left (on the right for a
 seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it, so
 padding changes a logit by rounding only (1e-7 in float32). Searching is transformers' own, but for
-reading each prompt once for all its beams (``prefill``), sampling in ``nucleus``; no repetition
-penalty, no blocked n-grams, whatever the checkpoint's ``generation_config`` says.
+reading each prompt once for all its beams (``prefill``), sampling in ``nucleus``, and repetition,
+which is of what was written alone: a prompt's words may be copied, and its padding counts for
+nothing. What the checkpoint's ``generation_config`` says is not heard.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
@@ -42,6 +43,11 @@ class DecodeConfig:
     """Most tokens written after the prompt, end-of-text included."""
     length_penalty: float = 1.0
     """For beam: power of a text's length, in tokens, that its log-likelihood is divided by."""
+    no_repeat_ngram_size: int = 0
+    """No run of so many tokens is written twice in a text; 0: any may be."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that a text has already become less likely by this factor (Keskar et al.
+    2019)."""
     top_p: float = 0.9
     """For nucleus: the likeliest tokens that hold this much of the probability are drawn from."""
     temperature: float = 1.0
@@ -56,6 +62,16 @@ class DecodeConfig:
         for name in ("num_beams", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"decode.{name} must be at least 1, got {getattr(self, name)}.")
+        if self.no_repeat_ngram_size < 0:
+            raise InputError(
+                "decode.no_repeat_ngram_size must be a number of tokens, or 0 to let texts repeat"
+                f" themselves, got {self.no_repeat_ngram_size}."
+            )
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InputError(
+                "decode.repetition_penalty must be positive, and 1 for none, got"
+                f" {self.repetition_penalty}."
+            )
         if not 0 < self.top_p <= 1:
             raise InputError(f"decode.top_p must be in (0, 1], got {self.top_p}.")
         if not 0 < self.temperature < math.inf:
@@ -148,7 +164,9 @@ def generate_texts(
         lengths = [len(ids) + config.max_new_tokens for ids in token_ids]
         for indices in batches_by_tokens(lengths, batch_size):
             batch = [token_ids[index] for index in indices]
-            rows = _generate(model, batch, settings, processors(indices))
+            seq2seq = bool(model.config.is_encoder_decoder)
+            before = 1 if seq2seq else max(map(len, batch))
+            rows = _generate(model, batch, settings, processors(indices, before))
             for index, row in zip(indices, rows, strict=True):
                 texts[index] = _text(row, tokenizer)
             if on_batch is not None:
@@ -187,21 +205,29 @@ def generation_settings(
     return settings
 
 
-Processors = Callable[[Sequence[int]], "LogitsProcessorList | None"]
-"""From the positions of a batch's prompts among all prompts to the processors of its logits."""
+Processors = Callable[[Sequence[int], int], "LogitsProcessorList | None"]
+"""From the positions of a batch's prompts among all prompts, and how many tokens stand before what
+is written, to the processors of the batch's logits."""
 
 
 def _processors(config: DecodeConfig, draws: Draws) -> Processors:
-    if not config.draws:
-        return lambda _: None
+    unrepeated = config.no_repeat_ngram_size > 0 or config.repetition_penalty != 1
+    if not (config.draws or unrepeated):
+        return lambda *_: None
     from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
+    from dpft.generation.repetition import repetition_processors
 
     root = root_seed(config.seed)
 
-    def processors(indices: Sequence[int]) -> "LogitsProcessorList":
-        places = [draws.places[index] for index in indices]
-        numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
-        return nucleus_processors(numbers, top_p=config.top_p, temperature=config.temperature)
+    def processors(indices: Sequence[int], before: int) -> "LogitsProcessorList":
+        found = repetition_processors(
+            before, ngram=config.no_repeat_ngram_size, penalty=config.repetition_penalty
+        )
+        if config.draws:
+            places = [draws.places[index] for index in indices]
+            numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
+            found += nucleus_processors(numbers, top_p=config.top_p, temperature=config.temperature)
+        return found
 
     return processors
 

@@ -74,6 +74,7 @@ def test_the_record_has_the_keys_of_privacy_json(report):
         "private",
         "epsilon",
         "delta",
+        "delta_source",
         "accountant",
         "epsilons",
         "noise_multiplier",

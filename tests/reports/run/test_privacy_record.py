@@ -72,6 +72,7 @@ def test_a_private_run_has_every_promised_key() -> None:
         "private",
         "epsilon",
         "delta",
+        "delta_source",
         "accountant",
         "epsilons",
         "noise_multiplier",
