@@ -86,4 +86,5 @@ def _shown_by_sum(noise_multiplier: float, sample_rate: float, steps: int, delta
     bounds = np.linspace(-8.0, min(float(moved[-1]), 1e4) + 8.0, 1000)
     right = np.exp(rates + log_ndtr(moved - bounds[:, None])).sum(1)
     seen = right > delta
-    return max(0.0, *(np.log(right[seen] - delta) - log_ndtr(-bounds[seen])).tolist(), 0.0)
+    shown = np.log(right[seen] - delta) - log_ndtr(-bounds[seen])
+    return float(shown.max(initial=0.0))
