@@ -21,8 +21,13 @@ COLUMN = 34
 MANY = 16
 """Options from which a group's are named alone, not explained."""
 LONGEST_VALUE = 40
+TWO_SCREENS = 100
+"""Lines beyond which the help of a command names the keys of its sections alone."""
+ALL = "all"
+"""What ``--help all`` explains: every group and every key."""
 FLAGS = (
-    ("--help GROUP", "options and keys of one group; --help GROUP=OPTION: of that option"),
+    ("--help SECTION", "options and keys of one section; --help GROUP=OPTION: of that option"),
+    ("--help KEY", "what one key is for; --help all: every key"),
     ("--cfg job", "print the composed configuration and stop"),
     ("--multirun", "run once for every combination of comma-separated values"),
     ("--config-dir DIR", "look for configuration files in DIR too"),
@@ -122,16 +127,21 @@ def help_text(command: Command, about: Sequence[str] = ()) -> str:
 
     Args:
         command: As composed.
-        about: Groups, sections or keys to explain alone; none: all.
+        about: Groups, sections or keys to explain alone, or ``ALL``; none: all too, but where that
+            is more than two screens, the keys' names alone.
 
     Raises:
         InputError: One of them is none.
     """
     keys = command.keys()
-    if not about:
+    if not about or list(about) == [ALL]:
         groups = [_groups(command)] if command.choices else []
-        sections = [_usage(command), *groups, _keys(keys), _table("Flags", FLAGS)]
-        return "\n\n".join(sections)
+        parts = [_usage(command), *groups, _keys(keys), _table("Flags", FLAGS)]
+        text = "\n\n".join(parts)
+        if about or text.count("\n") < TWO_SCREENS:
+            return text
+        parts = [_usage(command), _choices(command), _sections(command, keys)]
+        return "\n\n".join([*parts, _table("Flags", FLAGS)])
     parts = []
     for name in about:
         under = [key for key in keys if key.name == name or key.name.startswith(f"{name}.")]
@@ -163,6 +173,37 @@ def _groups(command: Command) -> str:
         names = ", ".join(f"{name}*" if name == taken else name for name in found)
         lines += _row(group, f"{names}; what each is: dpft {command.name} --help {group}")
     return "\n".join(lines)
+
+
+def _choices(command: Command) -> str:
+    """Returns every group with its options, by name alone; of many, with their number."""
+    lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
+    for group, taken in command.choices.items():
+        if "@" in group:  # What a recipe or a task puts into another group.
+            continue
+        found = options(list(command.folders), group)
+        names = ", ".join(f"{name}*" if name == taken else name for name in found)
+        many = f"{taken or 'none'}* of {len(found)}; all: dpft {command.name} --help {group}"
+        lines += _row(group, names if len(found) < MANY else many)
+    return "\n".join(lines)
+
+
+def _sections(command: Command, keys: Sequence[Key]) -> str:
+    """Returns the names of all keys, a section's together; those without one are explained."""
+    under: dict[str, list[str]] = {}
+    for key in keys:
+        section, _, name = key.name.partition(".")
+        if name:
+            under.setdefault(section, []).append(name)
+    of_their_own = [key for key in keys if "." not in key.name]
+    lines = [
+        "Sections (change with SECTION.KEY=VALUE; what each key is for, and its value:"
+        f" dpft {command.name} --help SECTION):"
+    ]
+    for section, names in under.items():
+        lines += _row(section, ", ".join(names))
+    own = ["", _keys(of_their_own)] if of_their_own else []
+    return "\n".join([*lines, *own])
 
 
 def _options(command: Command, group: str) -> str:

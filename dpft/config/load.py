@@ -52,7 +52,7 @@ def load(
                 f" the YAML that {lacking.partition('.')[0]}=NAME chooses."
             )
             taken.append(error.full_key)
-            OmegaConf.update(known, error.full_key, MISSING)
+            OmegaConf.update(known, str(error.full_key), MISSING)
         except OmegaConfBaseException as error:
             reason = " ".join(str(error).split())
             raise InputError(f"the configuration cannot be resolved: {reason}") from error

@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from omegaconf import OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import AccountConfig
@@ -28,6 +29,7 @@ from dpft.runs.account_command import answer
 from dpft.runs.announcing import announce
 from dpft.runs.answer import Figures
 from dpft.runs.called_words import (
+    ACCOUNT_COMMAND,
     EVALUATE_COMMAND,
     GENERATE_COMMAND,
     PLAN_COMMAND,
@@ -39,7 +41,7 @@ from dpft.runs.called_words import (
     as_word,
     checked_words,
     memory_words,
-    run_words,
+    run_and_words,
 )
 from dpft.runs.configuring import (
     evaluate_configuration,
@@ -54,6 +56,10 @@ from dpft.runs.opened_run import Run, open_run
 from dpft.runs.overrides import checked_overrides, with_task_of_run
 from dpft.runs.planned_run import describe_run
 from dpft.runs.tuning import run_search
+
+GENERATE_CALL = "dpft.generate(RUN, num=5)"
+GENERATE_WORDS = 'dpft.generate(["run=RUN", "num=5"])'
+"""The ways to call it, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +163,7 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
 
 
 def evaluate(
-    run: Folder | None = None,
+    run: Folder | Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     *,
     rows: Rows | Splits | None = None,
@@ -167,6 +173,7 @@ def evaluate(
 
     Args:
         run: A run, or its folder; None: the overrides choose another model or ``predictions=``.
+            Words in its place are the overrides, as for ``train``.
         overrides: As on the command line.
         rows: Records to score in place of the task's own source, or tables by split. Where the
             run held records out, they are the records it was given, of which the held-out ones
@@ -182,7 +189,13 @@ def evaluate(
     """
     if run is not None and folder is not None:
         raise InputError("at most one of run and folder may be given, got both; drop folder.")
-    given = [*run_words(run), *checked_words(overrides, rows), *memory_words(rows)]
+    words = run_and_words(run, overrides, rows, call="dpft.evaluate(RUN)")
+    if not words:
+        raise InputError(
+            'nothing says what to score; call dpft.evaluate(RUN), or dpft.evaluate(["task=NAME",'
+            ' "model=NAME"]).'
+        )
+    given = [*words, *memory_words(rows)]
     composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
     quiet_transformers()
     config = evaluate_configuration(composed.values, composed.words)[0]
@@ -195,7 +208,7 @@ def evaluate(
 
 
 def generate(
-    run: Folder,
+    run: Folder | Sequence[str],
     overrides: Sequence[str] = (),
     *,
     num: int | None = None,
@@ -205,7 +218,7 @@ def generate(
     """Writes synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
 
     Args:
-        run: A run, or its folder.
+        run: A run, or its folder; or the overrides, as for ``train``, with ``run=`` among them.
         overrides: As on the command line.
         num: Records to write from nothing, where whole records were trained on.
         prompts: Rows in the task's own format, in memory or the file of them, of which the prompt's
@@ -219,7 +232,12 @@ def generate(
     in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
     given = {"num": num, "prompts": prompts if in_memory is None else MEMORY, "to": to}
     words = [f"{key}={as_word(value)}" for key, value in given.items() if value is not None]
-    words = [*run_words(run), *checked_words(overrides, None), *words]
+    asked = run_and_words(run, overrides, None, call=f"{GENERATE_CALL} or {GENERATE_WORDS}")
+    if given_text(asked, "run") is None:
+        raise InputError(
+            f"generate needs a run, got none; call {GENERATE_CALL} or {GENERATE_WORDS}."
+        )
+    words = [*asked, *words]
     composed = GENERATE_COMMAND.compose(with_task_of_run(words))
     with rows_in_memory(in_memory, split=PROMPTS):
         target = write_records(generate_configuration(composed.values, composed.words))
@@ -227,7 +245,7 @@ def generate(
     return Generated(records=records, path=target.records, statement=target.statement)
 
 
-def account(**settings: Any) -> Figures:
+def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     """Returns epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
 
     Examples:
@@ -235,9 +253,14 @@ def account(**settings: Any) -> Figures:
         ...     num_examples=1000, expected_batch_size=10, steps=100, noise_multiplier=1.0
         ... ).steps
         100
+        >>> account(
+        ...     ["num_examples=1000", "expected_batch_size=10", "steps=100", "noise_multiplier=1"]
+        ... ).steps
+        100
 
     Args:
-        settings: The keys of ``dpft account``.
+        overrides: ``key=value``, as for ``train``.
+        settings: The same keys as arguments; one that is given in both ways is the argument.
 
     Returns:
         The keys of ``dpft account output=json``, as attributes too: ``.epsilon``.
@@ -246,7 +269,16 @@ def account(**settings: Any) -> Figures:
         InputError: A key is unknown, too little is given, or the budget is out of reach.
         StateError: A run's ledger is damaged.
     """
+    if isinstance(overrides, str | os.PathLike):
+        raise InputError(
+            f"account takes a list of words, got {os.fspath(overrides)!r}; call"
+            ' dpft.account(["run=RUN"]) or dpft.account(run=RUN).'
+        )
     given = {key: as_text(value) for key, value in settings.items()}
+    words = checked_words(overrides, None)
+    if words:
+        composed = ACCOUNT_COMMAND.compose(words).values
+        given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given
     return Figures(answer(from_values(given, AccountConfig)).record)
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import DictConfig
 
+from dpft.config.account import AccountConfig
 from dpft.config.composing import Composed, compose
 from dpft.config.faults import Load
 from dpft.config.keys import quoted
+from dpft.config.load import load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand
-from dpft.config.words import given_text
+from dpft.config.words import Words, given_text
 from dpft.data.memory import MEMORY
 from dpft.errors import InputError
 from dpft.runs.configuring import (
@@ -68,15 +71,41 @@ def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
     return () if rows is None or resumed is not None else IN_MEMORY
 
 
-def run_words(run: Folder | None) -> list[str]:
-    """Returns the word that names a run, or none without one."""
-    return [] if run is None else [f"run={quoted(os.fspath(run))}"]
+def run_and_words(
+    run: Folder | Sequence[str] | None, overrides: Sequence[str], rows: object, *, call: str
+) -> list[str]:
+    """Returns the words of a call whose first argument is a run or, as for train, the words.
+
+    Args:
+        run: The run, or words that may name one; None: the overrides are all there is.
+        overrides: As for ``checked_words``.
+        rows: As for ``checked_words``.
+        call: How the function is called, for messages.
+
+    Raises:
+        InputError: As ``checked_words``, or the first argument is neither.
+    """
+    if run is None:
+        return checked_words(overrides, rows)
+    if isinstance(run, str | os.PathLike):
+        return [f"run={quoted(os.fspath(run))}", *checked_words(overrides, rows)]
+    if not isinstance(run, list | tuple):
+        raise InputError(
+            f"the first argument must be a run or words KEY=VALUE, got a {type(run).__name__}; call"
+            f" {call}."
+        )
+    return checked_words([*run, *checked_words(overrides, rows)], rows)
 
 
 def as_word(value: Any) -> str:
     """Returns a number or a path as the value of a word."""
     value = as_text(value)
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
+
+
+def account_configuration(composed: DictConfig, words: Words) -> AccountConfig:
+    """Returns what was composed for ``dpft account``, which takes nothing from a run's folder."""
+    return load(composed, AccountConfig)
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,7 @@ TRAIN_COMMAND = Command("train", TrainCommand, train_configuration)
 TUNE_COMMAND = Command("tune", TuneCommand, tune_configuration)
 PLAN_COMMAND = Command("plan", PlanConfig, plan_configuration)
 EVALUATE_COMMAND = Command("eval", EvaluateConfig, evaluate_configuration)
+ACCOUNT_COMMAND = Command("account", AccountConfig, account_configuration)
 GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
 
 

@@ -10,14 +10,17 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
+from dpft.data.readers import file_rows
 from dpft.kinds import TEXTS
 from dpft.reports.accounting.epsilon import headline_of
+from dpft.reports.comparison.significance import LOWER_IS_BETTER
 from dpft.reports.run.metrics_files import (
     PRIVATE_SPLIT,
     is_private,
@@ -29,11 +32,19 @@ from dpft.reports.run.run_record import RunRecord, read_record
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.reports.run.started_from import started_from
-from dpft.run_folder import DATA_SUMMARY, PAGE, PRIVATE_METRICS, REPORT
+from dpft.run_folder import (
+    DATA_SUMMARY,
+    PAGE,
+    PREDICTIONS,
+    PRIVATE,
+    PRIVATE_METRICS,
+    REPORT,
+)
 from dpft.tasks.base import Task
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
+BAD_SCORES = "docs/how-to/bad-scores.md"
 logger = logging.getLogger(__name__)
 
 
@@ -59,9 +70,12 @@ def show_to_owner(folder: Path) -> None:
     if not sys.stdout.isatty():
         return
     own = [entry for entry in read_own_evaluations(folder) if is_private(entry)]
+    short = _short(folder)
     for table in score_tables([shown(entry, rounded=True) for entry in own]):
         if table.rows:
-            print(f"private scores: {_scores(table, folder)}")
+            print(f"private scores: {_scores(table, short)}")
+    for line in _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS):
+        print(line)
 
 
 def ending_lines(folder: Path, task: Task) -> list[str]:
@@ -83,8 +97,59 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         *(f"scores: {_scores(table, short)}" for table in tables),
         *_summary(folder, short),
         f"report: {short / REPORT}, {short / PAGE}",
+        *_if_nothing_was_learned(
+            [entry for entry in record.evaluations if entry["split_is_public"]],
+            folder / PREDICTIONS,
+        ),
         *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
     ]
+
+
+def _if_nothing_was_learned(
+    evaluations: Sequence[Mapping[str, Any]], predictions: Path
+) -> list[str]:
+    """Returns the line that names the page on bad scores, where a model seems to need it.
+
+    Args:
+        evaluations: Entries whose scores the reader of the line may see.
+        predictions: The file of what was answered after training on the split of these entries.
+    """
+    stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
+    for entry in evaluations:
+        place = stages.setdefault((entry["task"], entry["split"]), {})
+        place[entry["stage"]] = entry["metrics"]
+    for (task, split), scores in stages.items():
+        before, after = scores.get("before", {}), scores.get("after", {})
+        common = next((name for name in after if name in before), None)
+        majority = _majority(predictions) if len(stages) == 1 and "accuracy" in after else None
+        if majority is not None and after["accuracy"] <= majority:
+            what = "of always answering the most frequent class"
+        elif common is not None and not _is_better(common, before[common], after[common]):
+            what = "before training"
+        else:
+            continue
+        return [
+            f"next: the model has learned little: its scores on {task}, split {split}, are no"
+            f" better than those {what}; {BAD_SCORES} has the usual causes"
+        ]
+    return []
+
+
+def _is_better(metric: str, before: float, after: float) -> bool:
+    return after < before if metric in LOWER_IS_BETTER else after > before
+
+
+def _majority(predictions: Path) -> float | None:
+    """Returns the share of the most frequent right answer in a file; None: it does not say."""
+    if not predictions.is_file():
+        return None
+    answers: Counter[str] = Counter()
+    for row in file_rows(predictions):
+        references = row.values.get("references")
+        if not isinstance(references, list) or len(references) != 1:
+            return None
+        answers[str(references[0])] += 1
+    return max(answers.values()) / answers.total() if answers else None
 
 
 def _short(folder: Path) -> Path:

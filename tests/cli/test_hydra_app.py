@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from dpft.cli.main import main
+from dpft.cli.subcommand import Subcommand
 
 
 def files_left() -> list[str]:
@@ -79,6 +80,35 @@ def test_help_of_a_subcommand_lists_groups_and_keys(
     assert "  method=full*\n  method=lora\n" in text
     assert "  privacy.eps=VALUE " in text and " (a number)" in text
     assert "--cfg job" in text
+
+
+LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Subcommand.of(name)
+
+    def shown(*words: str) -> str:
+        return command.help(name, words, ())
+
+    short, whole = shown(), shown("all")
+    assert short.count("\n") < 100
+    keys = set(re.findall(r"^  ([\w.]+)=", whole.partition("Configuration (")[2], re.MULTILINE))
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    if short != whole:
+        assert {"task", "eval"} <= sections
+        assert all(re.search(rf"^  {section} ", short, re.MULTILINE) for section in sections)
+    by_section = "\n".join(shown(section) for section in sections)
+    for key in keys:
+        assert key.rpartition(".")[2] in short
+        if "." in key and short != whole:
+            (explained,) = re.findall(
+                rf"^  {re.escape(key)}=\S*.*(?:\n {{34,}}.*)*", by_section, re.MULTILINE
+            )
+            assert re.search(r"\w+ \w+", explained.partition("=")[2]), key
 
 
 def test_help_of_an_option_lists_its_own_keys_and_no_others(

@@ -214,6 +214,8 @@ def test_records_are_generated_from_a_run(notes: Run) -> None:
     assert [list(record) for record in generated.records] == [["note"], ["note"]]
     assert generated.path.parent == notes.folder / "generated"
     assert json.loads(generated.statement.read_text())["records"] == 2
+    by_words = dpft.generate([f"run={notes.folder}", "num=1", *words])
+    assert len(by_words.records) == 1
 
 
 def test_prompts_in_memory_are_gone_on_from_and_kept_from_others(by_call: Run) -> None:
@@ -273,6 +275,7 @@ def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: R
     assert figures.epsilons.prv.upper == printed["epsilons"]["prv"]["upper"]
     with pytest.raises(AttributeError, match="there is no sigma here, only schema_version"):
         _ = figures.sigma
+    assert dpft.account(words) == dpft.account(words[:3], eps=3, accountant="rdp") == printed
     assert dpft.account(run=by_call).steps_taken == 2
     assert dpft.account(runs=[by_call, "command"], accountant="rdp").epsilon > 8
 
@@ -306,6 +309,24 @@ def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
         (lambda: dpft.evaluate("command", folder="other"), "at most one of run and folder"),
         (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), "is a run's folder, whose"),
         (lambda: dpft.train(["resume=command"], **pair()), "so model cannot change"),
+        (
+            lambda: dpft.account("command"),
+            'call dpft.account(["run=RUN"]) or dpft.account(run=RUN)',
+        ),
+        (lambda: dpft.account(["epz=3"]), "unknown configuration key epz; did you mean eps"),
+        (
+            lambda: dpft.generate(["num=5"]),
+            "generate needs a run, got none; call dpft.generate(RUN,",
+        ),
+        (
+            lambda: dpft.generate({}),
+            "got a dict; call dpft.generate(RUN, num=5) or dpft.generate([",
+        ),
+        (lambda: dpft.generate(["run=nowhere", "--x"]), "overrides must be words KEY=VALUE"),
+        (
+            lambda: dpft.evaluate(),
+            "nothing says what to score; call dpft.evaluate(RUN), or dpft.ev",
+        ),
         (lambda: dpft.open_run("nowhere"), "which does not exist"),
         (lambda: dpft.evaluate("nowhere"), "which does not exist"),
     ],

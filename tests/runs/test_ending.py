@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpft.config.keys import quoted
+from dpft.runs import ending
 from dpft.runs.ending import ending_lines, show_to_owner
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
@@ -79,6 +80,56 @@ def test_trust_rule_8_a_terminal_alone_shows_two_digits_to_the_owner(
     said = capsys.readouterr().out
     assert ("bleu 1 -> 60 (" in said) == terminal
     assert ("not covered by epsilon" in said) == terminal and "60.4" not in said
+
+
+def scored(stage: str, public: bool = True, **metrics: float) -> dict:
+    return {
+        "task": "mine",
+        "split": "test",
+        "stage": stage,
+        "split_is_public": public,
+        "metrics": metrics,
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ({"accuracy": 0.5}, {"accuracy": 0.49}, "those before training"),
+        ({"accuracy": 0.4}, {"accuracy": 0.75}, "those of always answering the most frequent"),
+        ({"accuracy": 0.4}, {"accuracy": 0.76}, None),
+        ({"perplexity": 9}, {"perplexity": 9}, "those before training"),
+        ({"perplexity": 9}, {"perplexity": 8}, None),
+        ({"bleu": 9}, {}, None),
+        ({}, {"bleu": 9}, None),
+    ],
+)
+def test_a_model_that_learned_nothing_is_said_to_be_and_the_page_is_named(
+    tmp_path: Path, before: dict, after: dict, says: str | None
+) -> None:
+    predictions = tmp_path / "predictions.jsonl"
+    right = ["yes"] * 3 + ["no"] if says is None or "always" in says else ["a", "b", "c", "d"]
+    predictions.write_text("".join(json.dumps({"references": [one]}) + "\n" for one in right))
+    entries = [scored("before", **before), scored("after", **after)]
+    found = ending._if_nothing_was_learned(entries, predictions)
+    assert len(found) == (says is not None)
+    for line in found:
+        assert line.startswith("next: ") and says in line and "docs/how-to/bad-scores.md" in line
+    assert ending._majority(tmp_path / "none.jsonl") is None
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_trust_rule_8_that_nothing_was_learned_of_private_records_is_said_on_a_terminal_alone(
+    folder: Path,
+    public: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_run(folder, public=public, bleu=0.5)  # It was 1 before.
+    assert any("bad-scores" in line for line in ending_lines(folder, E2E)) == public
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show_to_owner(folder)
+    assert ("bad-scores" in capsys.readouterr().out) is not public
 
 
 @pytest.mark.parametrize(
