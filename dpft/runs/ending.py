@@ -96,8 +96,10 @@ def _short(folder: Path) -> Path:
 def _trained(record: RunRecord) -> str:
     config, privacy = record.config, record.privacy
     counted = "examples" if privacy.get("unit", "example") == "example" else "units"
-    source = privacy.get("num_examples_source")
-    public = f", taken as public ({source})" if source else ""
+    told = [privacy["num_examples_source"]] if "num_examples_source" in privacy else []
+    if "epsilon" in privacy:
+        told.append("epsilon does not hide this number")
+    public = f" ({'; '.join(told)})" if told else ""
     return (
         f"{model_name(config)} by method {config['method']['name']} on {data_name(config)},"
         f" {privacy['num_examples']} {counted}{public}"

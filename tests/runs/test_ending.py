@@ -38,7 +38,8 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     assert list(said) == ["trained", "privacy", "scores", "report", "next"]
     (trained,) = said["trained"]
     assert trained.startswith("tiny by method full on e2e (embedded sample), ")
-    assert f"{record['num_examples']} examples, taken as public (privacy.num_ex" in trained
+    said_of_number = "(privacy.num_examples; epsilon does not hide this number)"
+    assert trained.endswith(f"{record['num_examples']} examples {said_of_number}")
     (promise,) = said["privacy"]
     assert promise.startswith("epsilon = ") and "at delta = " in promise
     assert "of one example" in promise and "upper bound by" in promise
@@ -94,7 +95,9 @@ def test_a_run_without_a_guarantee_says_so_and_no_epsilon(
     write_run(folder, privacy=record)
     if "epsilon" not in record:
         (folder / "privacy.json").write_text(json.dumps(record))
-    (promise,) = lines(folder)["privacy"]
+    said = lines(folder)
+    (promise,) = said["privacy"]
+    assert ("epsilon" in said["trained"][0]) == ("epsilon" in record)
     assert promise.startswith(begins) and "epsilon" not in promise
 
 

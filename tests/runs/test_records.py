@@ -46,7 +46,7 @@ def folder(workspace: Workspace, outcome: Outcome) -> Path:
 def test_units_are_what_is_counted_and_the_report_says_so(folder: Path) -> None:
     record = json.loads((folder / "privacy.json").read_text())
     assert (record["num_examples"], record["unit"]) == (12, "customer")
-    assert record["num_examples_source"] == "count of the units read"
+    assert record["num_examples_source"] == "counted in the data"
     assert record["sample_rate"] == 4 / 12
     assert record["delta"] == 1 / 24
     definition = "all records with one value of customer, of which at most 2 are trained on"
