@@ -1,6 +1,7 @@
 """The last lines of a run: what it promises, what it scores in public, what to do next."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -8,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from dpft.config.keys import quoted
-from dpft.runs.ending import ending_lines, show_to_owner
+from dpft.runs.ending import ending_lines, show_ending
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.reports.run.folders import write_run
 from tests.reports.run.test_report import non_private, private
 
 E2E = E2ETask(name="e2e")
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 @pytest.fixture
@@ -75,11 +77,36 @@ def test_trust_rule_8_a_terminal_alone_shows_two_digits_to_the_owner(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_run(folder, public=False, bleu=60.4321)
+    said = ending_shown(folder, terminal, monkeypatch, capsys)
+    assert (["bleu", "↑", "1", "60"] in [line.split() for line in said]) == terminal
+    assert any("not covered by epsilon" in line for line in said) == terminal
+    assert "60.4" not in str(said)
+
+
+def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(folder, bleu=60.4321)
+    assert ending_shown(folder, False, monkeypatch, capsys) == ending_lines(folder, E2E)
+    drawn = [line.split() for line in ending_shown(folder, True, monkeypatch, capsys)]
+    assert ["metric", "before", "training", "after", "training"] in drawn
+    assert ["bleu", "↑", "1.00", "60.4"] in drawn
+    assert ["next", "dpft", "eval", "run=outputs/day"] in drawn
+    assert ["dpft", "report", "runs=outputs/day"] in drawn, "one word for all that come next"
+    assert "scores:" not in str(drawn)
+
+
+def ending_shown(
+    folder: Path,
+    terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Returns the lines that are shown on a wide terminal, or in a pipe."""
+    monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    show_to_owner(folder)
-    said = capsys.readouterr().out
-    assert ("bleu 1 -> 60 (" in said) == terminal
-    assert ("not covered by epsilon" in said) == terminal and "60.4" not in said
+    show_ending(folder, E2E)
+    return ANSI.sub("", capsys.readouterr().out).splitlines()
 
 
 @pytest.mark.parametrize(
