@@ -61,14 +61,14 @@ def meaning(privacy: Mapping[str, Any]) -> str | None:
     right = most_right(*guarantee(privacy))
     if right is None:
         return (
-            "What ε means here: next to nothing. Whoever sees the model and knows everything else"
-            f" may, for all that ε says, as good as always guess rightly whether {whose} trained on"
+            "What ε allows: nearly everything. Whoever sees the model and knows all other records"
+            f" may, for all that ε says, as good as always tell rightly whether {whose} trained on"
             f" ({SOURCE})."
         )
     return (
-        "What ε means here: whoever sees the model and knows everything else guesses rightly at"
-        f" most **{right} %** of the time whether {whose} trained on, where either is as likely as"
-        f" the other and a coin is right 50 % of the time ({SOURCE})."
+        "What ε allows: whoever sees the model, knows all other records and guesses whether"
+        f" {whose} trained on is right at most **{right} %** of the time; a coin is right 50 % of"
+        f" the time, where both answers are as likely ({SOURCE})."
     )
 
 

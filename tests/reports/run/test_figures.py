@@ -68,7 +68,7 @@ def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> Non
     assert "at most **95.3 %**" in str(meaning(record)) and most_right(3.0, 1e-5) == "95.3"
     assert "the rows of one `customer_id` were trained on" in str(meaning(record))
     assert "one example was trained on" in str(meaning(private()))
-    assert "next to nothing" in str(meaning({**record, "epsilon": 30.0}))
+    assert "nearly everything" in str(meaning({**record, "epsilon": 30.0}))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     ):
         assert part in headline
     first = re.search("<p>(.*?)</p>", headline)
-    assert first and "guesses rightly at most <strong>95." in first[1], "what it allows comes first"
+    assert first and "is right at most <strong>95." in first[1], "what it allows comes first"
     assert "ChaCha20 (RFC 8439)" in text.partition("<h2>Mechanism</h2>")[2]
     assert "ChaCha20" not in text.partition("<h2>Mechanism</h2>")[0]
     for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):
