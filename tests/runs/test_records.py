@@ -76,7 +76,7 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     assert counts["left out: no answer to learn"] == "1"
     assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
-    assert "run/private/data_summary.md" in outcome.err and "15" not in outcome.err
+    assert "run/private/data_summary.md" in outcome.out and "15" not in outcome.err
 
 
 def test_the_key_of_the_choice_is_private(folder: Path) -> None:
