@@ -13,6 +13,7 @@ from typing import Any
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.registration import Registry
+from dpft.reports.terminal import Grid
 from dpft.training.training_config import DeviceConfig
 
 
@@ -38,10 +39,11 @@ class Finding:
     """All of it, ready for JSON; private."""
     rows: Sequence[tuple[str, str]] = ()
     """What people read of it: a quantity and its value, each in words."""
-    text: str = ""
+    parts: Sequence[Grid | str] = ()
     """What people read instead, where quantities and values are not its form."""
-    is_kept: bool = False
-    """Whether the audit has written its own files into the run's folder."""
+    files: Sequence[str] = ()
+    """Sentences that say where the files are that the audit has written itself; empty: it has
+    written none."""
     notes: Sequence[str] = ()
     """Sentences without which the numbers cannot be read."""
     figures: Mapping[str, str] = field(default_factory=dict)

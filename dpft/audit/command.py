@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from dpft.audit.page import render_finding
 from dpft.errors import InputError
 from dpft.files import SCHEMA_VERSION, read_json, write_json, write_text
 from dpft.models.loading import quiet_transformers
+from dpft.reports import terminal
 from dpft.reports.run.report import write_report
 from dpft.reports.run.run_record import read_privacy
+from dpft.reports.terminal import Grid
 from dpft.run_folder import (
     AUDIT,
     PRIVACY,
@@ -48,20 +51,20 @@ def audit(config: AuditConfig) -> Finding:
     with crash_kept(folder):
         finding = config.audit.find(run)
     with hold_run(folder):
-        if not finding.is_kept:
-            keep(finding, config.audit.name, folder)
+        if not finding.files:
+            finding = replace(finding, files=[keep(finding, config.audit.name, folder)])
         if finding.released is not None:
             release(finding, config.audit.name, folder)
     return finding
 
 
-def keep(finding: Finding, name: str, folder: Path) -> None:
-    """Writes what was found into the run's private folder, for the owner alone."""
+def keep(finding: Finding, name: str, folder: Path) -> str:
+    """Writes what was found into the run's private folder; returns a sentence that says where."""
     content = {"schema_version": SCHEMA_VERSION, "audit": name, "note": PRIVATE, **finding.record}
     write_json(private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json"), content, mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
     write_text(page, render_finding(finding, name, PRIVATE), mode=0o600)
-    logger.info("audit: %s", page)
+    return f"A page with plots, for the owner of the data alone: {page}"
 
 
 def release(finding: Finding, name: str, folder: Path) -> None:
@@ -75,19 +78,14 @@ def release(finding: Finding, name: str, folder: Path) -> None:
 
 
 def show(finding: Finding, config: AuditConfig) -> None:
-    """Prints what was found, as a table or as one JSON object."""
+    """Prints what was found and where it is kept; as JSON, one object on stdout."""
     if config.output == "json":
+        for sentence in finding.files:
+            logger.info("%s", sentence)
         content = {"schema_version": SCHEMA_VERSION, "audit": config.audit.name, **finding.record}
         print(json.dumps(content, indent=2, sort_keys=True))
         return
-    if finding.text:
-        print(finding.text)
-        return
-    width = max(len(name) for name, _ in finding.rows)
-    for name, value in finding.rows:
-        print(f"{name:<{width}}  {value}")
-    for note in finding.notes:
-        print(note)
+    terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])
 
 
 def _privacy(folder: Path) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ writes on greedily, and what it wrote is held against the record. The records th
 trained on are the control.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -30,6 +29,7 @@ from dpft.evaluation.scored import OnProgress, counter
 from dpft.files import SCHEMA_VERSION, write_json
 from dpft.generation.continuations import continuations
 from dpft.models.loading import quiet_transformers
+from dpft.reports.terminal import Grid
 from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
@@ -48,7 +48,6 @@ NO_NEAR = {
     "valid_unique": "every record that was not trained on is near to one that was",
 }
 """Why a set is empty though its records were read."""
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +77,30 @@ class MemorizationResult:
             **{kind: {name: scores[kind] for name, scores in by_set.items()} for kind in kinds},
         }
 
-    def table(self) -> str:
-        """Returns the scores for people, a line for each set."""
-        lines = [
-            f"{'set':<16}{'records':>8}{'EM %':>8}{'TA %':>8}{'MED':>8}{'MED words':>11}",
-            *[
-                f"{name:<16}{one.records:>8}{one.exact_match:>8.2f}{one.token_accuracy:>8.2f}"
-                f"{one.median_edit_distance:>8g}{one.median_edit_distance_words:>11g}"
-                for name, one in self.scores.items()
-            ],
-            *[f"{name:<16}not there: {why}" for name, why in self.not_there.items()],
+    def parts(self) -> list[Grid | str]:
+        """Returns the scores for people, a line for each set, and what they are."""
+        rows = [
+            (
+                name,
+                f"{one.records}",
+                f"{one.exact_match:.2f}",
+                f"{one.token_accuracy:.2f}",
+                f"{one.median_edit_distance:g}",
+                f"{one.median_edit_distance_words:g}",
+            )
+            for name, one in self.scores.items()
+        ]
+        return [
+            Grid(columns=("set", "records", "EM %", "TA %", "MED", "MED words"), rows=rows),
+            *[f"{name} is not there: {why}." for name, why in self.not_there.items()],
             "EM: whole continuations written; TA: tokens in their places; MED: median edit"
             " distance in tokens, and in words as T5 splits them.",
             f"This is {OWNERS}.",
         ]
-        return "\n".join(lines)
+
+    def file(self, run: Path) -> str:
+        """Returns a sentence that says where the scores are kept."""
+        return f"The scores, for the owner of the data alone: {run / MEMORIZATION}"
 
 
 def audit_memorization(
@@ -131,7 +139,6 @@ def audit_memorization(
                     scores[name] = found
         result = MemorizationResult(options=options, scores=scores, not_there=not_there)
         write_json(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
-    logger.info("memorization: %s", run / MEMORIZATION)
     return result
 
 

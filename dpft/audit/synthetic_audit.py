@@ -7,7 +7,6 @@ else is private, and so is a choice made by it: to leave out a synthetic record 
 training record is no post-processing.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ from dpft.training.training_config import DeviceConfig
 
 TRAINING = "training records"
 """What real texts are called where there are no others."""
-logger = logging.getLogger(__name__)
 
 
 def audit_synthetic(
@@ -141,11 +139,16 @@ def _write_pages(run: Path, result: SyntheticResult) -> None:
     """Writes the private page, and the other one where it may be released; an old one goes."""
     path = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
     write_text(path, private_page(result), mode=0o600)
-    logger.info("private, stays with the owner of the data: %s", path)
     released = run / SYNTHETIC_AUDIT
     released.unlink(missing_ok=True)
     if result.file.why_private is not None:
-        logger.warning("nothing to release: %s", result.file.why_private)
         return
     write_text(audit_path(run, SYNTHETIC_AUDIT), released_page(result))
-    logger.info("may be released: %s", released)
+
+
+def written_pages(run: Path, result: SyntheticResult) -> list[str]:
+    """Returns sentences that say where the pages of an audit are."""
+    private = f"A page with plots, for the owner of the data alone: {run / PRIVATE_SYNTHETIC_AUDIT}"
+    if result.file.why_private is not None:
+        return [private]
+    return [private, f"A page that may be released: {run / SYNTHETIC_AUDIT}"]

@@ -12,12 +12,13 @@ from typing import Any
 from dpft.audit.words import written_text
 from dpft.data.prompts import split_files
 from dpft.data.readers import FORMATS, file_rows
-from dpft.data.rows import examples_of
+from dpft.data.rows import examples_of, row_values
 from dpft.errors import InputError, StateError
 from dpft.evaluation.samples import spread
 from dpft.files import read_json
 from dpft.reports.run.run_record import is_promised
 from dpft.tasks.base import TextTask
+from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example, are_texts
 
 READABLE_BY_ALL = 0o004
@@ -30,6 +31,8 @@ class SyntheticFile:
     path: Path
     records: Sequence[Example]
     """All of the file, in its order."""
+    no_rows: int
+    """Rows that were left out, since their label is none of ``task.labels``."""
     prompted: bool
     """Whether a user's prompts stand in them."""
     notes: tuple[str, ...]
@@ -59,7 +62,7 @@ def read_synthetic(
             run's own records, or is another run's.
         StateError: The statement beside it is damaged.
     """
-    records = synthetic_records(task, file)
+    records, no_rows = synthetic_records(task, file)
     for own in split_files(task):
         if file.samefile(own):
             raise InputError(
@@ -74,14 +77,15 @@ def read_synthetic(
     return SyntheticFile(
         path=file,
         records=records,
+        no_rows=no_rows,
         prompted=prompted,
         notes=tuple(note for note in map(str, notes) if note),
         why_private=_why_private(file, statement, privacy, prompted=prompted),
     )
 
 
-def synthetic_records(task: TextTask, file: Path) -> list[Example]:
-    """Returns what a task makes of a file's rows.
+def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
+    """Returns what a task makes of a file's rows, and how many are none by their label.
 
     Raises:
         InputError: As ``read_synthetic``; a message names file and line and never quotes a row.
@@ -93,11 +97,15 @@ def synthetic_records(task: TextTask, file: Path) -> list[Example]:
         raise InputError(
             f"synthetic must name a file that `dpft generate` wrote, got {name!r}, which is none."
         )
-    records = [record for row in file_rows(file) for record in examples_of(task, row)]
+    rows = list(file_rows(file))
+    kept = rows
+    if isinstance(task, CustomTexts):
+        kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
+    records = [record for row in kept for record in examples_of(task, row)]
     if not records:
         raise InputError(f"synthetic must hold at least one row, got none in {name!r}.")
     assert are_texts(records)
-    return list(records)
+    return list(records), len(rows) - len(kept)
 
 
 def _statement(file: Path) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from dpft.audit.synthetic_result import OWNERS, Quality, SyntheticResult
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
 from dpft.audit.utility import ClassifierScores
 from dpft.reports.pages import render_html
+from dpft.reports.run.figures import tone_of
 
 TEMPLATE = "synthetic_audit.html.j2"
 TAUGHT, COMMONEST = "synthetic records", "none: always the commonest class"
@@ -53,6 +54,7 @@ def released_page(result: SyntheticResult) -> str:
         TEMPLATE,
         owners=None,
         headline=list(content.notes),
+        tone=tone_of(result.promise),
         leakage=None,
         **_parts(content.file, content.shape, content.quality, content.scores),
     )
@@ -71,6 +73,7 @@ def private_page(result: SyntheticResult) -> str:
         TEMPLATE,
         owners=OWNERS,
         headline=list(result.file.notes),
+        tone=tone_of(result.promise),
         leakage=_leakage_parts(result),
         **_parts(result.file.path.name, result.shape, result.quality, scores),
     )

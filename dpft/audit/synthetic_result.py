@@ -11,6 +11,7 @@ from dpft.audit.synthetic_file import SyntheticFile
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
 from dpft.audit.utility import Utility
 from dpft.files import SCHEMA_VERSION
+from dpft.reports.terminal import Grid
 
 OWNERS = (
     "private: it compares with records that were trained on or held out, no epsilon covers it, and"
@@ -75,6 +76,7 @@ class SyntheticResult:
             "note": OWNERS,
             "synthetic": self.file.path.name,
             "limit": self.limit,
+            "no_rows": self.file.no_rows,
             "near_duplicates": METHOD,
             "alone": self.shape.record(),
             "quality": None if self.quality is None else self.quality.record(),
@@ -88,24 +90,108 @@ class SyntheticResult:
             "not_released": self.file.why_private,
         }
 
-    def table(self) -> str:
-        """Returns the numbers for people, a line for each."""
-        lines = []
-        for name, part in self.record().items():
-            if isinstance(part, dict) and part and name != "not_computed":
-                lines += [name, *_lines(part, "  ")]
-        lines.append(MAUVE + ".")
-        if self.file.why_private is not None:
-            lines.append(f"Nothing may be released: {self.file.why_private}.")
-        return "\n".join([*lines, f"This is {OWNERS}."])
+    def parts(self) -> list[Grid | str]:
+        """Returns what people read: what was found of single records first, then what it is worth.
+
+        The numbers that the pages have beside plots are left to them.
+        """
+        return [
+            *self._leakage_parts(),
+            *[f"Not compared with {what}: {why}" for what, why in self.not_there.items()],
+            *self._quality_parts(),
+            *self._utility_parts(),
+            *([] if self.file.why_private is None else [self._not_released()]),
+            f"This is {OWNERS}.",
+        ]
+
+    def _not_released(self) -> str:
+        return f"Nothing of this may be released: {self.file.why_private}."
+
+    def _leakage_parts(self) -> list[Grid | str]:
+        if self.leakage is None:
+            return []
+        found = self.leakage
+        sides = {"training records": found.training.record()}
+        if found.unseen is not None:
+            sides["others"] = found.unseen.record()
+        quantities = (
+            ("records compared", "records", "d"),
+            ("that are a synthetic text, %", "exact_percent", ".2f"),
+            ("with a near duplicate, %", "near_duplicate_percent", ".2f"),
+            ("words in a row found: median", "longest_run_median", "g"),
+            ("words in a row found: most", "longest_run_most", "d"),
+        )
+        parts: list[Grid | str] = [
+            _grid("What the synthetic texts hold of single records", sides, quantities),
+            f"Synthetic texts that are a training record, but for blanks: {found.copies}.",
+        ]
+        if found.auc is not None:
+            parts.append(
+                "A training record has the longer run of words in common than another record with"
+                f" probability {found.auc:.3f} (p = {found.p_value:.2g}); 0.5 says that nothing of"
+                " single records is there."
+            )
+        for kind, one in self.canaries.items():
+            parts.append(
+                f"Canaries {kind.replace('_', ' ')}: {one.found} of {one.canaries} found, at most"
+                f" {one.longest_run} words in a row."
+            )
+        return parts
+
+    def _quality_parts(self) -> list[Grid | str]:
+        sides = {"synthetic": self.shape.record()}
+        if self.quality is not None:
+            sides[self.quality.reference] = self.quality.shape.record()
+        quantities = (
+            ("texts", "records", "d"),
+            ("different ones, %", "distinct_percent", ".1f"),
+            ("words: mean", "words_mean", ".1f"),
+            ("words: 5 of 100 have at most", "words_5_percent", "g"),
+            ("words: 95 of 100 have at most", "words_95_percent", "g"),
+            ("different words, as a share of all", "distinct_1", ".3f"),
+        )
+        parts: list[Grid | str] = [_grid("The texts", sides, quantities)]
+        if self.file.no_rows:
+            parts.append(
+                f"No rows, since their label is none of task.labels: {self.file.no_rows}, left out."
+            )
+        alike = None if self.quality is None else self.quality.likeness
+        if isinstance(alike, str):
+            parts.append(f"Not compared: {alike}.")
+        elif alike is not None:
+            parts.append(
+                f"A classifier tells {alike.accuracy:.1%} of them right from"
+                f" {list(sides)[-1]} (p = {alike.p_value:.2g}); a coin tells 50 %."
+            )
+        return parts
+
+    def _utility_parts(self) -> list[Grid | str]:
+        if isinstance(self.utility, str):
+            return [f"No classifier was taught: {self.utility}."]
+        scores = {
+            "synthetic records": self.utility.synthetic,
+            "training records": self.utility.training,
+            "none: always the commonest class": self.utility.commonest,
+        }
+        rows: list[tuple[str, str, str]] = []
+        why: list[str] = []
+        for name, one in scores.items():
+            if isinstance(one, str):
+                why.append(f"Not taught by {name}: {one}.")
+            else:
+                rows.append((name, f"{one.accuracy:.4f}", f"{one.macro_f1:.4f}"))
+        title = f"What a classifier learns, tested on {self.utility.tested} real records"
+        return [Grid(title=title, columns=("taught by", "accuracy", "macro F1"), rows=rows), *why]
 
 
-def _lines(part: Mapping[str, Any], indent: str) -> list[str]:
-    lines = []
-    for name, value in part.items():
-        if isinstance(value, Mapping):
-            lines += [f"{indent}{name}", *_lines(value, indent + "  ")]
-        elif value is not None:
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            lines.append(f"{indent}{name:<{32 - len(indent)}}{shown}")
-    return lines
+def _grid(
+    title: str,
+    sides: Mapping[str, Mapping[str, Any]],
+    quantities: Sequence[tuple[str, str, str]],
+) -> Grid:
+    """Returns a table of quantities, in words, by key and format, a column for each side."""
+    rows = [
+        (name, *(format(side[key], form) for side in sides.values()))
+        for name, key, form in quantities
+    ]
+    return Grid(title=title, columns=("", *sides), rows=rows)

@@ -94,7 +94,7 @@ def utility_of(
     return Utility(
         label=label,
         tested=len(tested),
-        synthetic=classifier_scores(_some(synthetic_records(task, file), limit), tested),
+        synthetic=classifier_scores(_some(synthetic_records(task, file)[0], limit), tested),
         commonest=commonest_class_scores(tested),
         training=training,
     )

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from dpft.config.doctor import DoctorConfig
 from dpft.errors import RunError
-from dpft.reports.doctor.check import Check, can_train, doctor_record, doctor_table
+from dpft.reports.doctor.check import Check, can_train, doctor_parts, doctor_record
 from dpft.reports.doctor.machine import (
     compiler_check,
     device_check,
@@ -21,6 +21,7 @@ from dpft.reports.doctor.machine import (
 )
 from dpft.reports.doctor.metrics import metric_checks
 from dpft.reports.doctor.packages import package_checks, tracker_checks
+from dpft.reports.terminal import show
 
 CONFIG = DoctorConfig
 READS_RECORDS = False
@@ -36,7 +37,7 @@ def run(config: DoctorConfig) -> None:
     if config.output == "json":
         print(json.dumps(doctor_record(checks), indent=2, sort_keys=True))
     else:
-        print(doctor_table(checks))
+        show(doctor_parts(checks))
     if not can_train(checks):
         raise RunError("dpft cannot train here; what is missing stands above.")
 

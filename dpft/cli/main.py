@@ -51,6 +51,11 @@ def answer(arguments: list[str]) -> int:
     if not arguments:
         print(usage(), file=sys.stderr)
         return BAD_INPUT
+    return exit_code_of_command(lambda: answer_words(arguments))
+
+
+def answer_words(arguments: list[str]) -> int:
+    """Does what one or more words ask for, and returns the exit code."""
     if arguments[0] in ("--help", "-h", "help"):
         print(usage())
         return 0
@@ -58,8 +63,8 @@ def answer(arguments: list[str]) -> int:
         print(f"dpft {__version__}")
         return 0
     if arguments[0] in SHELL_COMPLETION:
-        return exit_code_of_command(lambda: complete(arguments))
-    return exit_code_of_command(lambda: run_subcommand(arguments[0], arguments[1:]))
+        return complete(arguments)
+    return run_subcommand(arguments[0], arguments[1:])
 
 
 def complete(arguments: Sequence[str]) -> int:

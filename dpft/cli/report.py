@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpft.config.keys import quoted
-from dpft.config.report import ReportConfig
+from dpft.config.report import LATEX, ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.files import SCHEMA_VERSION
 from dpft.reports.comparison.compare import Comparison, compare
+from dpft.reports.comparison.latex import latex
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run.metrics_files import mark
@@ -74,8 +75,8 @@ def report_runs(config: ReportConfig) -> None:
     known = {name for each in records for one in each.after() for name in one["metrics"]}
     shown = None if config.metrics is None else tuple(filter(known.__contains__, config.metrics))
     comparison = compared(config, records, unfinished, metrics=shown)
-    if config.to is not None:
-        folder = Path(config.to).expanduser()
+    folder = config.folder
+    if folder is not None:
         if config.signal_to_noise:
             draw_signal_to_noise(whole, folder)
         write_comparison(comparison, folder)
@@ -85,11 +86,11 @@ def report_runs(config: ReportConfig) -> None:
             logger.info("scores of private splits: %s", folder / PRIVATE)
     if config.output == "json":
         print(json.dumps(record(comparison), indent=2, sort_keys=True, ensure_ascii=False))
-    elif config.to is None:
+    elif folder is None:
         if sys.stdout.isatty():
             rounded = [with_own_scores(each, rounded=True) for each in records]
             comparison = compared(config, rounded, unfinished, metrics=config.metrics)
-        print(markdown(comparison), end="")
+        print(latex(comparison) if config.to == LATEX else markdown(comparison), end="")
 
 
 def compared(
@@ -107,7 +108,7 @@ def compared(
         unfinished: Folders of others.
         metrics: Those of ``config.metrics`` that these records have.
     """
-    return compare(records, unfinished=unfinished, over=config.over or (), metrics=metrics)
+    return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
 
 
 def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:

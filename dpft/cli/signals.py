@@ -1,6 +1,7 @@
 """How a whole command ends: an interrupt, SIGTERM or an exit on its way becomes an exit code."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,13 +19,20 @@ def exit_code_of_command(command: Callable[[], int]) -> int:
     try:
         with termination_as_exit():
             # The job itself, which reads records, ends inside; what is left is Hydra's.
-            failed = exit_code_of_job(lambda: codes.append(command()), withhold=False)
+            failed = exit_code_of_job(lambda: codes.append(_flushed(command)), withhold=False)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
     except SystemExit as exit_:
         return exit_code_of_exit(exit_)
     return failed or codes[0]
+
+
+def _flushed(command: Callable[[], int]) -> int:
+    """Returns a command's code once all its output is out: whether anybody reads it shows then."""
+    code = command()
+    sys.stdout.flush()
+    return code
 
 
 def exit_code_of_exit(exit_: SystemExit) -> int:

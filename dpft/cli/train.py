@@ -33,10 +33,10 @@ def run(command: TrainCommand) -> None:
     begins = command.resume is None
     with early_calibration(command) if begins else nullcontext(None) as calibrate:
         from dpft.runs import run as runs
-        from dpft.runs.ending import show_to_owner
+        from dpft.runs.ending import show_ending
 
         folder = run_folder() if command.resume is None else Path(command.resume)
         planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
         runs.run(command, folder, write_request=write_hydra_record, planner=planner)
     if not is_beside_first():
-        show_to_owner(folder)
+        show_ending(folder, command.task)

@@ -17,7 +17,9 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 def run(command: TuneCommand) -> None:
     """Searches in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     announce(command)
+    from dpft.runs.ending import show_ending
     from dpft.runs.tuning import run_search
 
     folder = run_folder() if command.resume is None else Path(command.resume)
     run_search.run(command, folder, write_request=write_hydra_record)
+    show_ending(folder, command.task)

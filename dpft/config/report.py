@@ -7,6 +7,8 @@ from dpft.config.account import check_output
 from dpft.errors import InputError
 
 Names = str | tuple[str, ...] | None
+LATEX = "latex"
+"""Instead of a folder: the tables are printed as LaTeX."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +17,13 @@ class ReportConfig:
 
     runs: Names = None
     """Folders of runs or of sweeps: one or a list of them."""
-    over: tuple[str, ...] | None = None
-    """Two keys of the runs' configuration, of rows and of columns; None: two that differ."""
+    over: Names = None
+    """One to three keys of the runs' configuration, train.seed too: of rows, of columns, of tables;
+    None: one or two that differ."""
     metric: Names = None
-    """What is shown over two keys and drawn: one metric or a list; None: each split's first."""
+    """What is shown over these keys and drawn: one metric or a list; None: each split's first."""
     to: str | None = None
-    """Folder for report.md, table.csv and report.html; None: Markdown on stdout."""
+    """Folder for report.md, table.csv and report.html; latex: LaTeX on stdout; None: Markdown."""
     rebuild: bool = False
     """Whether each run's own report.md, report.html and card are written anew, and no table."""
     signal_to_noise: bool = False
@@ -60,17 +63,32 @@ class ReportConfig:
         """The metrics that ``metric`` names; None: each split's first."""
         return _listed(self.metric) or None
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that ``over`` names; none: they are chosen."""
+        return _listed(self.over)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that ``to`` names; None where tables are printed."""
+        return None if self.to in (None, LATEX) else Path(str(self.to)).expanduser()
+
     def _check_tables(self) -> None:
-        if self.over is not None and len(set(self.over)) != 2:
+        if self.over is not None and not 1 <= len(set(self.keys)) == len(self.keys) <= 3:
             raise InputError(
-                f"over must be two different keys, rows and columns, got {list(self.over)}; give"
-                " over=[method.name,privacy.eps]."
+                "over must be one to three different keys, of rows, of columns and of tables, got"
+                f" {list(self.keys)}; give over=train.learning_rate or"
+                " over=[method.name,privacy.eps,train.seed]."
+            )
+        if self.to == LATEX and self.output == "json":
+            raise InputError(
+                "to=latex is for output=table, got output=json; leave one of them out."
             )
         for name in ("over", "metric", "to"):
             if self.sheets and getattr(self, name) is not None:
                 raise InputError(f"{name} is for runs, got it with ratings; leave one of them out.")
-        if self.signal_to_noise and (self.sheets or self.to is None):
-            given = "ratings" if self.sheets else "no to"
+        if self.signal_to_noise and (self.sheets or self.folder is None):
+            given = "ratings" if self.sheets else "no to" if self.to is None else "to=latex"
             raise InputError(
                 "signal_to_noise=true is for runs, and draws into the private folder of to=FOLDER,"
                 f" got {given}; give runs and to, or leave signal_to_noise out."
@@ -81,7 +99,7 @@ class ReportConfig:
                 "rebuild=true writes each run's own report into its folder, got it with"
                 f" {given}; leave one of them out."
             )
-        if self.to is not None and Path(self.to).expanduser().is_file():
+        if self.folder is not None and self.folder.is_file():
             raise InputError(f"to must be a folder, got {self.to!r}, which is a file.")
 
 

@@ -17,8 +17,8 @@ POINTS = 60
 Point = tuple[float, float, float]
 """A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
 Places = Literal["values", "counts", "scores"]
-"""Values and counts stand on a logarithmic axis, each value labeled, counts at round numbers;
-scores on a linear one."""
+"""Values and counts above 0 stand on a logarithmic axis, each value labeled, counts at round
+numbers; scores on a linear one."""
 
 
 def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -216,7 +216,8 @@ def _set_axis(axes: "Axes", places: Places, all_places: Sequence[float]) -> None
 
     if places == "scores":
         return
-    axes.set_xscale("log")
+    if min(all_places) > 0:  # a seed of 0, or a weight decay, has no logarithm
+        axes.set_xscale("log")
     # matplotlib's own labels are powers of ten, which are formulas
     if places == "counts":
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))

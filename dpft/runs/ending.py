@@ -1,11 +1,10 @@
 """What a run says at its end: the promise, the scores that may be shown, and what can be done next.
 
 Every line follows from the public files of the run's folder, so that a run that is asked again
-says the same. Of a private split there is no number: whoever reads a log is anybody
-(docs/design.md, rule 8).
+says the same. Of a private split a pipe, a file or the log of a job gets no number, since others
+read it; a terminal shows its owner the scores, rounded and marked (docs/design.md, rule 8).
 """
 
-import logging
 import os
 import re
 import shlex
@@ -21,61 +20,61 @@ from dpft.data.readers import file_rows
 from dpft.kinds import TEXTS
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.comparison.significance import LOWER_IS_BETTER
-from dpft.reports.run.metrics_files import (
-    PRIVATE_SPLIT,
-    is_private,
-    read_own_evaluations,
-    shown,
-)
+from dpft.reports.pages import digits
+from dpft.reports.run.metric_words import metric_words
+from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
 from dpft.reports.run.origin import data_name, model_name
-from dpft.reports.run.run_record import RunRecord, read_record
+from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.reports.run.started_from import started_from
-from dpft.run_folder import (
-    DATA_SUMMARY,
-    PAGE,
-    PREDICTIONS,
-    PRIVATE,
-    PRIVATE_METRICS,
-    REPORT,
-)
+from dpft.reports.terminal import Grid, show
+from dpft.run_folder import DATA_SUMMARY, PAGE, PREDICTIONS, PRIVATE, PRIVATE_METRICS, REPORT
 from dpft.tasks.base import Task
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
 BAD_SCORES = "docs/how-to/bad-scores.md"
-logger = logging.getLogger(__name__)
+SCORES = "scores"
 
 
-def say_ending(folder: Path, task: Task) -> None:
-    """Logs what a run has come to.
+def show_ending(folder: Path, task: Task) -> None:
+    """Prints what a run has come to: tables on a terminal, a line for each fact elsewhere.
 
     Args:
         folder: Of a run that has ended, or of a search.
         task: The run's.
     """
-    for line in ending_lines(folder, task):
-        logger.info("%s", line)
-
-
-def show_to_owner(folder: Path) -> None:
-    """Prints a run's scores on private splits, rounded and marked, where a terminal shows them.
-
-    A pipe, a file or the log of a job is read by others: there the run has named the folder alone.
-
-    Args:
-        folder: Of a run that has ended.
-    """
+    lines = ending_lines(folder, task)
     if not sys.stdout.isatty():
+        show(lines)
         return
-    own = [entry for entry in read_own_evaluations(folder) if is_private(entry)]
-    short = _short(folder)
-    for table in score_tables([shown(entry, rounded=True) for entry in own]):
-        if table.rows:
-            print(f"private scores: {_scores(table, short)}")
-    for line in _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS):
-        print(line)
+    record, kind_before = with_own_scores(read_record(folder), rounded=True), ""
+    own = [entry for entry in record.evaluations if is_private(entry)]
+    lines += _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS)
+    rows = []
+    for kind, _, text in (line.partition(": ") for line in lines):
+        if kind != SCORES:
+            rows.append(("" if kind == kind_before else kind, text))
+            kind_before = kind
+    tables = [table for table in score_tables(record.evaluations) if table.rows]
+    show([Grid(title="Done", rows=rows), *(_score_grid(table, record) for table in tables)])
+
+
+def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
+    about = metric_words(record.config, [name for name, _ in table.rows])
+    counted = f", {max(table.examples)} distinct inputs" if table.public else f", {PRIVATE_SPLIT}"
+    return Grid(
+        title=f"Scores on {table.task}, split {table.split}{counted}",
+        columns=["metric", *(f"{stage} training" for stage in table.stages)],
+        rows=[
+            (
+                f"{name} {about[name].arrow}".strip(),
+                *("–" if value is None else digits(value, table.digits) for value in values),
+            )
+            for name, values in table.rows
+        ],
+    )
 
 
 def ending_lines(folder: Path, task: Task) -> list[str]:
@@ -94,7 +93,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
     return [
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
-        *(f"scores: {_scores(table, short)}" for table in tables),
+        *(f"{SCORES}: {_scores(table, short)}" for table in tables),
         *_summary(folder, short),
         f"report: {short / REPORT}, {short / PAGE}",
         *_if_nothing_was_learned(
@@ -161,8 +160,10 @@ def _short(folder: Path) -> Path:
 def _trained(record: RunRecord) -> str:
     config, privacy = record.config, record.privacy
     counted = "examples" if privacy.get("unit", "example") == "example" else "units"
-    source = privacy.get("num_examples_source")
-    public = f", taken as public ({source})" if source else ""
+    told = [privacy["num_examples_source"]] if "num_examples_source" in privacy else []
+    if "epsilon" in privacy:
+        told.append("epsilon does not hide this number")
+    public = f" ({'; '.join(told)})" if told else ""
     return (
         f"{model_name(config)} by method {config['method']['name']} on {data_name(config)},"
         f" {privacy['num_examples']} {counted}{public}"

@@ -1,8 +1,8 @@
 """How a job ends: every outcome to one exit code and what stderr says of it.
 
-Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state; of a whole command also
-130 interrupted and 143 terminated. Tracebacks go to stderr, without what the errors say where
-records were read.
+Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 141 where nobody reads
+the output any more; of a whole command also 130 interrupted and 143 terminated. Tracebacks go to
+stderr, without what the errors say where records were read.
 """
 
 import os
@@ -16,6 +16,8 @@ from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
 
 FAILED = 1
 BAD_INPUT = 2
+READER_GONE = 141
+"""As a shell has it of a command that SIGPIPE ended: ``dpft … | head``."""
 
 
 def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
@@ -67,7 +69,6 @@ def _show(error: Exception, withhold: bool) -> None:
 
 
 def _close_standard_output() -> int:
-    """Say that nobody reads on (``dpft ... | head``), and keep the final flush from failing too."""
-    say("error: the reader of the output has gone.")
+    """Ends quietly where nobody reads on (``dpft … | head``); the final flush must not fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FAILED
+    return READER_GONE

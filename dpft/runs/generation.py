@@ -124,8 +124,9 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
     task = config.task
     if not isinstance(task, TextTask):
         raise InputError(
-            f"run must be of a task whose answers are texts, got task={task.name}, whose answers"
-            " are labels; `dpft eval` writes those."
+            f"run must name a model that writes texts, got {config.run}, whose model"
+            f" (task={task.name}) chooses labels; `dpft eval run={config.run}` has it label a"
+            " split."
         )
     if isinstance(task, CustomTexts) and isinstance(trained, CustomTexts):
         _refuse_other_learning(task, trained)

@@ -1,11 +1,13 @@
 """What a user sees while a model writes or is scored: how much of it is done.
 
 No text and no time (docs/design.md, rule 7). How many records a private split has is private, too:
-of one, bar and lines know tenths alone, and the lines are the same for any number of records.
+of one, a bar knows tenths alone, and the lines of a pipe are the same however many records there
+are and however long they take: one at the end of each kind of work.
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -22,7 +24,11 @@ from dpft.evaluation.scored import OnProgress
 from dpft.training.progress import draws_bars
 
 PARTS = 10
-"""Parts of a work that are shown, where its size is not."""
+"""Parts of a work that a bar shows, where its size is not to be seen."""
+FIFTHS = 5
+"""Parts of a work that a line is logged of."""
+LOG_LINES, APART = 10, 1.0
+"""Most lines that one scoring logs, and the least seconds between two of them."""
 logger = logging.getLogger(__name__)
 
 
@@ -30,7 +36,7 @@ logger = logging.getLogger(__name__)
 def batch_progress(
     doing: str = "", *, counts: bool = True, shown: bool = True
 ) -> Iterator[OnProgress]:
-    """Gives a function that moves a bar on a terminal, and elsewhere logs each tenth that is done.
+    """Gives a function that moves a bar on a terminal, and elsewhere logs a few lines.
 
     Args:
         doing: What the lines begin with.
@@ -42,7 +48,7 @@ def batch_progress(
         return
     console = Console(stderr=True)
     if not draws_bars(console):
-        yield _logged_tenths(doing)
+        yield _logged_fifths(doing) if counts else _logged_ends(doing)
         return
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()
     bars: dict[str, TaskID] = {}
@@ -60,16 +66,34 @@ def batch_progress(
         yield show
 
 
-def _logged_tenths(doing: str) -> OnProgress:
-    """Returns a function that logs every tenth of each kind of work, however few batches it has."""
-    logged: dict[str, int] = {}
-    begin = f"{doing}: " if doing else ""
+def _logged_fifths(doing: str, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    """Returns a function that logs how much of a public split is done, now and then."""
+    logged: list[float] = []
+    reached: dict[str, int] = {}
 
     def show(what: str, done: int, total: int) -> None:
-        parts = PARTS * done // total
-        for part in range(logged.get(what, 0) + 1, parts + 1):
-            logger.info("%s%d %% of %s", begin, 100 * part // PARTS, what)
+        part = FIFTHS * done // total
+        news = part > reached.get(what, 0)
         # the next part of a split begins anew
-        logged[what] = parts % PARTS
+        reached[what] = part % FIFTHS
+        if news and len(logged) < LOG_LINES and (not logged or clock() - logged[-1] >= APART):
+            logger.info("%s%d %% of %s", _begin(doing), 100 * part // FIFTHS, what)
+            logged.append(clock())
 
     return show
+
+
+def _logged_ends(doing: str) -> OnProgress:
+    """Returns a function that logs the end of each kind of work on a private split, once."""
+    logged: set[str] = set()
+
+    def show(what: str, done: int, total: int) -> None:
+        if done == total and what not in logged:
+            logger.info("%s100 %% of %s", _begin(doing), what)
+            logged.add(what)
+
+    return show
+
+
+def _begin(doing: str) -> str:
+    return f"{doing}: " if doing else ""

@@ -23,7 +23,6 @@ from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, hold_run
 from dpft.runs.beginning import write_beginning
 from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
-from dpft.runs.ending import say_ending
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import WriteRequest, refuse_used_folder
 from dpft.runs.follower import follow, share_settings
@@ -191,7 +190,6 @@ def go_on(
         if is_done:
             delete_generator_states(folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
-            say_ending(folder, config.task)
             return
         with ranks.settled():
             read_own_evaluations(folder)
@@ -249,4 +247,3 @@ def finish(
         spent = finished_curve(curve)
         report(config, prepared.plan, folder, prepared.counts, evaluations, spent)
         conclude(trackings, folder)
-    say_ending(folder, config.task)

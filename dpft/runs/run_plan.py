@@ -24,6 +24,8 @@ from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH
 
+COUNTED = "counted in the data"
+"""Who says the number of examples, or units, where nobody has published one."""
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
     return replace(
         size,
         num_examples=size.num_examples + canaries,
-        source=f"{size.source}, and {canaries} of canaries",
+        source=f"{size.source}, with {canaries} canaries added",
     )
 
 
@@ -93,11 +95,11 @@ def size_of_data(
         given = privacy.num_examples
         return PublicSize(num_examples=given, source="privacy.num_examples", noun=noun)
     if privacy.has_units:
-        return PublicSize(num_examples=count_rows(), source="count of the units read", noun=noun)
+        return PublicSize(num_examples=count_rows(), source=COUNTED, noun=noun)
     if task.public_num_train_examples is not None:
         published = task.public_num_train_examples
         return PublicSize(num_examples=published, source=f"published size of task {task.name}")
-    return PublicSize(num_examples=count_rows(), source="count of the records read")
+    return PublicSize(num_examples=count_rows(), source=COUNTED)
 
 
 def plan_run(

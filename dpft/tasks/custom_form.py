@@ -59,7 +59,7 @@ class CustomFields(TextualTask):
 
     def __post_init__(self) -> None:
         form = form_of(self._given())
-        if form is not LABELS and (self.labels or self.label_words):
+        if form is not LABELS and (self.label_words or (self.labels and not self.label_column)):
             raise InputError(
                 "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
                 f" give exactly one of {FORMS}."
@@ -118,7 +118,8 @@ def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
     if not given:
         return None
     for form in (TEMPLATES, PLAIN, CHAT, LABELS):
-        if given == form:
+        # with templates, the label's column is one that only some words may stand in
+        if given in (form, form | {"label"} if form is TEMPLATES else form):
             return form
     names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given)
     raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.")

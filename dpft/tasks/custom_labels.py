@@ -10,6 +10,7 @@ from dpft.tasks.classification import ClassificationTask, as_number, class_numbe
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
 from dpft.tasks.records import LabeledExample
+from dpft.tasks.values import spelled
 
 TWO_CLASSES = 2
 
@@ -78,16 +79,3 @@ class CustomLabels(CustomFields, ClassificationTask):
     @cached_property
     def _text(self) -> ColumnTemplate:
         return ColumnTemplate.parse(self.text_template or "", key="task.text")
-
-
-def spelled(value: Any) -> str | None:
-    """Returns a label as ``task.labels`` would spell it; None for what is no label.
-
-    >>> [spelled(value) for value in (" spam ", 3, 3.0, 0.5, True, None)]
-    ['spam', '3', '3', '0.5', 'true', None]
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip() if isinstance(value, str | int | float) else None

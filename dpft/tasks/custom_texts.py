@@ -10,6 +10,7 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
 from dpft.tasks.records import Example
+from dpft.tasks.values import spelled
 
 TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
 PLAIN_METRICS = ("perplexity",)
@@ -28,6 +29,16 @@ class CustomTexts(CustomFields, TextTask):
         assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
         if self.learn_prompt:
             _check_divisible(self._prompt, self._target)
+        if self.label_column is not None and self.label_column not in self.columns:
+            raise InputError(
+                "task.label must be a column of task.prompt or task.target, got"
+                f" {self.label_column!r}; choose of {', '.join(self.columns)}."
+            )
+        if self.label_column is not None and not self.labels:
+            raise InputError(
+                f"task.label={self.label_column} needs the words that may stand in that column, got"
+                " none; give task.labels=[positive,negative], say."
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,6 +64,11 @@ class CustomTexts(CustomFields, TextTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
         """See ``TextTask.prompt``: what the template says itself stays where a prompt is cut."""
+        if not self.has_label(row):
+            raise InputError(
+                f"the column {self.label_column}, which task.label names, must hold one of"
+                f" {', '.join(self.labels)}."
+            )
         text = self._prompt.fill(row)
         return Example(
             prompt=text,
@@ -93,10 +109,19 @@ class CustomTexts(CustomFields, TextTask):
         They have the names of the user's file. A text of blanks alone is no row, as in training.
         """
         written = self._target.read(text)
-        if written is None or self._target.is_blank(written):
+        if written is None or self._target.is_blank(written) or not self.has_label(written):
             return None
         given = {column: row[column] for column in self.prompt_columns}
         return {self._in_file(column): value for column, value in (given | written | given).items()}
+
+    def has_label(self, row: Mapping[str, Any]) -> bool:
+        """Returns whether what stands in the label's column is one of ``task.labels``.
+
+        True of a row without that column, and where no column is the label's.
+        """
+        if self.label_column is None or self.label_column not in row:
+            return True
+        return spelled(row[self.label_column]) in self.labels
 
     def _in_file(self, column: str) -> str:
         """Returns the user's own name of a column: its alias, where it has exactly one."""

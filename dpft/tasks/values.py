@@ -64,3 +64,16 @@ def list_of(value: Any, what: str, values: str) -> list[Any]:
     if not isinstance(value, list):
         raise InputError(f"{what} must be a list of {values}; a .csv file cannot hold one.")
     return value
+
+
+def spelled(value: Any) -> str | None:
+    """Returns a label as ``task.labels`` would spell it; None for what is no label.
+
+    >>> [spelled(value) for value in (" spam ", 3, 3.0, 0.5, True, None)]
+    ['spam', '3', '3', '0.5', 'true', None]
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip() if isinstance(value, str | int | float) else None

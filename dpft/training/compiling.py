@@ -65,13 +65,19 @@ def check_first_step_compiles(
     if _fewer(whole, expected_batch_size) <= UNLIKELY:
         return
     fitting = [n for n in range(1, whole) if _fewer(n, expected_batch_size) <= UNLIKELY]
-    most = max(fitting, default=0)
-    way = f"lower it to {most}, or" if most else "set"
+    why = (
+        "it compiles in the first step that draws as many records, and that must be the first of"
+        " all, or the pause would show how many a step drew"
+    )
+    if not fitting:
+        raise InputError(
+            f"train.compile=true needs a larger train.expected_batch_size, got"
+            f" {expected_batch_size}: {why}; raise it, or set train.compile=false."
+        )
     raise InputError(
-        "train.micro_batch_size must be small enough for every step to fill one, where"
-        " train.compile=true with privacy compiles at the first that is full, got"
-        f" {micro_batch_size} for train.expected_batch_size={expected_batch_size}; {way}"
-        " train.compile=false."
+        f"train.micro_batch_size must be at most {max(fitting)} with train.compile=true and"
+        f" train.expected_batch_size={expected_batch_size}, got {micro_batch_size}: {why}; lower"
+        " it, or set train.compile=false."
     )
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from dpft.audit.kinds.synthetic import SyntheticText
-from dpft.audit.synthetic_audit import audit_synthetic
+from dpft.audit.synthetic_audit import audit_synthetic, written_pages
 from dpft.audit.synthetic_result import SyntheticResult
 from dpft.errors import InputError
 from dpft.files import write_json
+from dpft.reports.terminal import Grid
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.training.training_config import DeviceConfig
 from tests.audit.conftest import moods
@@ -63,7 +64,14 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     assert "private" not in released.read_text()
     json.dumps(result.record())
     assert result.record()["private"] is True
-    assert "leakage" in result.table()
+    titles = [part.title for part in result.parts() if isinstance(part, Grid)]
+    assert titles[:2] == ["What the synthetic texts hold of single records", "The texts"]
+    assert written_pages(Path("pairs"), result) == [
+        f"A page with plots, for the owner of the data alone: {private}",
+        f"A page that may be released: {released}",
+    ]
+    words = [row[0] for part in result.parts() if isinstance(part, Grid) for row in part.rows]
+    assert len(words) > 5 and "_" not in str(words), "words, no keys"
 
 
 def test_the_released_page_is_the_same_whatever_the_private_records_are(new: Path) -> None:
@@ -130,7 +138,8 @@ def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     Path("new.privacy.json").unlink()
     result = audited("pairs", new)
     assert not Path("pairs", RELEASED_PAGE).exists()
-    assert "no new.privacy.json lies beside" in result.table()
+    assert any("no new.privacy.json lies beside" in str(part) for part in result.parts())
+    assert len(written_pages(Path("pairs"), result)) == 1
 
 
 def test_a_class_is_learned_from_synthetic_and_from_real_records(texts_runs: Workspace) -> None:

@@ -131,7 +131,7 @@ def test_a_folder_takes_markdown_csv_and_html(runs: Workspace) -> None:
         (["sweep", f"ratings={SHEET}"], "exactly one of runs and ratings must be given, got both"),
         (["sweep", "metric=blue"], "metric must be one that the runs were scored by, got 'blue'"),
         *slow(
-            (["sweep", "over=[method.name]"], "over must be two different keys"),
+            (["sweep", "over=[a,a]"], "over must be one to three different keys"),
             (["sweep", "to=sweep/0/config.yaml"], "to must be a folder"),
         ),
     ],

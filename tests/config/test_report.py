@@ -32,9 +32,18 @@ def test_one_sheet_under_two_names_is_refused() -> None:
     assert "different files, got one of them twice" in refusal(ratings=("a.csv", "sheets/../a.csv"))
 
 
-@pytest.mark.parametrize("over", [("method.name",), ("privacy.eps", "privacy.eps")])
-def test_a_table_over_anything_but_two_keys_is_refused(over: tuple[str, ...]) -> None:
-    assert f"two different keys, rows and columns, got {list(over)}" in refusal(runs="a", over=over)
+@pytest.mark.parametrize("over", [(), ("a", "b", "c", "d"), ("privacy.eps", "privacy.eps")])
+def test_a_table_over_anything_but_one_to_three_keys_is_refused(over: tuple[str, ...]) -> None:
+    assert f"one to three different keys, of rows, of columns and of tables, got {list(over)}" in (
+        refusal(runs="a", over=over)
+    )
+
+
+def test_a_key_alone_needs_no_brackets_and_latex_is_no_folder() -> None:
+    config = ReportConfig(runs="a", over="train.seed", to="latex")
+    assert config.keys == ("train.seed",) and config.folder is None
+    assert "to=latex is for output=table" in refusal(runs="a", to="latex", output="json")
+    assert "got to=latex" in refusal(runs="a", to="latex", signal_to_noise=True)
 
 
 @pytest.mark.parametrize(("name", "value"), [("over", ("a", "b")), ("metric", "bleu"), ("to", "x")])

@@ -180,7 +180,7 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
     assert "dpft.train(['task=e2e'," in page
     assert "], rows=..., model=..., tokenizer=...)" in page
     assert "model.path=" not in page, "no word of the user's"
-    assert by_call.privacy["num_examples_source"] == "count of the records read"
+    assert by_call.privacy["num_examples_source"] == "counted in the data"
     assert {entry["split_is_public"] for entry in by_call.evaluations} == {False}
     shown = [p for p in by_call.folder.rglob("*") if p.is_file() and "private" not in p.parts]
     assert not [path for path in shown if b"Place 1 " in path.read_bytes()]

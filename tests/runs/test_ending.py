@@ -1,6 +1,7 @@
 """The last lines of a run: what it promises, what it scores in public, what to do next."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -9,13 +10,14 @@ import pytest
 
 from dpft.config.keys import quoted
 from dpft.runs import ending
-from dpft.runs.ending import ending_lines, show_to_owner
+from dpft.runs.ending import ending_lines, show_ending
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.reports.run.folders import write_run
 from tests.reports.run.test_report import non_private, private
 
 E2E = E2ETask(name="e2e")
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     assert list(said) == ["trained", "privacy", "scores", "report", "next"]
     (trained,) = said["trained"]
     assert trained.startswith("tiny by method full on e2e (embedded sample), ")
-    assert f"{record['num_examples']} examples, taken as public (privacy.num_ex" in trained
+    said_of_number = "(privacy.num_examples; epsilon does not hide this number)"
+    assert trained.endswith(f"{record['num_examples']} examples {said_of_number}")
     (promise,) = said["privacy"]
     assert promise.startswith("epsilon = ") and "at delta = " in promise
     assert "of one example" in promise and "upper bound by" in promise
@@ -75,11 +78,36 @@ def test_trust_rule_8_a_terminal_alone_shows_two_digits_to_the_owner(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_run(folder, public=False, bleu=60.4321)
+    said = ending_shown(folder, terminal, monkeypatch, capsys)
+    assert (["bleu", "↑", "1", "60"] in [line.split() for line in said]) == terminal
+    assert any("not covered by epsilon" in line for line in said) == terminal
+    assert "60.4" not in str(said)
+
+
+def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(folder, bleu=60.4321)
+    assert ending_shown(folder, False, monkeypatch, capsys) == ending_lines(folder, E2E)
+    drawn = [line.split() for line in ending_shown(folder, True, monkeypatch, capsys)]
+    assert ["metric", "before", "training", "after", "training"] in drawn
+    assert ["bleu", "↑", "1.00", "60.4"] in drawn
+    assert ["next", "dpft", "eval", "run=outputs/day"] in drawn
+    assert ["dpft", "report", "runs=outputs/day"] in drawn, "one word for all that come next"
+    assert "scores:" not in str(drawn)
+
+
+def ending_shown(
+    folder: Path,
+    terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Returns the lines that are shown on a wide terminal, or in a pipe."""
+    monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    show_to_owner(folder)
-    said = capsys.readouterr().out
-    assert ("bleu 1 -> 60 (" in said) == terminal
-    assert ("not covered by epsilon" in said) == terminal and "60.4" not in said
+    show_ending(folder, E2E)
+    return ANSI.sub("", capsys.readouterr().out).splitlines()
 
 
 def scored(stage: str, public: bool = True, **metrics: float) -> dict:
@@ -127,9 +155,7 @@ def test_trust_rule_8_that_nothing_was_learned_of_private_records_is_said_on_a_t
 ) -> None:
     write_run(folder, public=public, bleu=0.5)  # It was 1 before.
     assert any("bad-scores" in line for line in ending_lines(folder, E2E)) == public
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    show_to_owner(folder)
-    assert ("bad-scores" in capsys.readouterr().out) is not public
+    assert "bad-scores" in str(ending_shown(folder, True, monkeypatch, capsys))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +171,9 @@ def test_a_run_without_a_guarantee_says_so_and_no_epsilon(
     write_run(folder, privacy=record)
     if "epsilon" not in record:
         (folder / "privacy.json").write_text(json.dumps(record))
-    (promise,) = lines(folder)["privacy"]
+    said = lines(folder)
+    (promise,) = said["privacy"]
+    assert ("epsilon" in said["trained"][0]) == ("epsilon" in record)
     assert promise.startswith(begins) and "epsilon" not in promise
 
 

@@ -52,8 +52,12 @@ def test_what_a_runs_texts_cost_must_be_known(tmp_path: Path) -> None:
 
 def test_a_task_of_labels_is_refused() -> None:
     task = GlueTask(name="rte", labels=("yes", "no"), objective="cls")
-    with pytest.raises(InputError, match="answers are texts, got task=rte, whose answers are lab"):
+    with pytest.raises(InputError) as refused:
         written_task(asked(task=task, num=1), task)
+    assert str(refused.value) == (
+        "run must name a model that writes texts, got outputs/a/b, whose model (task=rte) chooses"
+        " labels; `dpft eval run=outputs/a/b` has it label a split."
+    )
 
 
 def test_prompts_are_the_rows_of_the_file_in_its_order(data: Path) -> None:

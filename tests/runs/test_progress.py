@@ -1,6 +1,7 @@
-"""A bar counts batches on a terminal; elsewhere lines tell the tenths."""
+"""A bar counts batches on a terminal; elsewhere a few lines tell how much is done."""
 
 import io
+import itertools
 import logging
 
 import pytest
@@ -41,17 +42,34 @@ def test_where_there_is_no_terminal_there_is_no_bar(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("total", [1, 7, 10, 640])
-def test_trust_rule_8_a_pipe_gets_the_same_ten_lines_for_any_number_of_records(
+def test_trust_rule_8_a_pipe_gets_the_same_lines_for_any_number_of_private_records(
     caplog: pytest.LogCaptureFixture, total: int
 ) -> None:
     caplog.set_level(logging.INFO)
-    with batch_progress("evaluating") as show:
+    with batch_progress("evaluating", counts=False) as show:
         for _ in ("matched", "mismatched"):  # each part of a split is a work of its own
             for done in range(1, total, 3):
                 show("predictions", done, total)
             show("predictions", total, total)
-    lines = [f"evaluating: {percent} % of predictions" for percent in range(10, 101, 10)]
-    assert caplog.messages == [*lines, *lines]
+            show("likelihoods", total, total)
+    ends = ["evaluating: 100 % of predictions", "evaluating: 100 % of likelihoods"]
+    assert caplog.messages == ends
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.01, 1), (0.3, 10), (9.0, 10)])
+def test_a_pipe_gets_ten_lines_at_most_of_a_scoring_and_one_a_second(
+    caplog: pytest.LogCaptureFixture, seconds: float, lines: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    now, told = 0.0, []
+    show = progress._logged_fifths("", lambda: now)
+    for what in "abcd":
+        for done in range(1, 11):
+            now += seconds
+            show(what, done, 10)
+            told += [now] * (len(caplog.messages) - len(told))
+    assert len(told) == lines and caplog.messages[0] == "20 % of a"
+    assert all(later - earlier >= 1 for earlier, later in itertools.pairwise(told))
 
 
 def test_the_bar_is_drawn_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:

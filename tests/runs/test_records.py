@@ -46,7 +46,7 @@ def folder(workspace: Workspace, outcome: Outcome) -> Path:
 def test_units_are_what_is_counted_and_the_report_says_so(folder: Path) -> None:
     record = json.loads((folder / "privacy.json").read_text())
     assert (record["num_examples"], record["unit"]) == (12, "customer")
-    assert record["num_examples_source"] == "count of the units read"
+    assert record["num_examples_source"] == "counted in the data"
     assert record["sample_rate"] == 4 / 12
     assert record["delta"] == 1 / 24
     definition = "all records with one value of customer, of which at most 2 are trained on"
@@ -76,7 +76,7 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     assert counts["left out: no answer to learn"] == "1"
     assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
-    assert "run/private/data_summary.md" in outcome.err and "15" not in outcome.err
+    assert "run/private/data_summary.md" in outcome.out and "15" not in outcome.err
 
 
 def test_the_key_of_the_choice_is_private(folder: Path) -> None:

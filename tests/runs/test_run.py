@@ -48,7 +48,7 @@ class Calls(list[str]):
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -> Iterator[Calls]:
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
-    noted.note("train", "write_scores", "report", "conclude", "hand_over_end", "say_ending")
+    noted.note("train", "write_scores", "report", "conclude", "hand_over_end")
     noted.note(prepare=prepared, score=[], not_evaluated=[])
     yield noted
 
@@ -65,7 +65,7 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
         "prepare", "write_request", "score", "write_scores", "train", "score", "not_evaluated",
-        "hand_over_end", "report", "conclude", "say_ending",
+        "hand_over_end", "report", "conclude",
     ]  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     for name in ("report.md", "privacy.json"):
         (calls.folder / name).touch()
     go_on(config, calls.folder)
-    names = ["find_resume_point", "read_ended_ledger", "delete_generator_states", "say_ending"]
+    names = ["find_resume_point", "read_ended_ledger", "delete_generator_states"]
     assert calls == names
 
 

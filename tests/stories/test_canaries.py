@@ -41,7 +41,7 @@ def test_all_canaries_count_and_the_included_ones_are_trained_on(workspace: Work
     privacy = json.loads((run / "privacy.json").read_text())
     records = len((workspace.root / "data/train.jsonl").read_text().splitlines())
     assert privacy["num_examples"] == records + 12 + 1 + 3
-    assert privacy["num_examples_source"] == "count of the records read, and 16 of canaries"
+    assert privacy["num_examples_source"] == "counted in the data, with 16 canaries added"
     found = canaries(run)
     copies = sum(each["copies"] for each in found)
     assert f"| trained on | {records + copies} |" in (run / "private/data_summary.md").read_text()

@@ -6,9 +6,10 @@ import pytest
 from dpft.errors import InputError
 from dpft.tasks.base import chosen_task_class
 from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
-from dpft.tasks.custom_labels import CustomLabels, spelled
+from dpft.tasks.custom_labels import CustomLabels
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import LabeledExample
+from dpft.tasks.values import spelled
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}
@@ -64,7 +65,7 @@ def test_the_keys_that_are_given_choose_the_form(values, made):
         {"prompt", "text"},
         {"prompt", "target", "text"},
         {"messages", "text"},
-        {"label", "prompt", "target"},
+        {"label", "prompt"},
     ],
 )
 def test_other_combinations_are_refused_with_the_four_forms(given):
@@ -80,6 +81,26 @@ def test_every_form_has_the_keys_of_one_yaml():
 
 def test_classes_without_a_label_column_are_refused():
     assert "task.label=COLUMN" in refusal(texts, labels=("a", "b"))
+
+
+def test_a_written_label_that_is_none_makes_no_row_and_a_wrong_one_of_a_file_is_refused():
+    labeled = texts(
+        prompt_template="{mood}:\n",
+        target_template="{text}",
+        label_column="mood",
+        labels=("positive", "negative"),
+        learn_prompt=True,
+    )
+    whole = labeled.from_nothing
+    assert whole.record({}, "positive:\nGood.") == {"mood": "positive", "text": "Good."}
+    assert whole.record({}, "pgative:\nGood.") is None
+    sentence = refusal(labeled.examples, {"mood": "pgative", "text": "Good."})
+    assert "mood, which task.label names, must hold one of positive, negative" in sentence
+    assert "pgative" not in sentence, "the row is private"
+    assert "must be a column of task.prompt or task.target" in refusal(
+        texts, label_column="mood", labels=("a", "b")
+    )
+    assert "give task.labels=[positive,negative]" in refusal(texts, label_column="answer")
 
 
 @pytest.mark.parametrize("source", ["hub", "local", "url"])

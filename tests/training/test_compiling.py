@@ -54,9 +54,16 @@ def test_only_micro_batches_without_room_for_another_record_are_compiled() -> No
 
 @pytest.mark.parametrize(
     ("expected", "rows", "tokens", "way"),
-    [(1024, 512, None, None), (24, 4, None, None), (24, 40, 32, None), (8, 14, None, "set train"),
-     (64, 40, None, "lower it to 30, or")],
-)  # fmt: skip
+    [
+        *((1024, 512, None, None), (24, 4, None, None), (24, 40, 32, None)),
+        (8, 14, None, "compile=true needs a larger train.expected_batch_size, got 8"),
+        (
+            *(64, 40, None),
+            "micro_batch_size must be at most 30 with train.compile=true and"
+            " train.expected_batch_size=64, got 40",
+        ),
+    ],
+)
 def test_the_first_step_of_a_private_run_compiles_whatever_it_draws(
     expected: int, rows: int, tokens: int | None, way: str | None
 ) -> None:
@@ -65,8 +72,13 @@ def test_the_first_step_of_a_private_run_compiles_whatever_it_draws(
     if way is None:
         check_first_step_compiles(longest=8, **sizes)
         return
-    with pytest.raises(InputError, match=f"got {rows} for .*={expected}; {way}"):
+    with pytest.raises(InputError) as refused:
         check_first_step_compiles(longest=8, **sizes)
+    assert str(refused.value) == (
+        f"train.{way}: it compiles in the first step that draws as many records, and that must be"
+        " the first of all, or the pause would show how many a step drew;"
+        f" {'raise' if rows == 14 else 'lower'} it, or set train.compile=false."
+    )
 
 
 def test_ordinary_calls_are_compiled_once_for_each_shape_that_is_to_be() -> None:

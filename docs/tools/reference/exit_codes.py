@@ -3,7 +3,7 @@
 from docs.tools.reference.markup import head, table
 from dpft.cli.signals import INTERRUPTED
 from dpft.errors import InputError, RunError, StateError
-from dpft.runs.exit_codes import BAD_INPUT, FAILED
+from dpft.runs.exit_codes import BAD_INPUT, FAILED, READER_GONE
 from dpft.training.termination import TERMINATED
 
 INTRO = """
@@ -46,6 +46,11 @@ MEANINGS: dict[int, tuple[str, str]] = {
         "It was interrupted (Ctrl-C).",
         "Go on with `dpft train resume=RUN`; the run says the folder.",
     ),
+    READER_GONE: (
+        "Whoever read its output has gone (`dpft … | head`); it ends quietly, as a command that"
+        " SIGPIPE ends does.",
+        "Nothing is to be done. A run that trains had ended before it printed.",
+    ),
     TERMINATED: (
         "It was terminated (SIGTERM). A run that trains finishes its step and writes a checkpoint"
         " first.",
@@ -60,7 +65,7 @@ def exit_codes_page() -> str:
     Raises:
         ValueError: The code of an error has no meaning here.
     """
-    known = {DONE, INTERRUPTED, TERMINATED}
+    known = {DONE, INTERRUPTED, READER_GONE, TERMINATED}
     known |= {error.exit_code for error in (InputError, RunError, StateError)}
     if known != set(MEANINGS):
         raise ValueError(f"exit codes must be {sorted(known)}, got {sorted(MEANINGS)}.")

@@ -34,4 +34,5 @@ class Memorization(Audit):
         from dpft.audit.memorization_audit import audit_memorization
 
         result = audit_memorization(run.folder, self, device=run.device)
-        return Finding(record=result.record(), text=result.table(), is_kept=True)
+        files = [result.file(run.folder)]
+        return Finding(record=result.record(), parts=result.parts(), files=files)

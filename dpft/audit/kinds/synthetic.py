@@ -26,8 +26,9 @@ class SyntheticText(Audit):
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.synthetic_audit import audit_synthetic
+        from dpft.audit.synthetic_audit import audit_synthetic, written_pages
 
         assert run.synthetic is not None
         result = audit_synthetic(run.folder, run.synthetic, self, device=run.device)
-        return Finding(record=result.record(), text=result.table(), is_kept=True)
+        files = written_pages(run.folder, result)
+        return Finding(record=result.record(), parts=result.parts(), files=files)

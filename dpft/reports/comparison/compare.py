@@ -18,23 +18,23 @@ class Comparison:
     settings: list[Setting]
     keys: list[str]
     """Keys in which the settings differ."""
-    axes: tuple[str, str] | None
-    """Keys of the rows and of the columns of two-way tables."""
+    axes: tuple[str, ...] | None
+    """Keys of the rows and of the columns of tables over two keys; one: of the rows alone."""
     fixed: list[str]
-    """Keys whose values are fixed within each two-way table."""
+    """Keys whose values are fixed within each of these tables, a third one first."""
     splits: list[Split]
     metrics: tuple[str, ...] | None
-    """Metrics shown in two-way tables and plots; None: each split's first."""
+    """Metrics shown in these tables and plots; None: each split's first."""
     costs: list[str]
     left_out: list[str]
     """Folders of runs without a report."""
 
     def shown(self, split: Split) -> list[str]:
-        """Returns the metrics that are shown over two keys and drawn."""
+        """Returns the metrics that are shown over keys and drawn."""
         return [name for name in self.metrics or split.metrics[:1] if name in split.metrics]
 
     def pivots(self, split: Split) -> list[Pivot]:
-        """Returns the two-way tables of a split."""
+        """Returns a split's tables over one or two keys."""
         if self.axes is None:
             return []
         axes, metrics = self.axes, self.shown(split)
@@ -54,13 +54,14 @@ def compare(
     Args:
         records: Of finished runs, at least one.
         unfinished: Folders of others.
-        over: Keys of the rows and of the columns of two-way tables; empty: chosen.
-        metrics: Those of the two-way tables and plots; None: each split's first.
+        over: Keys of the rows, of the columns, and of tables; fewer than three will do, and of
+            none they are chosen.
+        metrics: Those of these tables and plots; None: each split's first.
 
     Raises:
         InputError: A key or a metric is in no run.
     """
-    settings = group_runs(records)
+    settings = group_runs(records, kept=over)
     keys = swept_keys(settings)
     for key in over:
         if not any(key in setting.values for setting in settings):
@@ -79,8 +80,8 @@ def compare(
     return Comparison(
         settings=settings,
         keys=[*keys, *(key for key in over if key not in keys)],
-        axes=(over[0], over[1]) if over else default_axes(keys),
-        fixed=[key for key in keys if key not in over] if over else [],
+        axes=over[:2] if over else default_axes(keys),
+        fixed=[*over[2:], *(key for key in keys if key not in over)] if over else [],
         splits=splits,
         metrics=metrics,
         costs=composed_costs(records, len(unfinished)),
@@ -88,9 +89,9 @@ def compare(
     )
 
 
-def default_axes(keys: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the keys of rows and columns: method × ε if both differ, else two that do."""
+def default_axes(keys: Sequence[str]) -> tuple[str, ...] | None:
+    """Returns the keys of rows and columns: method × ε if both differ, else one or two that do."""
     names = [key for key in ("method.name", "model.name", "task.name") if key in keys]
     if EPS in keys and names:
         return names[0], EPS
-    return (keys[0], keys[1]) if len(keys) == 2 else None
+    return tuple(keys) if len(keys) in (1, 2) else None

@@ -43,7 +43,8 @@ def _plots(comparison: Comparison, split: Split, metric: str, name: str) -> Iter
             published = published_pivots(pivot, split, comparison.settings)
             yield _heat_maps(pivot, published, label, f"{name}-map{place}")
     cells, settings, keys = split.cells[metric], comparison.settings, comparison.keys
-    for key in LINES:
+    one = comparison.axes if comparison.axes and len(comparison.axes) == 1 else ()
+    for key in dict.fromkeys([*one, *LINES]):
         series = _along(key, cells, settings, keys)
         if key in keys and series:
             others = ", ".join(other for other in keys if other != key)
@@ -67,7 +68,7 @@ def _heat_maps(pivot: Pivot, published: Sequence[PublishedPivot], label: str, na
         name=name,
         metric=f"{label}, {pivot.fixed}" if pivot.fixed else label,
         rows=(pivot.row_key, pivot.rows),
-        columns=(pivot.column_key, pivot.columns),
+        columns=(pivot.column_key or pivot.metric, pivot.columns),
         scale=scale,
     )
     for place, one in enumerate(published):

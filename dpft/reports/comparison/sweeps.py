@@ -54,22 +54,28 @@ class Setting:
         return self.label(EPS)
 
 
-def group_runs(records: Iterable[RunRecord]) -> list[Setting]:
-    """Returns the settings in the order in which they first occur."""
+def group_runs(records: Iterable[RunRecord], *, kept: Sequence[str] = ()) -> list[Setting]:
+    """Returns the settings in the order in which they first occur.
+
+    Args:
+        records: Of finished runs.
+        kept: Keys that tell settings apart though they are seeds, or change speed alone.
+    """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for record in records:
-        values = setting_values(record.config)
+        values = setting_values(record.config, kept=kept)
         key = json.dumps(values, sort_keys=True, default=str)
         groups.setdefault(key, (values, []))[1].append(record)
     return [Setting(values=values, runs=tuple(runs)) for values, runs in groups.values()]
 
 
-def setting_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what tells a run's setting apart, by dotted keys."""
+def setting_values(config: Mapping[str, Any], *, kept: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what tells a run's setting apart, by dotted keys; ``kept`` as ``group_runs``."""
     flat = {
         key: value
         for key, value in _flat(config, "")
-        if key not in SPEED_ONLY and not key.endswith("seed") and not key.startswith("tracking.")
+        if key in kept
+        or (key not in SPEED_ONLY and not key.endswith("seed") and not key.startswith("tracking."))
     }
     if flat.get("privacy.name") == "none":
         flat = {key: value for key, value in flat.items() if not key.startswith("privacy.")}

@@ -54,11 +54,12 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Pivot:
-    """One metric over two keys."""
+    """One metric over one key or two."""
 
     metric: str
     row_key: str
-    column_key: str
+    column_key: str | None
+    """None: the one column is the metric."""
     fixed: str
     """The other keys' values, in words; empty where there are none."""
     rows: list[str]
@@ -66,6 +67,12 @@ class Pivot:
     cells: list[list[Cell | None]]
     settings: list[list[int | None]]
     """The number of each cell's setting."""
+
+    @property
+    def heading(self) -> str:
+        """What the table shows, in words."""
+        over = self.row_key if self.column_key is None else f"{self.row_key} × {self.column_key}"
+        return f"{self.metric}: {over}{f', {self.fixed}' if self.fixed else ''}"
 
 
 def split_tables(settings: Sequence[Setting]) -> list[Split]:
@@ -84,16 +91,16 @@ def pivots(
     split: Split,
     settings: Sequence[Setting],
     metric: str,
-    keys: tuple[str, str],
+    keys: tuple[str, ...],
     others: Sequence[str] = (),
 ) -> list[Pivot]:
-    """Returns one metric over two keys, a table for each combination of the others' values.
+    """Returns one metric over one key or two, a table for each combination of the others' values.
 
     Args:
         split: Whose scores.
         settings: All of them.
         metric: One of the split's.
-        keys: That of the rows and that of the columns.
+        keys: That of the rows, and that of the columns where there is one.
         others: The keys that are held fixed within a table.
 
     Returns:
@@ -104,17 +111,17 @@ def pivots(
         setting = settings[number]
         fixed = ", ".join(f"{key} = {setting.label(key)}" for key in others)
         found = tables.setdefault(fixed, {})
-        place = (setting.label(keys[0]), setting.label(keys[1]))
+        place = (setting.label(keys[0]), setting.label(keys[1]) if keys[1:] else metric)
         if place in found:
             return []
         found[place] = number
-    return [_pivot(split, metric, keys, fixed, found) for fixed, found in tables.items()]
+    return [_pivot(split, metric, keys, fixed, tables[fixed]) for fixed in ordered(tables)]
 
 
 def _pivot(
     split: Split,
     metric: str,
-    keys: tuple[str, str],
+    keys: tuple[str, ...],
     fixed: str,
     found: Mapping[tuple[str, str], int],
 ) -> Pivot:
@@ -124,7 +131,7 @@ def _pivot(
     return Pivot(
         metric=metric,
         row_key=keys[0],
-        column_key=keys[1],
+        column_key=keys[1] if keys[1:] else None,
         fixed=fixed,
         rows=rows,
         columns=columns,

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION
+from dpft.reports.terminal import Grid
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 
@@ -45,20 +46,18 @@ def doctor_record(checks: Sequence[Check]) -> dict[str, Any]:
     }
 
 
-def doctor_table(checks: Sequence[Check]) -> str:
-    """Returns the checks as lines of text, the cost and the way out below what is missing."""
-    width = max(len(check.what) for check in checks)
-    lines = [line for check in checks for line in _lines(check, width)]
+def doctor_parts(checks: Sequence[Check]) -> list[Grid | str]:
+    """Returns the checks as a table, the cost and the way out below what is missing."""
+    rows = [row for check in checks for row in _rows(check)]
     bad = [check.what for check in checks if check.essential and check.state == MISSING]
     last = f"dpft cannot train here: {', '.join(bad)}." if bad else "dpft can train here."
-    return "\n".join([*lines, "", last])
+    return [Grid(rows=rows), "", last]
 
 
-def _lines(check: Check, width: int) -> list[str]:
-    indent = " " * (len(MISSING) + width + 4)
-    lines = [f"{check.state:<{len(MISSING)}}  {check.what:<{width}}  {check.found}"]
+def _rows(check: Check) -> list[tuple[str, str, str]]:
+    rows = [(check.state, check.what, check.found)]
     if check.cost is not None:
-        lines.append(f"{indent}costs: {check.cost}")
+        rows.append(("", "", f"costs: {check.cost}"))
     if check.remedy is not None:
-        lines.append(f"{indent}mend:  {check.remedy}")
-    return lines
+        rows.append(("", "", f"mend:  {check.remedy}"))
+    return rows

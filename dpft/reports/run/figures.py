@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up
@@ -14,6 +14,10 @@ from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
 from dpft.reports.run.scores import ScoreTable
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
+MOSTLY_GUESSING = 75.0
+"""Percent up to which the best guess of membership is nearer to a coin's than to certainty."""
+Tone = Literal["good", "fair", "bad"]
+"""How a promise is colored: green, amber, red."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class Figure:
     """What the value cannot be read without, in small letters."""
     weak: bool = False
     """Whether it is a warning: nothing is promised, or the value is not covered by epsilon."""
+    tone: Tone | None = None
+    """That of the promise, for epsilon alone."""
 
 
 def figures(
@@ -55,15 +61,40 @@ def meaning(privacy: Mapping[str, Any]) -> str | None:
     right = most_right(*guarantee(privacy))
     if right is None:
         return (
-            "What ε means here: next to nothing. Whoever sees the model and knows everything else"
-            f" may, for all that ε says, as good as always guess rightly whether {whose} trained on"
+            "What ε allows: nearly everything. Whoever sees the model and knows all other records"
+            f" may, for all that ε says, as good as always tell rightly whether {whose} trained on"
             f" ({SOURCE})."
         )
     return (
-        "What ε means here: whoever sees the model and knows everything else guesses rightly at"
-        f" most **{right} %** of the time whether {whose} trained on, where either is as likely as"
-        f" the other and a coin is right 50 % of the time ({SOURCE})."
+        "What ε allows: whoever sees the model, knows all other records and guesses whether"
+        f" {whose} trained on is right at most **{right} %** of the time; a coin is right 50 % of"
+        f" the time, where both answers are as likely ({SOURCE})."
     )
+
+
+def tone(privacy: Mapping[str, Any]) -> Tone:
+    """Returns the color of a run's promise, red where there is none.
+
+    Args:
+        privacy: Content of privacy.json.
+    """
+    promised = "epsilon" in privacy and is_promised(privacy)
+    return tone_of(guarantee(privacy) if promised else None)
+
+
+def tone_of(promise: tuple[float, float] | None) -> Tone:
+    """Returns the color of a promise, by what it allows whoever tests for membership.
+
+    Green says that the best guess is nearer to a coin's than to certainty (epsilon of about 1.09),
+    red that it is as good as certain, or that nothing is promised.
+
+    Args:
+        promise: Epsilon and delta; None: nothing is promised.
+    """
+    right = None if promise is None else most_right(*promise)
+    if right is None:
+        return "bad"
+    return "good" if float(right) <= MOSTLY_GUESSING else "fair"
 
 
 def _whose(unit: str) -> str:
@@ -84,7 +115,7 @@ def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
     if "epsilon_with_tokenizer" in privacy:
         note = f"at most, its tokenizer included; {figure_up(privacy['epsilon'])} of the training"
     return [
-        Figure(label="ε", value=epsilon, note=note),
+        Figure(label="ε", value=epsilon, note=note, tone=tone(privacy)),
         Figure(label="δ", value=delta, note="at most"),
         Figure(
             label="unit",

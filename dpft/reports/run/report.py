@@ -15,7 +15,7 @@ from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.audited import alarms, audited_rows, figures_of_audits
 from dpft.reports.run.card import write_card
 from dpft.reports.run.confusion import confusions
-from dpft.reports.run.figures import figures, meaning
+from dpft.reports.run.figures import figures, meaning, tone
 from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT, hide_private_scores, shown
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
@@ -72,7 +72,7 @@ def render_page(record: RunRecord) -> str:
         **parts,
         figures=figures(record.config, record.privacy, parts["tables"]),
         about=metric_words(record.config, sorted(names)),
-        private=record.privacy.get("private", False),
+        tone=tone(record.privacy),
         plot=epsilon_plot(record.privacy),
         confusions=confusions(record.evaluations, record.folder),
         audit_figures=figures_of_audits(record.folder),

@@ -65,7 +65,7 @@ def headline(privacy: Config) -> str:
         " private**,"
         f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
-        f" {privacy['steps']} planned, noise {privacy['noise_source']}."
+        f" {privacy['steps']} planned."
         f"{with_tokenizer(privacy)}{started_from(privacy)}"
     )
 
@@ -169,7 +169,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         ("sample rate", f"{privacy['sample_rate']:.8g}"),
         (
             f"number of {examples}",
-            f"{privacy['num_examples']}, taken as public ({privacy['num_examples_source']})",
+            f"{privacy['num_examples']} ({privacy['num_examples_source']}); ε does not hide it",
         ),
         ("steps taken of planned", f"{privacy['steps_taken']} of {privacy['steps']}"),
         ("noise multiplier", f"{privacy['noise_multiplier']:.6g}, {_chosen_by(config, privacy)}"),
@@ -242,8 +242,8 @@ def coverage(
     return [
         *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
         "Not covered: everything under `private/`, which must not be released.",
-        "Not covered: how long steps took, which follows the sizes of their batches. What the run"
-        " showed is ten or more steps apart, which mitigates.",
+        "Not covered: how long steps took, since a step that drew more records takes longer. To"
+        " blur this, the run showed its progress once in ten steps, or less often.",
         *([_SCORES_NOT_COVERED] if private else []),
         *([_LOSSES_NOT_COVERED] if shown else []),
         *starting_sentences(privacy),

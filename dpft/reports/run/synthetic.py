@@ -31,8 +31,8 @@ HEADLINE = (
 """Keys of the run's privacy.json that say what its epsilon is, and of which ledger."""
 
 PROMPTS_NOT_COVERED = (
-    "epsilon does not cover the prompts: they stand in the records as they were given, and nothing"
-    " but the run's own files was refused, so whether one is a record trained on is the user's word"
+    "epsilon does not cover the prompts: they stand in the records as they were given, and dpft"
+    " refused the run's own files alone, so only the user knows whether one was trained on"
 )
 NON_PRIVATE_RUN = (
     "NOT PRIVATE: the model was trained without differential privacy (privacy=none), so its texts"

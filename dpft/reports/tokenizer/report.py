@@ -13,6 +13,7 @@ from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
+from dpft.reports.run.figures import tone
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.run.sections import HEAD_COMMAND
 from dpft.reports.tokenizer.plot import counts_plot
@@ -45,6 +46,7 @@ def write_tokenizer_report(folder: Path) -> None:
     parts = {
         "title": f"Private vocabulary of {record['data']}",
         "headline": headline(record),
+        "tone": tone(record),
         "warnings": [f"Warning: {warning}" for warning in record["warnings"]],
         "rows": rows(record),
         "coverage": [*COVERAGE, *_delta_notes(record)],
@@ -65,7 +67,7 @@ def headline(record: Record) -> str:
     return (
         f"**(ε = {up(record['epsilon'])}, δ = {delta_up(record['delta'])})-differentially"
         f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
-        f" {record['unit']}, noise {record['noise_source']}."
+        f" {record['unit']}."
     )
 
 
@@ -85,7 +87,7 @@ def rows(record: Record) -> list[tuple[str, str]]:
         ("δ", f"{delta_up(record['delta'])}, half for the noise, half for the threshold"),
         ("neighboring relation", record["neighboring_relation"]),
         ("unit", f"{record['unit']}: {record['unit_definition']}"),
-        ("number of units", f"{record['num_examples']}, taken as public ({source})"),
+        ("number of units", f"{record['num_examples']} ({source}); ε does not hide it"),
         ("words of a unit that are counted (N)", f"{record['words_per_record']}"),
         ("most of one word (m)", f"{record['linf_cap']:g}"),
         ("L2 norm of a unit's counts (k)", f"{record['l2_cap']:g}"),

@@ -29,7 +29,10 @@ NOT_COVERED = {
     "private": "whether the noise was secret",
 }
 """Public facts that no ledger holds, in words, by their keys in privacy.json."""
-YOUR_WORD = "that these runs share data, and that no other run does, is your word"
+SAME_DATA = (
+    "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
+    " others, were trained on the same data"
+)
 
 
 def run_table(
@@ -130,7 +133,7 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
     added = _added_up(runs)
     simple = f"added up, each run's own: epsilon {up(added['epsilon'])}, delta"
     lines += warning_lines([f"{simple} {delta_up(added['delta'])}"], label="note")
-    lines += warning_lines([YOUR_WORD, *_copies(runs)], label="note")
+    lines += warning_lines([SAME_DATA, *_copies(runs)], label="note")
     lines += warning_lines([_not_covered([run for run, _ in runs])], label="note")
     for run, own in runs:
         lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
@@ -146,7 +149,7 @@ def together_record(
         **_record(together, private=not any(run.reproducible for run, _ in runs)),
         "runs": [run_record(run, own) for run, own in runs],
         "simple_composition": _added_up(runs),
-        "same_data": YOUR_WORD,
+        "same_data": SAME_DATA,
         "steps_taken": sum(run.steps for run, _ in runs),
         "unit": first.unit,
         "neighboring_relation": first.neighboring_relation,

@@ -29,7 +29,6 @@ from dpft.run_folder import (
 )
 from dpft.runs.begun import write_begun
 from dpft.runs.crashes import crash_kept
-from dpft.runs.ending import say_ending
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.resuming import hint_of_resume, kept_here
 from dpft.runs.tuning.publish import publish
@@ -115,7 +114,6 @@ def go_on(command: TuneCommand, folder: Path, write_request: WriteRequest | None
     with hold_run(folder):
         if (folder / REPORT).exists() and (folder / PRIVACY).exists():
             logger.info("the search in %s has ended; nothing is left to do", folder)
-            say_ending(folder, command.task)
             return
         search = read_search(folder)
         if search is None:  # It broke off before anything was trained.
@@ -165,4 +163,3 @@ def finish(
     with hint_of_resume(folder):
         # The first of equal ones: trials are drawn alike, so that is any of them.
         publish(command, search, max(ended, key=lambda one: one[0])[1], folder)
-    say_ending(folder, command.task)

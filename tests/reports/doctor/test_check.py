@@ -4,9 +4,10 @@ from dpft.reports.doctor.check import (
     WARNING,
     Check,
     can_train,
+    doctor_parts,
     doctor_record,
-    doctor_table,
 )
+from dpft.reports.terminal import Grid
 
 FINE = Check(what="Python", state=OK, found="3.11.2", essential=True)
 JAVA = Check(what="Java", state=MISSING, found="not in PATH", cost="no meteor", remedy="get it")
@@ -20,12 +21,16 @@ def test_only_something_essential_that_is_missing_keeps_dpft_from_training() -> 
 
 
 def test_the_table_tells_state_cost_and_way_out_and_ends_with_the_verdict() -> None:
-    lines = doctor_table([FINE, JAVA]).splitlines()
-    assert lines[0] == "ok       Python  3.11.2"
-    assert lines[1] == "missing  Java    not in PATH"
-    assert [line.strip() for line in lines[2:4]] == ["costs: no meteor", "mend:  get it"]
-    assert lines[-1] == "dpft can train here."
-    assert doctor_table([BROKEN]).endswith("dpft cannot train here: torch.")
+    table, _, last = doctor_parts([FINE, JAVA])
+    assert isinstance(table, Grid)
+    assert table.rows == [
+        ("ok", "Python", "3.11.2"),
+        ("missing", "Java", "not in PATH"),
+        ("", "", "costs: no meteor"),
+        ("", "", "mend:  get it"),
+    ]
+    assert last == "dpft can train here."
+    assert doctor_parts([BROKEN])[-1] == "dpft cannot train here: torch."
 
 
 def test_the_record_holds_every_check_and_the_verdict() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dpft.privacy.accounting.membership import most_right
-from dpft.reports.run.figures import Figure, figures, meaning
+from dpft.reports.run.figures import Figure, figures, meaning, tone
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT, mark
 from dpft.reports.run.metrics_files import shown as public_part
 from dpft.reports.run.run_record import COMPUTABLE
@@ -68,7 +68,28 @@ def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> Non
     assert "at most **95.3 %**" in str(meaning(record)) and most_right(3.0, 1e-5) == "95.3"
     assert "the rows of one `customer_id` were trained on" in str(meaning(record))
     assert "one example was trained on" in str(meaning(private()))
-    assert "next to nothing" in str(meaning({**record, "epsilon": 30.0}))
+    assert "nearly everything" in str(meaning({**record, "epsilon": 30.0}))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "color"),
+    [(0.5, "good"), (1.0, "good"), (1.2, "fair"), (8.0, "fair"), (14.0, "bad")],
+)
+def test_the_promise_is_green_only_where_a_guess_of_membership_stays_one(
+    epsilon: float, color: str
+) -> None:
+    record = {**private(), "epsilon": epsilon, "delta": 1e-5}
+    assert tone(record) == color == figures(CONFIG, record, [])[0].tone
+    both = {"epsilon_with_tokenizer": 20.0, "delta_with_tokenizer": 2e-5}
+    assert tone({**record, **both}) == "bad", "what both cost"
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [non_private(), private(reproducible=True), {**private(), "warnings": [COMPUTABLE]}],
+)
+def test_what_promises_nothing_is_red(privacy: dict) -> None:
+    assert tone(privacy) == "bad"
 
 
 def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:

@@ -26,12 +26,16 @@ def page(folder: Path, **changes: object) -> str:
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     """docs/design.md, rule 6."""
     text = page(tmp_path, reference=REFERENCE)
-    headline = text.partition('<p class="headline">')[2].partition("</p>")[0]
+    headline = text.partition('<div class="headline fair">')[2].partition("</div>")[0]
     for part in (
         *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
-        *("poisson sampling", "4 steps taken of 4 planned", "ChaCha20 (RFC 8439)"),
+        *("poisson sampling", "4 steps taken of 4 planned"),
     ):
         assert part in headline
+    first = re.search("<p>(.*?)</p>", headline)
+    assert first and "is right at most <strong>95." in first[1], "what it allows comes first"
+    assert "ChaCha20 (RFC 8439)" in text.partition("<h2>Mechanism</h2>")[2]
+    assert "ChaCha20" not in text.partition("<h2>Mechanism</h2>")[0]
     for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):
         assert part in text
     row = text.partition('<th scope="row">Paper: full</th>')[2].partition("</tr>")[0]

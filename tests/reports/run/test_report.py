@@ -131,7 +131,8 @@ def test_the_noise_source_and_the_ledger_are_told() -> None:
     assert f"| noise source | {NOISE_SOURCE} |" in report
     assert f"| dropout | {DROPOUT_SOURCE} |" in report
     assert f"5 lines, head `{LEDGER.head}`" in report
-    assert "100, taken as public (privacy.num_examples)" in report
+    assert "100 (privacy.num_examples); ε does not hide it" in report
+    assert NOISE_SOURCE not in report.partition("## Mechanism")[0], "a detail"
 
 
 def test_trust_rule_6_epsilons_are_rounded_up_and_gdp_is_no_bound() -> None:
@@ -161,7 +162,9 @@ def test_half_precision_is_named_with_what_it_does_to_the_sensitivity() -> None:
 
 
 def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> None:
-    assert "Not covered: how long steps took" in render(CONFIG, private(), [])
+    said = "Not covered: how long steps took, since a step that drew more records takes longer. To"
+    blurred = "blur this, the run showed its progress once in ten steps, or less often."
+    assert f"{said} {blurred}" in render(CONFIG, private(), [])
 
 
 def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:

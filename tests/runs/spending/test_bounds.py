@@ -15,7 +15,7 @@ from dpft.runs.spending.bounds import (
     check_same_unit,
 )
 from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.spending.tables import YOUR_WORD, run_record, run_table, together_table
+from dpft.runs.spending.tables import SAME_DATA, run_record, run_table, together_table
 from tests.privacy.test_ledger import as_before
 from tests.runs.spending.run_folders import BATCH, NOISE, SIZE, edit, make_run, mechanism, tear
 
@@ -159,7 +159,7 @@ def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(
     assert at.epsilon == pytest.approx(bound(accountants, 7, "rdp", 1e-2), abs=1e-9)
     own = [account_for_spent(run, accountants=accountants) for run in runs]
     table = together_table(list(zip(runs, own, strict=True)), together)
-    assert YOUR_WORD in table.replace("\n      ", " ")
+    assert SAME_DATA in table.replace("\n      ", " ")
     assert str(tmp_path / "b") in table
 
 

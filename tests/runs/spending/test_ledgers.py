@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.runs.spending.tables import YOUR_WORD
+from dpft.runs.spending.tables import SAME_DATA
 from tests.runs.spending.run_folders import edit, make_run, mechanism, tear
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
@@ -74,9 +74,9 @@ def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Work
     assert found["accountant"] == "pld"
     assert found["steps_taken"] == 8
     assert found["epsilon"] > found["runs"][1]["epsilons"]["pld"]
-    assert found["same_data"] == YOUR_WORD
+    assert found["same_data"] == SAME_DATA
     text = " ".join(workspace.run("account", "runs=[a,b]", "delta=0.001").out.split())
-    assert YOUR_WORD in text and "at delta = 0.001" in text and "8 steps of 2 runs" in text
+    assert SAME_DATA in text and "at delta = 0.001" in text and "8 steps of 2 runs" in text
 
 
 def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:

@@ -8,7 +8,7 @@ import pytest
 from dpft.privacy.accounting import EpsilonBound
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.spending.tables import (
-    YOUR_WORD,
+    SAME_DATA,
     run_record,
     run_table,
     together_record,
@@ -103,8 +103,12 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     assert rows(table)[2:4] == [first, ["1", "3", "0.2"]]
     assert "8 steps of 2 runs" in table and "epsilon = 2.0000" in table
     said = "".join(table.split())  # however the lines are wrapped
-    for sentence in (YOUR_WORD, f"{ended.folder}: mind it."):
+    for sentence in (SAME_DATA, f"{ended.folder}: mind it."):
         assert "".join(sentence.split()) in said
+    assert SAME_DATA == (
+        "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
+        " others, were trained on the same data"
+    )
     record = together_record(runs, together)
-    assert (record["steps_taken"], record["same_data"]) == (8, YOUR_WORD)
+    assert (record["steps_taken"], record["same_data"]) == (8, SAME_DATA)
     assert [run["epsilon"] for run in record["runs"]] == [1.2345, 0.5]

@@ -1,0 +1,93 @@
+"""What a command prints for people on stdout: sentences, and tables of the library rich.
+
+On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
+is one line, a row of a table is one line, and there is no color: so that they can be searched.
+"""
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dpft.reports.pages import CODE, STRONG
+
+UNWRAPPED = 100_000
+"""Columns of a pipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table."""
+
+    rows: Sequence[Sequence[str]]
+    columns: Sequence[str] = ()
+    """Heads of the columns; empty: the rows are quantities and values."""
+    title: str = ""
+
+    def __rich__(self) -> RenderableType:
+        """Returns the table as rich draws it: the first column in words, numbers to the right."""
+        table = Table(
+            box=None, show_header=bool(self.columns), pad_edge=False, padding=(0, 2, 0, 0)
+        )
+        width = max(map(len, [*self.rows, self.columns]), default=0)
+        for place in range(width):
+            head = self.columns[place] if self.columns else ""
+            right = bool(self.columns) and place > 0 and self._holds_numbers(place)
+            table.add_column(
+                Text(head, style="dim"),
+                justify="right" if right else "left",
+                overflow="fold",
+                no_wrap=right,
+                min_width=min(12, self._longest(place)) if place == 0 else None,
+            )
+        for row in self.rows:
+            table.add_row(*map(styled, row))
+        if not self.title:
+            return table
+        return Group(Text(self.title, style="bold"), Padding(table, (0, 0, 0, 2)))
+
+    def _holds_numbers(self, place: int) -> bool:
+        cells = [row[place] for row in self.rows if place < len(row) and row[place]]
+        return all(cell[0].isdigit() or cell[0] in "-–+" for cell in cells)
+
+    def _longest(self, place: int) -> int:
+        return max((len(row[place]) for row in self.rows if place < len(row)), default=0)
+
+
+def show(parts: Sequence[Grid | str]) -> None:
+    """Prints sentences and tables, a blank line before each table with a title.
+
+    Args:
+        parts: In the order in which they are read; in a sentence, ``**x**`` is strong and
+            `` `x` `` is code.
+    """
+    if sys.stdout.isatty():
+        _print(parts, Console(highlight=False))
+        return
+    buffer = io.StringIO()
+    _print(parts, Console(file=buffer, width=UNWRAPPED, color_system=None, highlight=False))
+    print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
+
+
+def styled(text: str) -> Text:
+    """Returns a sentence of a report without its marks, what is strong in bold.
+
+    >>> styled("**No** `run` is left.").plain
+    'No run is left.'
+    """
+    found = Text()
+    for place, piece in enumerate(STRONG.split(CODE.sub(r"\1", text))):
+        found.append(piece, style="bold" if place % 2 else None)
+    return found
+
+
+def _print(parts: Sequence[Grid | str], console: Console) -> None:
+    for place, part in enumerate(parts):
+        if place and isinstance(part, Grid) and part.title:
+            console.print()
+        console.print(styled(part) if isinstance(part, str) else part)
