@@ -73,7 +73,7 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     counts = {name.strip("| "): value.strip(" |") for name, value, *_ in rows}
     assert counts["read"] == "40, of 12 units"
     assert counts["held out, to be scored"] == "0"
-    assert counts["left out: no answer to learn"] == "1"
+    assert counts["left out: empty, with nothing to learn"] == "1"
     assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
     assert "run/private/data_summary.md" in outcome.err and "15" not in outcome.err
