@@ -102,7 +102,10 @@ def test_a_published_number_of_records_is_no_number_of_units(workspace: Workspac
     ("arguments", "sentence"),
     [
         ((UNIT, "privacy.records_per_unit=5"), "at most train.micro_batch_size (4), got 5"),
-        (("privacy.unit=owner",), "train.jsonl, line 1: lacks the column owner"),
+        (
+            ("privacy.unit=owner",),
+            "train.jsonl, lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and others: lacks the column owner",
+        ),
         (("privacy.unit=''",), "privacy.unit must be example, or the name of a column"),
         ((UNIT, "privacy.records_per_unit=0"), "privacy.records_per_unit must be at least 1"),
     ],
