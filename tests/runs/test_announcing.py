@@ -70,3 +70,22 @@ def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) ->
     assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} on task=e2e")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} (bert) on task=e2e")
+
+
+def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,\n")
+    program = """
+import sys
+from dpft.cli.main import main
+
+code = main([
+    "train", "model=tiny", "task=custom", "task.data_dir=rows.csv", "task.text='{text}'",
+    "task.label=label", "task.labels=[bad,good]", "privacy.eps=3",
+])
+sys.exit(100 if "torch" in sys.modules else code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "rows.csv, line 3: the column label" in done.stderr and "is empty" in done.stderr
