@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from dpft.evaluation.eval_config import eval_split_is_public, reads_training_spl
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.runs.canary_file import read_canaries
 from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
-from dpft.runs.records import TrainingData, load_training_data
 from dpft.runs.resuming import read_secrets
+from dpft.runs.training_data import TrainingData, load_training_data
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Record
 
@@ -72,7 +72,7 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
         StateError: A file in private/ is damaged.
     """
     read = load_training_data(config)
-    data = TrainingData(examples=list(read.examples), units=read.units)
+    data = replace(read, examples=list(read.examples))
     kept: Sequence[int] = range(len(data.examples))
     unseen: Unseen | str
     if config.eval.held_out is None:

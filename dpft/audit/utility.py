@@ -17,7 +17,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
-from dpft.runs.records import load_training_data
+from dpft.runs.training_data import load_training_data
 from dpft.tasks.base import Task
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts

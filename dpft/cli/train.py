@@ -1,6 +1,6 @@
 """``dpft train``: fine-tunes, evaluates and reports; goes on with ``resume=RUN``."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -30,8 +30,13 @@ def run(command: TrainCommand) -> None:
         return
     check_start(command.parallel)
     announce(command)
-    begins = command.resume is None
-    with early_calibration(command) if begins else nullcontext(None) as calibrate:
+    with ExitStack() as early:
+        calibrate = None
+        if command.resume is None:
+            from dpft.runs.training_data import read_early
+
+            calibrate = early.enter_context(early_calibration(command))
+            early.enter_context(read_early(command))
         from dpft.runs import run as runs
         from dpft.runs.ending import show_ending
 

@@ -22,6 +22,19 @@ BYTE_ORDER_MARK = "\ufeff"
 csv.field_size_limit(sys.maxsize)
 
 
+class FaultyRow(InputError):
+    """A row that cannot be read as its task asks.
+
+    Attributes:
+        place: Of the row.
+        fault: What is wrong; equal for all rows of which the same is.
+    """
+
+    def __init__(self, place: str, fault: str) -> None:
+        super().__init__(f"{place}: {fault}")
+        self.place, self.fault = place, fault
+
+
 class Row(NamedTuple):
     """One row, not yet checked."""
 
@@ -31,6 +44,18 @@ class Row(NamedTuple):
     """Column name to value; a csv cell that is missing is None."""
     has_columns: bool = True
     """Whether the columns are the file's own; a text file has none."""
+    fault: str | None = None
+    """Why the row has no values, where its line is none of its format."""
+
+    def sound(self) -> Mapping[str, object]:
+        """Returns the values.
+
+        Raises:
+            FaultyRow: It has none.
+        """
+        if self.fault is not None:
+            raise FaultyRow(self.place, self.fault)
+        return self.values
 
 
 Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
@@ -76,7 +101,12 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             header = cells
             _refuse_twice(header, place)
             continue
-        yield Row(place, _named(cells, header, place))
+        if len(cells) > len(header):
+            fault = f"{len(cells)} cells where the header has {len(header)}"
+            yield Row(place, {}, fault=f"{fault}; quote a cell that holds commas.")
+            continue
+        # A short row lacks its last columns.
+        yield Row(place, dict(zip(header, cells, strict=False)))
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:
@@ -89,22 +119,13 @@ def _refuse_twice(names: Sequence[str], place: str) -> None:
         raise InputError(f"{place}: two columns have one name; rename one.")
 
 
-def _named(cells: list[str], header: list[str], place: str) -> dict[str, object]:
-    """Returns the cells by column; a short row lacks its last columns, a long one is refused."""
-    if len(cells) > len(header):
-        raise InputError(
-            f"{place}: {len(cells)} cells where the header has {len(header)};"
-            " quote a cell that holds commas."
-        )
-    return dict(zip(header, cells, strict=False))
-
-
 def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     for number, line in enumerate(decoded_lines(stream, file), start=1):
         if line.isspace():
             continue
-        place = line_place(file, number)
-        yield Row(place, _json_object(line, place))
+        values = _json_object(line)
+        fault = "not a JSON object; each line must hold one, on one line."
+        yield Row(line_place(file, number), values or {}, fault=fault if values is None else None)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -119,14 +140,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 """Made once: to make it takes as long as to read a short line."""
 
 
-def _json_object(line: str, place: str) -> dict[str, object]:
+def _json_object(line: str) -> dict[str, object] | None:
+    """Returns the object of a line; None where it holds none."""
     try:
         value = _DECODER.decode(line)
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: not a JSON object; each line must hold one, on one line.")
-    return value
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
@@ -154,7 +174,9 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     for number, value in enumerate(values, start=1):
         place = f"{file}, record {number}"
         if not isinstance(value, dict):
-            raise InputError(f"{place}: not a JSON object; the file's list must hold objects.")
+            fault = "not a JSON object; the file's list must hold objects."
+            yield Row(place, {}, fault=fault)
+            continue
         yield Row(place, value)
 
 

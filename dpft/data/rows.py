@@ -5,15 +5,16 @@ reads, and nowhere else: in a file without a header they are a record.
 """
 
 import difflib
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any, TypeVar
 
-from dpft.data.readers import Row
+from dpft.data.readers import FaultyRow, Row
 from dpft.errors import InputError
-from dpft.tasks.base import Task
+from dpft.tasks.base import SKIPPED, Task
 from dpft.tasks.records import Example, Record, is_unicode
 
 Made = TypeVar("Made")
@@ -23,14 +24,25 @@ LONGEST_NAME = 40
 """Letters of a column's name that a message shows."""
 
 
-def examples_of(task: Task, row: Row) -> Sequence[Record]:
+def examples_of(task: Task, row: Row, *, blank: bool = False) -> Sequence[Record]:
     """Returns the examples a row stands for.
 
+    Args:
+        task: Says what a row means.
+        row: Of its data.
+        blank: Whether a value that is missing or faulty is read as an empty text.
+
     Raises:
-        InputError: A column is missing or faulty; names file and line.
+        FaultyRow: A column is missing or faulty; names file and line.
     """
+    row.sound()
     optional = [column for column in task.optional_columns if _present(task, row, column)]
-    values = row_values(task, row, task.columns) | row_values(task, row, optional)
+    if blank:
+        values = {
+            column: _text_or_blank(task, row, column) for column in (*task.columns, *optional)
+        }
+    else:
+        values = row_values(task, row, task.columns) | row_values(task, row, optional)
     return made_at(row, task.examples, values)
 
 
@@ -39,7 +51,64 @@ def made_at(row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping
     try:
         return make(values)
     except InputError as error:
-        raise InputError(f"{row.place}: {error}") from None
+        raise FaultyRow(row.place, str(error)) from None
+
+
+MOST_KINDS, MOST_LINES, ENOUGH = 10, 10, 1000
+"""Faults that are told apart, lines that are named of each, and rows after which none is sought."""
+
+
+class FaultyRows:
+    """Gathers the faulty rows of a split, so that all of them are said at once, by their lines."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], list[str]] = {}
+        self._number = 0
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there are any."""
+        return self._number > 0
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether more of them would not be of use."""
+        return self._number >= ENOUGH
+
+    def add(self, row: FaultyRow) -> None:
+        """Keeps where a row is and what is wrong with it."""
+        self._number += 1
+        before, _, number = row.place.rpartition(" ")
+        if not number.isdigit():
+            before, number = row.place, ""
+        kind = (before, row.fault)
+        if kind in self._lines or len(self._lines) < MOST_KINDS:
+            lines = self._lines.setdefault(kind, [])
+            if len(lines) <= MOST_LINES:
+                lines.append(number)
+
+    def refused(self, *others: str, may_skip: bool) -> InputError:
+        """Returns what says all of it.
+
+        Args:
+            others: Faults that are not of one row.
+            may_skip: Whether leaving the rows out is a way out.
+        """
+        faults = [_lines(*kind, lines) for kind, lines in self._lines.items()]
+        if may_skip:
+            way_out = f"; task.invalid={SKIPPED} leaves such rows out."
+            faults[-1] = faults[-1].removesuffix(".") + way_out
+        return InputError(*faults, *others)
+
+
+def _lines(before: str, fault: str, lines: Sequence[str]) -> str:
+    """Returns a fault with the lines that have it: "x.csv, lines 3, 8 and 9: …"."""
+    if len(lines) == 1:
+        return f"{before} {lines[0]}".rstrip() + f": {fault}"
+    *first, last = lines
+    if len(lines) > MOST_LINES:
+        last = "others"
+    return f"{before}s {', '.join(first)} and {last}: {fault}"
 
 
 def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
@@ -64,8 +133,9 @@ def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
     """Returns a row's values of some of the task's columns, under the task's own names.
 
     Raises:
-        InputError: A column is missing, or does not hold text where it must.
+        FaultyRow: A column is missing, or does not hold text where it must.
     """
+    row.sound()
     return {column: _value(task, row, column, columns) for column in columns}
 
 
@@ -73,18 +143,31 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     present = [column] if column in row.values else _present(task, row, column)
     if not present:
         names = _names(task, column)
-        raise InputError(
-            f"{row.place}: lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
-            f"{_needed_by(task, row, column, needed)}"
+        raise FaultyRow(
+            row.place,
+            f"lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
+            f"{_needed_by(task, row, column, needed)}",
         )
     value = row.values[present[0]]
     if column in task.untyped_columns and not isinstance(value, str):
         return value
     if not isinstance(value, str) or not is_unicode(value):
-        raise InputError(
-            f"{row.place}: the column {present[0]} must hold text (a string of valid Unicode)."
+        empty = ", and is empty" if value is None else ""
+        raise FaultyRow(
+            row.place,
+            f"the column {present[0]} must hold text (a string of valid Unicode){empty}.",
         )
     return value
+
+
+def _text_or_blank(task: Task, row: Row, column: str) -> object:
+    """Returns a row's value of a column; an empty text in the place of a missing or faulty one."""
+    try:
+        value = _value(task, row, column, task.columns)
+    except FaultyRow:
+        return ""
+    is_missing = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return "" if is_missing else value
 
 
 def _names(task: Task, column: str) -> list[str]:
@@ -134,7 +217,13 @@ def _shown(name: str) -> str:
 
 
 def unit_of(row: Row, column: str) -> str:
-    """Returns the value that says whose record a row is; never shown."""
+    """Returns the value that says whose record a row is; never shown.
+
+    Raises:
+        InputError: The file has no columns.
+        FaultyRow: The row has no such value.
+    """
+    row.sound()
     if not row.has_columns:
         raise InputError(
             f"{row.place}: a text file has no columns, so none is {column}, which privacy.unit"
@@ -142,15 +231,16 @@ def unit_of(row: Row, column: str) -> str:
         )
     if column not in row.values:
         named = _named_by("privacy.unit", row, column)
-        raise InputError(f"{row.place}: lacks the column {column}{named}")
+        raise FaultyRow(row.place, f"lacks the column {column}{named}")
     value = row.values[column]
     is_number = isinstance(value, int) and not isinstance(value, bool)
     known = is_number or (isinstance(value, str) and is_unicode(value))
     text = str(value).strip() if known else ""
     if not text:
-        raise InputError(
-            f"{row.place}: the column {column}, which privacy.unit names, must hold text (valid"
-            " Unicode) or a whole number in every row: a record without it is nobody's; give it"
-            " one, or leave it out."
+        empty = ", and is empty" if value is None or known else ""
+        raise FaultyRow(
+            row.place,
+            f"the column {column}, which privacy.unit names, must hold text (valid Unicode) or a"
+            f" whole number{empty}: a record without it is nobody's; give it one, or leave it out.",
         )
     return text

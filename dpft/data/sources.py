@@ -5,23 +5,27 @@ and line and never quotes the row: rows may be private, messages are not (docs/d
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants
 
 from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.local_forms import local_form
 from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
-from dpft.data.readers import FORMATS, Row, file_rows, read_rows
-from dpft.data.rows import examples_of, set_apart, unit_of
+from dpft.data.readers import FORMATS, FaultyRow, Row, file_rows, read_rows
+from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
 from dpft.errors import InputError, note_records_read
 from dpft.hub import hub_is_reachable
-from dpft.tasks.base import SPLITS, Task
-from dpft.tasks.records import Record
+from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
+from dpft.tasks.records import Record, shortened
+
+LETTERS_PER_TOKEN = 256
+"""Letters of a text that are kept for each token of ``task.longest``, and for each chunk of a text.
+Public. The longest tokens of the vocabularies in use have 128, so that what is cut had no room."""
 
 
 def load_examples(task: Task, split: str) -> list[Record]:
@@ -37,7 +41,8 @@ def load_examples(task: Task, split: str) -> list[Record]:
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
-    return [example for example, _ in read_examples(task, split, None)]
+    read = read_examples(task, split, None)
+    return [each.record for each in read if each.record is not None]
 
 
 def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
@@ -51,12 +56,26 @@ def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], 
     Raises:
         InputError: As ``read_examples``.
     """
-    records = list(read_examples(task, split, column))
-    return [example for example, _ in records], [unit for _, unit in records]
+    read = [each for each in read_examples(task, split, column) if each.record is not None]
+    return [each.record for each in read if each.record], [each.unit for each in read]
 
 
-def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[Record, str]]:
+class ReadRecord(NamedTuple):
+    """What a row was read as."""
+
+    record: Record | None
+    """An example of it; None: the row is faulty, and left out."""
+    unit: str
+    """Whose it is; of its own where the row does not say."""
+    is_cut: bool
+    """Whether its texts were cut to ``LETTERS_PER_TOKEN`` before any tokenizer reads them."""
+
+
+def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRecord]:
     """Yields every example of a split and whose it is, as the rows are read.
+
+    A faulty row is refused, with others of the split, or left out, as ``task.on_invalid`` has it;
+    that is decided by the row alone. A text far too long for ``task.longest`` tokens is cut.
 
     Args:
         task: As ``load_examples``.
@@ -73,19 +92,52 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[tuple[
     if split not in known:
         raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
     taken: set[str] = set()
-    is_empty = True
-    for member, row in _rows_of_members(task, split):
-        unit = "" if column is None else unit_of(row, column)
-        examples = examples_of(member, row)
-        if task.scores_rows:
-            examples = set_apart(examples, taken)
-        for example in examples:
-            is_empty = False
-            yield example, unit
+    faulty = FaultyRows()
+    letters = LETTERS_PER_TOKEN * task.longest * task.most_rows
+    is_empty, is_sound = True, False
+    try:
+        for member, row in _rows_of_members(task, split):
+            unit: str | None = None
+            try:
+                unit = "" if column is None else unit_of(row, column)
+                examples = examples_of(member, row)
+                is_sound = True
+            except FaultyRow as error:
+                faulty.add(error)
+                if task.on_invalid == REFUSED:
+                    if faulty.are_enough:
+                        break
+                    continue
+                examples = () if unit is None else _mended(task, member, row)
+                if unit is None or not examples:
+                    yield ReadRecord(None, row.place if unit is None else unit, False)
+                    continue
+            if task.scores_rows:
+                examples = set_apart(examples, taken)
+            for example in examples:
+                is_empty = False
+                cut = shortened(example, letters)
+                yield ReadRecord(cut, unit, cut is not example)
+    except InputError as error:
+        if task.on_invalid != REFUSED or not faulty.are_any:
+            raise
+        raise faulty.refused(*error.faults, may_skip=False) from None
+    if faulty.are_any and (task.on_invalid == REFUSED or not is_sound):
+        raise faulty.refused(may_skip=is_sound and isinstance(task, OwnRows))
     if is_empty:
         raise InputError(
             f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
         )
+
+
+def _mended(task: Task, member: Task, row: Row) -> Sequence[Record]:
+    """Returns a faulty row's examples where what it lacks may be read as empty; else none."""
+    if task.on_invalid != MISSING:
+        return ()
+    try:
+        return examples_of(member, row, blank=True)
+    except FaultyRow:
+        return ()
 
 
 def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:

@@ -5,7 +5,9 @@ one that was read, each gets a copy.
 """
 
 import copy
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
@@ -46,7 +48,9 @@ class Architecture:
     @property
     def pooling(self) -> str | None:
         """How a classification head pools: as configured, else as the checkpoint's own does."""
-        return MEAN if self.model.pooling is None and self.is_pooled else self.model.pooling
+        if self.model.pooling is not None:
+            return self.model.pooling
+        return MEAN if self.is_pooled or _is_read_by_mean(self.model.folder) else None
 
     @property
     def vocabulary_size(self) -> int:
@@ -68,6 +72,17 @@ def read_architecture(model: ModelConfig) -> Architecture:
     if folder is not None:
         fit_to_tokenizer(read, folder)
     return Architecture(model=model, read=read)
+
+
+def _is_read_by_mean(folder: Path | None) -> bool:
+    """Returns whether a folder of sentence-transformers says that the mean is read."""
+    file = None if folder is None else folder / "1_Pooling" / "config.json"
+    if file is None or not file.is_file():
+        return False
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")).get("pooling_mode_mean_tokens"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _read(model: ModelConfig) -> PretrainedConfig:

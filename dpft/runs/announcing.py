@@ -1,8 +1,10 @@
 """The first line that a training run logs, before the libraries that take seconds are imported."""
 
+import json
 import logging
 
 from dpft.config.schema import TrainCommand
+from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
 from dpft.privacy.privacy_config import PrivacyConfig
 
@@ -22,13 +24,24 @@ def announce(command: TrainCommand) -> None:
 def what_is_trained(command: TrainCommand) -> str:
     """Returns task, model, method and promise of a run, in words that follow "training".
 
-    That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say.
+    That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say; a model in
+    a folder is called by the folder and its config.json's type: "model.path=DIR (bert)".
     """
     start = "" if command.model.init == "pretrained" else " from random weights"
     return (
-        f"model={command.model.name}{start} on task={command.task.name}"
+        f"{_model(command.model)}{start} on task={command.task.name}"
         f" by method={command.method.name}, {_promise(command.privacy)}"
     )
+
+
+def _model(model: ModelConfig) -> str:
+    if model.path is None or model.folder is None:
+        return f"model={model.name}"
+    try:
+        kind = json.loads((model.folder / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong with it
+        kind = None
+    return f"model.path={model.path}" + (f" ({kind})" if isinstance(kind, str) else "")
 
 
 def _promise(privacy: PrivacyConfig) -> str:

@@ -241,7 +241,7 @@ def generate(
     composed = GENERATE_COMMAND.compose(with_task_of_run(words))
     with rows_in_memory(in_memory, split=PROMPTS):
         target = write_records(generate_configuration(composed.values, composed.words))
-    records = [dict(row.values) for row in file_rows(target.records)]
+    records = [dict(row.sound()) for row in file_rows(target.records)]
     return Generated(records=records, path=target.records, statement=target.statement)
 
 

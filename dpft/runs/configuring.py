@@ -26,7 +26,12 @@ from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
 from dpft.files import read_yaml
 from dpft.run_folder import CONFIGURATION
-from dpft.runs.overrides import inherit, with_task_of_run, without_recipes_promise
+from dpft.runs.overrides import (
+    inherit,
+    with_model_of_path,
+    with_task_of_run,
+    without_recipes_promise,
+)
 from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.tokenizers.tokenizer_config import OF_PIECES
@@ -151,7 +156,7 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
             f"at most one of run and {models[0]} may be given, got both; run=RUN scores the "
             "run's own model, and without run= any other model is scored."
         )
-    return expanded
+    return with_model_of_path(expanded)
 
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateConfig]:

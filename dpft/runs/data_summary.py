@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from dpft.config.schema import TrainConfig
+from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
 from dpft.files import write_text
 from dpft.run_folder import DATA_SUMMARY, private_path
 from dpft.runs.held_out import Division
-from dpft.runs.records import TrainingData
+from dpft.runs.training_data import TrainingData
+from dpft.tasks.base import REFUSED
 from dpft.training.loop import TrainingSet
 
 MOST_NAMED = 100
@@ -55,6 +57,13 @@ class DataSummary:
     """Rows that long records have beyond their first one."""
     converted: int = 0
     """Of those read, made of the model's form, such as gray images where it sees colors."""
+    faulty: int = 0
+    """Rows left out because their task could not read them; of those read."""
+    blank: int = 0
+    """Of those read, whose text is empty and whose label is learned."""
+    cut: int = 0
+    """Of those read, of which a text was cut before it was tokenized."""
+    on_invalid: str = REFUSED
     unreadable: tuple[str, ...] = ()
     """Names of some of those left out because they could not be read."""
 
@@ -84,7 +93,8 @@ def summarize(
     chunks = rows - kept - canaries
     return DataSummary(
         read=Count(
-            records=len(data.examples), units=None if data.units is None else data.num_units
+            records=len(data.examples) + len(data.faulty),
+            units=None if data.units is None else data.num_units,
         ),
         held_out=len(data.examples) - kept,
         empty=training_set.excluded,
@@ -99,6 +109,10 @@ def summarize(
         canaries=canaries,
         chunks=chunks,
         converted=encoded_rows(training_set.examples).converted,
+        faulty=len(data.faulty),
+        blank=data.blank,
+        cut=data.cut,
+        on_invalid=config.task.on_invalid,
         unreadable=tuple(encoded_rows(training_set.examples).unreadable[:MOST_NAMED]),
     )
 
@@ -110,14 +124,22 @@ def write_summary(folder: Path, summary: DataSummary) -> None:
 
 def render(summary: DataSummary) -> str:
     """Returns the counts as Markdown."""
-    rows = [("read", str(summary.read)), ("held out, to be scored", str(summary.held_out))]
+    rows = [("read", str(summary.read))]
+    if summary.on_invalid != REFUSED:
+        rows.append((f"left out: faulty (task.invalid={summary.on_invalid})", str(summary.faulty)))
+    if summary.blank:
+        rows.append(("with an empty text, of which the label is learned", str(summary.blank)))
+    if summary.cut:
+        cut = f"with a text cut to {LETTERS_PER_TOKEN} letters a token of task.max_length"
+        rows.append((cut, str(summary.cut)))
+    rows.append(("held out, to be scored", str(summary.held_out)))
     if summary.canaries:
         rows.append(("canaries added, for audits", str(summary.canaries)))
     if summary.converted:
         rows.append(("gray images made color, or the other way round", str(summary.converted)))
     if summary.chunks:
         rows.append(("more rows, of records in several chunks", str(summary.chunks)))
-    rows.append(("left out: no answer to learn", str(summary.empty)))
+    rows.append(("left out: empty, with nothing to learn", str(summary.empty)))
     if summary.records_per_unit is not None:
         limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"
         rows.append((limit, str(summary.capped)))

@@ -19,8 +19,8 @@ from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_text
 from dpft.run_folder import HELD_OUT_KEY, private_path
-from dpft.runs.records import TrainingData, load_training_data
 from dpft.runs.saved_run import saved_run
+from dpft.runs.training_data import TrainingData, load_training_data
 from dpft.tasks.records import Record
 
 HELD_OUT = "held_out"

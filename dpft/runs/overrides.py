@@ -43,6 +43,18 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
     return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
 
 
+def with_model_of_path(overrides: list[str]) -> list[str]:
+    """Returns the overrides, with ``model=local`` first where only a folder is given.
+
+    What a named model has besides its weights, such as targets of LoRA, is not the folder's.
+    """
+    given = given_overrides(overrides)
+    is_named = "model" in given or "experiment" in given
+    if is_named or given.get("model.path", "null") == "null":
+        return overrides
+    return ["model=local", *overrides]
+
+
 def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) -> Config:
     """Returns a configuration with the run's own sections, changed where an override says so.
 
@@ -73,7 +85,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
 
 
 def checked_overrides(overrides: list[str]) -> list[str]:
-    """Returns the overrides of train or plan, the length of the run that the user gave leading.
+    """Returns the overrides of train or plan, the model and the length that the user gave leading.
 
     A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
 
@@ -89,6 +101,7 @@ def checked_overrides(overrides: list[str]) -> list[str]:
         )
     _refuse_promise_without_privacy(given)
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
+    overrides = with_model_of_path(overrides)
     return [*overrides, "train.steps=null"] if led_by_recipe else overrides
 
 

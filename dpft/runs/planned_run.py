@@ -25,7 +25,6 @@ from dpft.runs.micro_batch_size import (
     with_micro_batch_size,
 )
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks
-from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import (
     RunPlan,
     plan_run,
@@ -35,6 +34,7 @@ from dpft.runs.run_plan import (
 )
 from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
 from dpft.runs.task_model import fitted_to, layout_of, prepare_model, training_head
+from dpft.runs.training_data import load_training_data
 from dpft.training.compiling import check_compiler
 from dpft.training.estimate import Estimate, estimate
 from dpft.training.measure import Measurement, measure_step

@@ -27,7 +27,7 @@ from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.modality.base import modality_of
-from dpft.runs.records import load_training_data, make_training_set, training_layout, unit_key
+from dpft.runs.records import make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
 from dpft.runs.task_model import (
@@ -39,6 +39,7 @@ from dpft.runs.task_model import (
 )
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
+from dpft.runs.training_data import load_training_data
 from dpft.runs.white_box import check_white_box
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.loop import TrainingSet

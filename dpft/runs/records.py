@@ -1,7 +1,6 @@
-"""The training records: how many of whom there are, and how they reach the loop."""
+"""The training records, as they reach the loop."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -14,50 +13,17 @@ from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoded_rows import EncodedRows
 from dpft.data.encoding import Encoding
 from dpft.data.layout import Layout
-from dpft.data.packed_records import TOGETHER, PackedRecords, drained, pieces
-from dpft.data.sources import read_examples
+from dpft.data.packed_records import TOGETHER, drained, pieces
 from dpft.data.units import bounded_units, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import private_path
+from dpft.runs.training_data import TrainingData
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """Every record that was read, before any of them is left out."""
-
-    examples: Sequence[Record]
-    units: Sequence[str] | None
-    """The privacy unit of each; None: each is one of its own."""
-
-    def only(self, places: Sequence[int]) -> "TrainingData":
-        """Returns the records at some places alone."""
-        units = None if self.units is None else [self.units[at] for at in places]
-        return TrainingData(examples=_at(self.examples, places), units=units)
-
-    @property
-    def num_units(self) -> int:
-        """How many units were read."""
-        return len(self.examples) if self.units is None else len(set(self.units))
-
-
-def load_training_data(config: TrainConfig) -> TrainingData:
-    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
-
-    Raises:
-        InputError: As ``read_examples``.
-    """
-    privacy = config.privacy
-    read = read_examples(config.task, "train", privacy.unit if privacy.has_units else None)
-    if not privacy.has_units:
-        return TrainingData(examples=PackedRecords(record for record, _ in read), units=None)
-    units: list[str] = []
-    return TrainingData(examples=PackedRecords(_apart(read, units)), units=units)
 
 
 def make_training_set(
@@ -170,20 +136,6 @@ def _encoded(
 def chunks_of(config: TrainConfig) -> int:
     """Returns how many rows a record may become."""
     return config.task.most_rows
-
-
-def _at(records: Sequence[Record], places: Sequence[int]) -> Sequence[Record]:
-    if isinstance(records, PackedRecords):
-        return records.only(places)
-    return [records[at] for at in places]
-
-
-def _apart(read: Iterable[tuple[Record, str]], units: list[str]) -> Iterator[Record]:
-    """Yields the records alone, and adds the unit of each to a list: equal ones are one text."""
-    known: dict[str, str] = {}
-    for record, unit in read:
-        units.append(known.setdefault(unit, unit))
-        yield record
 
 
 def unit_key(config: TrainConfig) -> bytes:

@@ -18,6 +18,9 @@ LONGEST_DEFAULT = 512
 """Tokens of the longest example where neither the configuration nor the model says fewer."""
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
+REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
+INVALID = (REFUSED, SKIPPED, MISSING)
+"""What may become of a faulty row; each is decided by that row alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,11 @@ class Task(ABC):
     def corpus_form(self) -> CorpusForm | None:
         """How local files are read where they are a corpus; None where they are tables by split."""
         return None
+
+    @property
+    def on_invalid(self) -> str:
+        """What becomes of a faulty row, one of ``INVALID``."""
+        return REFUSED
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
@@ -286,6 +294,27 @@ class TextualTask(Task):
             return self
         longest = self.longest if positions is None else min(self.longest, positions)
         return replace(self, max_length=longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRows(TextualTask):
+    """A task of a user's own rows, some of which may be faulty."""
+
+    invalid: str = REFUSED
+    """A faulty row: error, it is refused; skip, it is left out; missing, what it lacks is read as
+    an empty text, and it is left out if it is still faulty. Sizes and rates count it as before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.invalid not in INVALID:
+            raise InputError(
+                f"task.invalid must be one of {', '.join(INVALID)}, got {self.invalid!r}."
+            )
+
+    @property
+    def on_invalid(self) -> str:
+        """See ``Task.on_invalid``."""
+        return self.invalid
 
 
 class TextTask(TextualTask):

@@ -170,8 +170,14 @@ def class_number(labels: Sequence[str], value: Any, what: str) -> float:
     number = float(labels.index(value)) if value in labels else as_number(value)
     if number is None or number not in range(len(labels)):
         known = ", ".join(f"{index} ({name})" for index, name in enumerate(labels))
-        raise InputError(f"{what} must be one of {known}.")
+        raise InputError(f"{what} must be one of {known}{but_is_empty(value)}.")
     return number
+
+
+def but_is_empty(value: Any) -> str:
+    """Returns the end of the message on a value that is no label: whether there is none at all."""
+    is_empty = value is None or value != value or (isinstance(value, str) and not value.strip())
+    return ", and is empty" if is_empty else ""
 
 
 def as_number(value: Any) -> float | None:

@@ -144,7 +144,7 @@ class ColumnTemplate:
             return value
         missing = value is None or (isinstance(value, float) and not math.isfinite(value))
         if missing or not isinstance(value, bool | int | float):
-            held = "holds no value" if missing else "holds neither text nor a number"
+            held = "is empty" if missing else "holds neither text nor a number"
             raise InputError(
                 f"the column {column}, which {self.key} names, {held}; give the row one, or leave"
                 " it out."

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
-from dpft.tasks.base import TASKS, CorpusForm, TextTask
+from dpft.tasks.base import TASKS, CorpusForm, OwnRows, TextTask
 from dpft.tasks.records import Example
 
 LINE, DOCUMENT = "line", "document"
@@ -22,7 +22,7 @@ OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 
 @TASKS.register("corpus")
 @dataclass(frozen=True, kw_only=True)
-class CorpusTask(TextTask):
+class CorpusTask(OwnRows, TextTask):
     """Texts without prompts; one that is blank is no record."""
 
     data_dir: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TextualTask
+from dpft.tasks.base import OwnRows
 from dpft.tasks.classification import CLS
 from dpft.tasks.records import Record
 
@@ -28,7 +28,7 @@ FORMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomFields(TextualTask):
+class CustomFields(OwnRows):
     """The fields of every form; by itself, a task whose form is not chosen yet."""
 
     source: str = "local"

@@ -6,7 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.classification import ClassificationTask, as_number, class_number
+from dpft.tasks.classification import (
+    ClassificationTask,
+    as_number,
+    but_is_empty,
+    class_number,
+)
 from dpft.tasks.columns import ColumnTemplate
 from dpft.tasks.custom_form import CustomFields
 from dpft.tasks.records import LabeledExample
@@ -60,7 +65,7 @@ class CustomLabels(CustomFields, ClassificationTask):
         if any(as_number(label) is not None for label in self.labels):
             raise InputError(
                 f"the column {self._label}, which task.label names, must hold one of"
-                f" {', '.join(self.labels)}."
+                f" {', '.join(self.labels)}{but_is_empty(value)}."
             )
         return class_number(
             self.labels, value, f"the column {self._label}, which task.label names,"

@@ -1,7 +1,7 @@
 """What a task makes of a row: a text to learn, or texts and their label."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from dpft.errors import InputError
@@ -81,6 +81,33 @@ def text_of(record: Record) -> str:
     if isinstance(record, LabeledExample):
         return " ".join(record.texts)
     return f"{record.prompt} {record.target}"
+
+
+def shortened(record: Record, letters: int) -> Record:
+    """Returns a record whose texts have at most so many letters, each cut where tokens would be.
+
+    Args:
+        record: A text's record; any other is returned as it is.
+        letters: Most letters of a prompt's own text, of a target, of a sentence.
+    """
+    if isinstance(record, LabeledExample):
+        if all(len(text) <= letters for text in record.texts):
+            return record
+        return replace(record, texts=tuple(text[:letters] for text in record.texts))
+    if not isinstance(record, Example):
+        return record
+    target, lead, separator = record.target, record.lead, record.separator
+    own = len(record.prompt) - len(lead) - len(separator)
+    if len(target) <= letters and own <= letters:
+        return record
+    text = record.prompt[len(lead) : len(lead) + own]
+    text = text[-letters:] if record.cut_start else text[:letters]
+    return replace(
+        record,
+        prompt=lead + text + separator,
+        target=target[:letters] if record.cut_target_end else target[-letters:],
+        group=record.group[:letters],
+    )
 
 
 def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:

@@ -41,21 +41,24 @@ class StepProgress:
         expected_batch_size: int,
         epsilon_after: Callable[[int], SpentEpsilon] | None,
         taken: int = 0,
+        counted: str = "examples",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to show ``steps`` steps.
 
         Args:
             steps: The step to end at.
-            expected_batch_size: Public size that the examples per second are counted by.
+            expected_batch_size: Public size that the rate is counted by.
             epsilon_after: Upper bound of epsilon after a number of steps; None for a non-private
                 run.
             taken: Steps of earlier sessions, which the rate is not of.
+            counted: What that size is a number of.
             clock: Seconds, monotonic.
         """
         self._steps = steps
         self._expected_batch_size = expected_batch_size
         self._epsilon_after = epsilon_after
+        self._counted = counted
         self._clock = clock
         self._windows = StepWindows(taken, steps)
         self._lines = StepWindows(taken, steps, every=math.ceil(steps / LOG_LINES))
@@ -70,10 +73,15 @@ class StepProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = Progress(*columns, console=console, disable=not self._draws)
-        self._task = self._bar.add_task("training", total=steps, completed=taken, note="")
+        self._bar = Progress(
+            *columns, console=console, disable=not self._draws, refresh_per_second=1
+        )
+        first = self._windows.first
+        waits = "" if first is None else f"step {first} is the first that is shown"
+        self._task = self._bar.add_task("training", total=steps, completed=taken, note=waits)
 
     def __enter__(self) -> Self:
+        self._bar.start()
         if self._windows.starts_on_grid:
             self._begin(self._taken)
         elif self._taken < self._steps:
@@ -100,20 +108,24 @@ class StepProgress:
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
     def note(self, step: int) -> str:
-        """Returns epsilon so far, examples per second, time taken and to go, at a window's end."""
+        """Returns epsilon so far, the rate, time taken and to go, at a window's end.
+
+        Epsilon is the bound that the run's end will state; until its accountant has it, none is
+        shown: a looser one would seem to fall afterwards.
+        """
         parts = []
-        if self._epsilon_after is not None:
-            parts.append(_words(self._epsilon_after(step)))
+        spent = None if self._epsilon_after is None else self._epsilon_after(step)
+        if spent is not None and spent.settled:
+            parts.append(f"epsilon {round_up(spent.epsilon, 2):.2f}")
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
-            parts.append(f"{here * self._expected_batch_size / elapsed:.0f} examples/s")
+            parts.append(f"{here * self._expected_batch_size / elapsed:.0f} {self._counted}/s")
             parts.append(f"{_clock_time(elapsed)} taken")
             parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
 
     def _begin(self, step: int) -> None:
         self._marked = (step, self._clock())
-        self._bar.start()
 
     def _say_what_is_silent(self) -> None:
         first = self._windows.first
@@ -122,12 +134,6 @@ class StepProgress:
             "steps %d to %d show %s: the times of fewer than ten steps would tell of their batches",
             self._taken + 1, self._steps, shown,
         )  # fmt: skip
-
-
-def _words(spent: SpentEpsilon) -> str:
-    """Returns what is spent and by whose bound; with ≤ where a tighter one is on its way."""
-    relation = "" if spent.settled else "≤ "
-    return f"epsilon {relation}{round_up(spent.epsilon, 2):.2f} ({spent.accountant})"
 
 
 def _clock_time(seconds: float) -> str:

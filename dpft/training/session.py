@@ -126,6 +126,7 @@ def take_steps(
         taken=engine.steps_taken,
         expected_batch_size=session.batch_size,
         epsilon_after=epsilon_after,
+        counted="examples" if session.training_set.units is None else "units",
     )
 
     def save(step: int) -> None:

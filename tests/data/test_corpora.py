@@ -227,13 +227,13 @@ def test_files_are_read_as_far_as_records_are_asked_for(tmp_path):
     write(tmp_path / "a.txt", b"one\n" * 100_000 + b"\xff")
     write(tmp_path / "b.csv", b"\xff")
     read = read_examples(corpus(tmp_path), "train", None)
-    assert [example.target for example, _ in islice(read, 2)] == ["one", "one"]
+    assert [each.record.target for each in islice(read, 2)] == ["one", "one"]
 
 
 def test_lines_are_packed_in_about_their_own_bytes(tmp_path):
     write(tmp_path / "a.txt", "".join(f"line {n:042d}.\n" for n in range(20_000)))
     read = read_examples(corpus(tmp_path), "train", None)
-    records = PackedRecords(record for record, _ in read)
+    records = PackedRecords(each.record for each in read)
     assert len(records) == 20_000
     held = sum(len(block) for block in records._blocks)
     assert held / len(records) < 48 + 64

@@ -48,7 +48,7 @@ def test_the_records_of_a_json_list_are_placed_by_their_number():
 )
 def test_what_is_no_json_list_of_objects_is_refused_without_being_quoted(content, reason):
     with pytest.raises(InputError) as caught:
-        list(read_rows(io.BytesIO(content), "x.json"))
+        [row.sound() for row in read_rows(io.BytesIO(content), "x.json")]
     assert str(caught.value).startswith(reason)
     assert "secret" not in str(caught.value)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
@@ -128,5 +128,5 @@ def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
 )
 def test_an_object_that_says_a_name_twice_is_refused(file, content):
     with pytest.raises(InputError, match="not a JSON") as caught:
-        list(read_rows(io.BytesIO(content), file))
+        [row.sound() for row in read_rows(io.BytesIO(content), file)]
     assert "secret" not in str(caught.value)

@@ -17,8 +17,10 @@ from dpft.data.sources import (
     has_training_split_alone,
     load_examples,
     load_with_units,
+    read_examples,
 )
 from dpft.errors import InputError
+from dpft.tasks.custom_labels import CustomLabels
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
@@ -311,10 +313,10 @@ def test_only_your_own_data_may_be_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "settings", "reasons"),
     [
-        ("qa.csv", QA, {"target_template": "{reply}"}, ["line 2: lacks the column reply", "task.target names; the row has 3 columns under other names"]),  # noqa: E501
+        ("qa.csv", QA, {"target_template": "{reply}"}, ["lines 2 and 3: lacks the column reply", "task.target names; the row has 3 columns under other names"]),  # noqa: E501
         ("qa.csv", "secret,a secret\nWhy?,So.\n", {}, ["line 2: lacks the column question", "the first line of a .csv file is its header"]),  # noqa: E501
         ("qa.csv", "question,answer\nsecret\n", {}, ["line 2: lacks the column answer"]),
-        ("qa.jsonl", '{"question": "secret", "answer": null}\n', {}, ["line 1: the column answer, which task.target names, holds no value"]),  # noqa: E501
+        ("qa.jsonl", '{"question": "secret", "answer": null}\n', {}, ["line 1: the column answer, which task.target names, is empty"]),  # noqa: E501
         ("qa.jsonl", '{"question": "secret\\ud800", "answer": ""}\n', {}, ["must hold text"]),
         ("qa.txt", QA, {}, ["must end with .csv, .jsonl, .jsonl.gz", ".parquet"]),
         ("qa.csv", "", {}, ["holds no rows"]),
@@ -387,3 +389,84 @@ def test_a_unit_column_that_is_missing_is_refused(tmp_path):
 def test_a_place_that_is_not_there_is_said_not_to_exist(tmp_path):
     missing = custom(tmp_path / "qa.csv", prompt_template="{question}", target_template="{answer}")
     assert "which does not exist" in message(missing)
+
+
+MESSY = "text,label\nfine,good\nno,\n,bad\n" + "off,worse\n" * 12 + "a,good,more\nlast,bad\n"
+
+
+def labeled(path: Path, **settings: object) -> CustomLabels:
+    given = {"text_template": "{text}", "label_column": "label", "labels": ("bad", "good")}
+    return CustomLabels(name="custom", data_dir=str(path), **given, **settings)
+
+
+def test_faulty_rows_are_refused_together_with_ten_lines_of_each_kind(tmp_path):
+    path = tmp_path / "messy.csv"
+    path.write_text(MESSY)
+    with pytest.raises(InputError) as error:
+        load_examples(labeled(path), "train")
+    empty, wrong, long = error.value.faults
+    assert empty.startswith(f"{path}, line 3: ") and empty.endswith(", and is empty.")
+    assert f"{path}, lines 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and others: " in wrong
+    assert long.startswith(f"{path}, line 17: 3 cells")
+    assert long.endswith("task.invalid=skip leaves such rows out.")
+    assert "worse" not in str(error.value)
+
+
+def test_a_skipped_row_is_left_out_and_still_counts_as_what_it_was(tmp_path):
+    path = tmp_path / "messy.csv"
+    path.write_text(MESSY)
+    read = list(read_examples(labeled(path, invalid="skip"), "train", None))
+    assert [each.record is None for each in read] == [False, True, False, *[True] * 13, False]
+    assert [each.label for each in load_examples(labeled(path, invalid="skip"), "train")] == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+
+
+def test_a_faulty_row_of_nobody_is_of_a_unit_of_its_own(tmp_path):
+    path = tmp_path / "owned.csv"
+    path.write_text("text,label,of\na,good,x\nb,,x\nc,bad,\nd,bad,y\n")
+    read = list(read_examples(labeled(path, invalid="skip"), "train", "of"))
+    assert [each.record is None for each in read] == [False, True, True, False]
+    units = [each.unit for each in read]
+    assert units[:2] == ["x", "x"] and len(set(units)) == 3
+
+
+def test_what_a_row_lacks_is_read_as_empty_where_that_is_asked(tmp_path):
+    path = tmp_path / "qa.jsonl"
+    rows = [{"q": "a", "r": "b"}, {"q": None, "r": "b"}, {"q": "a"}, {"q": {}, "r": "b"}]
+    path.write_text("".join(map(json_line_of, rows)))
+    settings = {"prompt_template": "{q}: ", "target_template": "{r}", "invalid": "missing"}
+    read = list(
+        read_examples(CustomTexts(name="custom", data_dir=str(path), **settings), "train", None)
+    )
+    made = [each.record and (each.record.prompt, each.record.target) for each in read]
+    assert made == [("a: ", "b"), (": ", "b"), ("a: ", ""), None]
+
+
+def json_line_of(row: dict[str, object]) -> str:
+    return json.dumps(row) + "\n"
+
+
+@pytest.mark.parametrize("invalid", ["skip", "missing"])
+def test_data_of_faulty_rows_alone_are_refused_however_they_are_to_be_read(tmp_path, invalid):
+    path = tmp_path / "messy.csv"
+    path.write_text("text,mood\na,good\nb,bad\n")
+    with pytest.raises(InputError, match="lines 2 and 3: lacks the column label") as error:
+        load_examples(labeled(path, invalid=invalid), "train")
+    assert "task.invalid" not in str(error.value)
+
+
+def test_a_text_is_cut_at_the_end_that_tokens_would_be_cut_at(tmp_path):
+    path = tmp_path / "long.csv"
+    long = "".join(f"{number} " for number in range(2000))
+    path.write_text(f"q,r\n{long},{long}\na,b\n")
+    settings = {"prompt_template": "Q {q}:", "target_template": "{r}", "max_length": 8}
+    read = list(
+        read_examples(CustomTexts(name="custom", data_dir=str(path), **settings), "train", None)
+    )
+    kept = 8 * sources.LETTERS_PER_TOKEN
+    assert [each.is_cut for each in read] == [True, False]
+    assert read[0].record.prompt == f"Q {long[:kept]}:"
+    assert read[0].record.target == long[-kept:]

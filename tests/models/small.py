@@ -10,6 +10,10 @@ from transformers import (
     BertTokenizerFast,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -77,11 +81,26 @@ def t5_config(**settings: object) -> PretrainedConfig:
     return T5Config(**{**sizes, **settings})
 
 
+def llama_config(**settings: object) -> PretrainedConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"vocab_size": 48, "intermediate_size": 24, "max_position_embeddings": 64}
+    return LlamaConfig(**{**sizes, "bos_token_id": 1, "eos_token_id": 1, **settings})
+
+
+def opt_config(**settings: object) -> PretrainedConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 24}
+    sizes |= {"vocab_size": 48, "word_embed_proj_dim": 16, "max_position_embeddings": 64}
+    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    return OPTConfig(**{**sizes, **ids, **settings})
+
+
 LANGUAGE_MODELS = {
     "bert": (bert_config, BertForMaskedLM),
     "roberta": (roberta_config, RobertaForMaskedLM),
     "gpt2": (gpt2_config, GPT2LMHeadModel),
     "t5": (t5_config, T5ForConditionalGeneration),
+    "llama": (llama_config, LlamaForCausalLM),
+    "opt": (opt_config, OPTForCausalLM),
 }
 
 

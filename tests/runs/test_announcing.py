@@ -9,7 +9,7 @@ from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand
-from dpft.runs.announcing import announce
+from dpft.runs.announcing import announce, what_is_trained
 
 
 def command(*words: str) -> TrainCommand:
@@ -63,3 +63,29 @@ sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
     assert done.returncode == 50, done.stderr
+
+
+def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) -> None:
+    words = ["model=local", f"model.path={tmp_path}", "privacy.eps=3"]
+    assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} on task=e2e")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} (bert) on task=e2e")
+
+
+def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,\n")
+    program = """
+import sys
+from dpft.cli.main import main
+
+code = main([
+    "train", "model=tiny", "task=custom", "task.data_dir=rows.csv", "task.text='{text}'",
+    "task.label=label", "task.labels=[bad,good]", "privacy.eps=3",
+])
+sys.exit(100 if "torch" in sys.modules else code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "rows.csv, line 3: the column label" in done.stderr and "is empty" in done.stderr

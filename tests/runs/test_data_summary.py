@@ -11,7 +11,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
 from dpft.runs.data_summary import render, summarize
 from dpft.runs.held_out import Division
-from dpft.runs.records import TrainingData
+from dpft.runs.training_data import TrainingData
 from dpft.tasks.records import Example
 from dpft.training.loop import TrainingSet
 
@@ -19,7 +19,7 @@ from dpft.training.loop import TrainingSet
 def config(records_per_unit: int | None) -> Any:
     """Returns the parts of a run's configuration that a summary reads."""
     guarantee = SimpleNamespace(records_per_unit=records_per_unit)
-    task = SimpleNamespace(longest=9)
+    task = SimpleNamespace(longest=9, on_invalid="error")
     return cast(Any, SimpleNamespace(privacy=SimpleNamespace(guarantee=guarantee), task=task))
 
 

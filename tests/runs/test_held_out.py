@@ -20,7 +20,7 @@ from dpft.runs.held_out import (
     not_evaluated,
     records_to_score,
 )
-from dpft.runs.records import TrainingData, load_training_data
+from dpft.runs.training_data import TrainingData, load_training_data
 from tests.config.test_conf import loaded
 from tests.stories.tiny import write_rows
 

@@ -9,7 +9,7 @@ from dpft.config.load import dump
 from dpft.config.schema import EvaluateConfig, TrainCommand
 from dpft.config.words import Words
 from dpft.errors import InputError
-from dpft.runs.overrides import checked_overrides, inherit, with_task_of_run
+from dpft.runs.overrides import checked_overrides, inherit, with_model_of_path, with_task_of_run
 from tests.config.test_conf import loaded
 
 
@@ -90,3 +90,13 @@ def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
         checked_overrides(["privacy=none", "privacy.eps=3"])
     words = ["privacy=none", "privacy.num_examples=3"]
     assert checked_overrides(words) == words
+
+
+def test_a_folder_alone_is_a_model_of_its_own_and_keeps_nothing_of_gpt2() -> None:
+    assert with_model_of_path(["model.path=mine"]) == ["model=local", "model.path=mine"]
+    for named in (["model=llama", "model.path=a"], ["experiment=demo", "model.path=a"], ["a=b"]):
+        assert with_model_of_path(named) == named
+    assert with_model_of_path(["model.path=null"]) == ["model.path=null"]
+    command = loaded("train", checked_overrides(["model.path=mine", "method=lora", "privacy=none"]))
+    assert isinstance(command, TrainCommand)
+    assert (command.model.name, command.model.lora_targets) == ("local", None)

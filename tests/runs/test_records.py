@@ -73,7 +73,7 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     counts = {name.strip("| "): value.strip(" |") for name, value, *_ in rows}
     assert counts["read"] == "40, of 12 units"
     assert counts["held out, to be scored"] == "0"
-    assert counts["left out: no answer to learn"] == "1"
+    assert counts["left out: empty, with nothing to learn"] == "1"
     assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
     assert "run/private/data_summary.md" in outcome.out and "15" not in outcome.err
@@ -102,7 +102,10 @@ def test_a_published_number_of_records_is_no_number_of_units(workspace: Workspac
     ("arguments", "sentence"),
     [
         ((UNIT, "privacy.records_per_unit=5"), "at most train.micro_batch_size (4), got 5"),
-        (("privacy.unit=owner",), "train.jsonl, line 1: lacks the column owner"),
+        (
+            ("privacy.unit=owner",),
+            "train.jsonl, lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and others: lacks the column owner",
+        ),
         (("privacy.unit=''",), "privacy.unit must be example, or the name of a column"),
         ((UNIT, "privacy.records_per_unit=0"), "privacy.records_per_unit must be at least 1"),
     ],

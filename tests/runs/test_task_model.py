@@ -18,12 +18,14 @@ from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.modality.lengths import check_lengths
-from dpft.runs.task_model import encoding_of, head_of, layout_of
+from dpft.runs.overrides import checked_overrides
+from dpft.runs.task_model import encoding_of, fitted_to, head_of, layout_of, prepare_model
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence
+from tests.config.test_conf import loaded
 from tests.models import small
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
@@ -219,3 +221,38 @@ def test_text_to_text_needs_a_seq2seq_model(models, name, kind):
     sentence = refusal(head_of, task("rte", objective="text2text"), models[name])
     assert sentence.startswith("task=rte with task.objective=text2text needs a seq2seq model")
     assert f"got {name}, which is {kind};" in sentence
+
+
+TARGETS = {
+    "gpt2": {"c_attn"}, "bert": {"query", "value"}, "roberta": {"query", "value"},
+    "t5": {"q", "v"}, "llama": {"q_proj", "v_proj"}, "opt": {"q_proj", "v_proj"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_folder_alone_decides_what_lora_changes_and_what_pads(tmp_path: Path, name: str) -> None:
+    folder = small.save(name, tmp_path / name)
+    labeled = name in ("bert", "roberta")
+    chosen = ["task=sst2", "task.objective=cls"] if labeled else ["task=e2e"]
+    words = [*chosen, "method=lora", f"model.path={folder}"]
+    command = loaded("train", checked_overrides([*words, "task.max_length=24", "privacy.eps=3"]))
+    architecture = read_architecture(command.model)
+    config = fitted_to(command.settings(), architecture)
+    model, _ = prepare_model(config, architecture, head_of(config.task, architecture))
+    trained = [key for key, value in model.named_parameters() if value.requires_grad]
+    trained = [key for key in trained if ".lora_" in key]  # and a new head
+    assert {key.partition(".lora_")[0].rpartition(".")[2] for key in trained} == TARGETS[name]
+    made = encoding(config.task, architecture)
+    own = architecture.read.pad_token_id if labeled else made.tokenizer.pad_token_id
+    assert made.layout.pad_token_id == own is not None
+
+
+def test_a_sentence_encoders_folder_says_itself_that_it_is_read_by_the_mean(tmp_path) -> None:
+    folder = small.save("bert", tmp_path / "bert")
+    config = ModelConfig(name="local", path=str(folder))
+    assert read_architecture(config).pooling is None
+    (folder / "1_Pooling").mkdir()
+    for said, pooling in (("true", "mean"), ("false", None)):
+        text = f'{{"pooling_mode_mean_tokens": {said}}}'
+        (folder / "1_Pooling" / "config.json").write_text(text)
+        assert read_architecture(config).pooling == pooling

@@ -18,7 +18,9 @@ from tests.stories.planted import FOREIGN, found, left_in, public_files
 from tests.stories.planted_run import Story
 from tests.stories.tiny import MARKER
 
-SPOKEN = rb"(?i)loss\b|gradient|clipped|signal.to|drawn|median|examples/s|\d:\d\d\b|\blengths?\b"
+SPOKEN = (
+    rb"(?i)loss\b|gradient|clipped|signal.to|drawn|median|(examples|units)/s|\d:\d\d\b|\blengths?\b"
+)
 """Words for what ε does not cover, and for times; none is in a line that a run says."""
 NOT_PUBLIC_KEYS = re.compile(
     r"loss|gradient|clipped|batch_sizes?$|drawn|length|time|second|signal|norm$"

@@ -38,7 +38,9 @@ def test_numbers_are_written_as_json_has_them_and_texts_as_they_are(value, writt
 
 @pytest.mark.parametrize("value", [None, float("nan"), ["secret"], {"secret": 1}, b"secret"])
 def test_a_value_that_is_neither_text_nor_number_is_refused_and_not_quoted(value):
-    with pytest.raises(InputError, match="the column a, which task.text names, holds n") as caught:
+    with pytest.raises(
+        InputError, match="the column a, which task.text names, (holds n|is empty)"
+    ) as caught:
         parse("{a}").fill({"a": value})
     assert "secret" not in str(caught.value)
 

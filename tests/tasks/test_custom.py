@@ -235,7 +235,8 @@ def test_classes_named_by_numbers_are_names_not_places():
 def test_a_label_that_is_no_class_is_refused_and_never_quoted(value):
     sentence = refusal(labels().label, value)
     assert sentence == (
-        "the column mood, which task.label names, must be one of 0 (bad), 1 (good)."
+        "the column mood, which task.label names, must be one of 0 (bad), 1 (good)"
+        f"{', and is empty' if value in ('', None) or value != value else ''}."
     )
     assert spelled(value) not in ("bad", "good")
 

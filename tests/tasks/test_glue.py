@@ -66,7 +66,9 @@ def test_a_class_is_given_by_number_or_name(value):
 )
 def test_a_label_that_is_no_class_is_refused_and_not_quoted(value):
     sentence = refusal(task("sst2").label, value)
-    assert sentence == "label must be one of 0 (negative), 1 (positive)."
+    is_empty = value in ("", None) or value is math.nan
+    end = ", and is empty" if is_empty else ""
+    assert sentence == f"label must be one of 0 (negative), 1 (positive){end}."
 
 
 @pytest.mark.parametrize("value", [-0.1, 5.1, math.nan, math.inf, "same", "high", None, True])

@@ -42,14 +42,39 @@ def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -
     return caplog.messages
 
 
-@pytest.mark.parametrize(
-    ("settled", "words"), [(True, "epsilon 3.00 (prv)"), (False, "epsilon ≤ 3.00 (prv)")]
-)
-def test_epsilon_so_far_is_rounded_up_and_marked_where_it_is_not_the_last_word(
-    settled: bool, words: str
-) -> None:
-    spent = SpentEpsilon(epsilon=2.9901, accountant="prv", settled=settled)
-    assert progress(epsilon=lambda step: spent).note(1) == words
+def test_epsilon_so_far_is_rounded_up_and_shown_only_where_it_is_the_last_word() -> None:
+    def after(step: int) -> SpentEpsilon:
+        return SpentEpsilon(epsilon=2.9901, accountant="prv", settled=step > 10)
+
+    shown = progress(epsilon=after)
+    assert (shown.note(10), shown.note(20)) == ("", "epsilon 3.00")
+
+
+def test_the_rate_names_what_it_counts(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    shown = StepProgress(
+        steps=10, expected_batch_size=32, epsilon_after=None, counted="units", clock=clock
+    )
+    with shown:
+        clock.now = 10.0
+        shown.advance(10)
+    assert "32 units/s" in caplog.messages[0]
+
+
+def test_trust_rule_7_the_bar_stands_from_the_start_and_moves_at_windows_alone(monkeypatch) -> None:
+    monkeypatch.setattr("dpft.training.progress.draws_bars", lambda console: True)
+    clock = Clock()
+    with progress(steps=25, clock=clock) as shown:
+        (task,) = shown._bar.tasks
+        assert shown._bar.live.is_started
+        assert (task.completed, task.fields["note"]) == (0, "step 10 is the first that is shown")
+        for step in range(1, 10):
+            clock.now += 1.0
+            shown.advance(step)
+            assert task.completed == 0
+        shown.advance(10)
+        assert task.completed == 10
 
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
@@ -86,7 +111,7 @@ def test_a_long_time_is_shown_in_hours(caplog) -> None:
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     logged = lines(caplog, steps=1000, epsilon=spent)
     assert len(logged) == LOG_LINES
-    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00 (prv)")
+    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00,")
 
 
 @pytest.mark.parametrize(

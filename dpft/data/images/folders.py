@@ -113,7 +113,7 @@ def _entries(folder: Path) -> list[Path]:
 def _table_rows(table: Path, column: str) -> Iterator[Row]:
     folder = table.parent
     for row in file_rows(table):
-        value = row.values.get(column)
+        value = row.sound().get(column)
         if isinstance(value, str):
             where = folder / value
             if not value or not where.resolve().is_relative_to(folder.resolve()):

@@ -94,8 +94,8 @@ def count(command: TokenizerCommand) -> WordHistogram:
 
 def _texts(command: TokenizerCommand) -> Iterator[tuple[str, str]]:
     column = command.privacy.unit if command.privacy.has_units else None
-    for record, unit in read_examples(command.task, "train", column):
-        yield text_of(record), unit
+    for record, unit, _ in read_examples(command.task, "train", column):
+        yield "" if record is None else text_of(record), unit  # A faulty row counts, with no word.
 
 
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHistogram:

@@ -24,9 +24,9 @@ from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
 from dpft.run_folder import TRIALS
 from dpft.runs.held_out import divide, known_by
-from dpft.runs.records import load_training_data
 from dpft.runs.run_plan import plan_run, warn_of_delta, with_batch_size
 from dpft.runs.task_model import check_fit
+from dpft.runs.training_data import load_training_data
 from dpft.runs.tuning.trial_scores import score_metric
 
 
