@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sklearn.datasets  # noqa: F401  it writes to the environment, which commands are checked to leave alone
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from transformers import (
@@ -113,7 +114,7 @@ def make_gpt2(folder: Path) -> None:
 
 def make_roberta(folder: Path) -> None:
     """RoBERTa with a vocabulary of letters and of the words that stand for labels."""
-    words = {word for path in FILES for word in label_words(composed(path))}
+    words = label_words()
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     letters = sorted({*bytes_as_letters(), *"".join(words)})
     merges: list[str] = []
@@ -143,14 +144,14 @@ def bytes_as_letters() -> list[str]:
     return ByteLevel.alphabet()
 
 
-def label_words(config: DictConfig) -> list[str]:
-    """The words of a recipe's labels, those of its sweep among them."""
-    if config.model.name != "roberta-base":
-        return []
-    words = [str(word) for word in config.task.label_words.values()]
-    axis = config.hydra.sweeper.params or {}
-    swept = re.findall(r":(\w+)", str(axis.get("task.label_words", "")))
-    return [*words, *swept]
+def label_words() -> set[str]:
+    """The words of labels of all tasks, those of the sweep over them among them."""
+    files = config_directory().glob("task/*.yaml")
+    tasks = [yaml.safe_load(file.read_text()) for file in files]
+    words = {str(word) for task in tasks for word in (task.get("label_words") or {}).values()}
+    return words | set(
+        re.findall(r"(?:positive|negative):(\w+)", FILES["li2022_figure7"].read_text())
+    )
 
 
 def make_bert(folder: Path) -> None:
