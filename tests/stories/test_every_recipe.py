@@ -6,6 +6,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -61,12 +62,13 @@ T5 = "d_model=16 d_kv=8 d_ff=24 num_layers=1 num_decoder_layers=1 num_heads=2"
 
 def sampled(names: list[str]) -> list[str]:
     """The recipes of this commit's sample; the first ones where git knows no commit."""
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False
+    git = shutil.which("git")
+    asked = git and subprocess.run(
+        [git, "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False
     )
-    commit = asked.stdout.strip()
-    if asked.returncode or not commit:
+    if not asked or asked.returncode:
         return names[:SAMPLED]
+    commit = asked.stdout.strip()
     return sorted(names, key=lambda name: sha256(commit + name.encode()).digest())[:SAMPLED]
 
 
