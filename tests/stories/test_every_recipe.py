@@ -108,7 +108,7 @@ def saved(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 def make_gpt2(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=256, n_embd=16, n_layer=3, n_head=2,
+        vocab_size=len(tokenizer), n_positions=512, n_embd=16, n_layer=3, n_head=2,
         bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     saved(folder, GPT2LMHeadModel(config), tokenizer)
