@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from dpft.config.account import check_output
 from dpft.config.location import config_directory
 from dpft.errors import InputError
@@ -15,6 +17,10 @@ GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "e
 """What can be asked for, and the folder of conf/ that has it."""
 PACKAGE, RUN = "# @package", " Run: "
 """How a line of Hydra's own begins, and what follows the words of the first line."""
+
+
+CHECKED = "run by make recipes"
+"""How each recipe is checked: trained, scored and reported in small, from the list on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,47 @@ def _of_group(folder: str) -> Callable[[], dict[str, str]]:
     return found
 
 
+def _recipes() -> dict[str, str]:
+    """Returns the recipes, each with how it is checked: ``make recipes`` reads this very folder."""
+    return {name: f"{CHECKED}  {line}" for name, line in _of_group("experiment")().items()}
+
+
+def naming_recipe(error: InputError, recipe: str) -> InputError:
+    """Returns an error whose faults say which line of a recipe sets the key that each is of.
+
+    Args:
+        error: Faults that begin with the key.
+        recipe: A file of conf/experiment; those that it builds on are looked through after it.
+    """
+    return InputError(*(_naming_recipe(fault, recipe) for fault in error.faults))
+
+
+def _naming_recipe(fault: str, recipe: str) -> str:
+    key = fault.partition(" ")[0]
+    found = _line_of(key.split("."), recipe) if "." in key else None
+    if found is None:
+        return fault
+    return f"{fault.removesuffix('.')}; {found[0]}, line {found[1]}, sets it to {found[2]}."
+
+
+def _line_of(keys: list[str], recipe: str) -> tuple[str, int, str] | None:
+    """Returns file, line and value of a recipe's own setting of a key; None where it has none."""
+    file = config_directory() / "experiment" / f"{recipe}.yaml"
+    if not file.is_file():
+        return None
+    root = node = yaml.compose(file.read_text(encoding="utf-8"))
+    for key in keys:
+        held = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = next((value for name, value in held if name.value == key), None)
+    if isinstance(node, yaml.ScalarNode):
+        return f"conf/experiment/{recipe}.yaml", node.start_mark.line + 1, node.value
+    bases = next((value for name, value in root.value if name.value == "defaults"), None)
+    for base in () if bases is None else bases.value:
+        if isinstance(base, yaml.ScalarNode) and base.value != "_self_":
+            return _line_of(keys, base.value)
+    return None
+
+
 def first_line(file: Path) -> str:
     """Returns what a YAML says of itself: its first line, without the command that follows."""
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -67,6 +114,7 @@ def _metrics() -> dict[str, str]:
 
 LISTED: dict[str, Callable[[], dict[str, str]]] = {
     **{name: _of_group(folder) for name, folder in GROUPS.items()},
+    "recipes": _recipes,
     "metrics": _metrics,
 }
 """What can be listed."""

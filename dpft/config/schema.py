@@ -101,6 +101,26 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
         )
 
 
+def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
+    """Refuses two public numbers of one thing that are far apart, before any record is read.
+
+    The larger one would lower the sample rate, and so epsilon, of records that are not there.
+
+    Raises:
+        InputError: One is more than twice the other, and both count the task's records.
+    """
+    published, given = task.public_num_train_examples, privacy.num_examples
+    if published is None or given is None or privacy.unit != EXAMPLE:
+        return
+    if max(published, given) > 2 * min(published, given):
+        raise InputError(
+            f"privacy.num_examples must be within a factor of 2 of task {task.name}'s"
+            f" {published} published training records, got {given}; leave it out to take"
+            f" {published}, or name the unit that it counts with privacy.unit=COLUMN, or set"
+            " task.num_train_examples to the records of your own copy."
+        )
+
+
 def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> None:
     """Refuses a unit of chunks where there are none, and a record that is no micro-batch.
 
@@ -213,6 +233,7 @@ class TrainConfig(CrossChecked):
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
         (("task", "privacy"), check_mixture),
+        (("task", "privacy"), check_public_numbers),
         (("privacy", "train"), check_loop),
         (("task", "privacy", "train"), check_chunks),
         (("privacy", "model", "train"), check_compile),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.config.keys import WITNESS
-from dpft.config.load import load, load_saved
+from dpft.config.listing import naming_recipe
+from dpft.config.load import Config, load, load_saved
 from dpft.config.schema import (
     POLYMORPHIC,
     TASK,
@@ -22,7 +23,7 @@ from dpft.config.schema import (
     TrainCommand,
 )
 from dpft.config.tokenizer import CHANGEABLE, TokenizerCommand
-from dpft.config.words import Words, given_overrides
+from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
 from dpft.files import read_yaml
 from dpft.run_folder import CONFIGURATION
@@ -59,8 +60,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
 
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)
-    settled = without_recipes_promise(composed, words.job)
-    return load(settled, TrainCommand, polymorphic=POLYMORPHIC)
+    return _of_recipe(composed, words, TrainCommand)
 
 
 def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
@@ -72,8 +72,7 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
     from dpft.config.tune import TuneCommand
 
     if composed.get("resume") is None:
-        settled = without_recipes_promise(composed, words.job)
-        return load(settled, TuneCommand, polymorphic=POLYMORPHIC)
+        return _of_recipe(composed, words, TuneCommand)
     from dpft.runs.tuning.run_search import resumed_search
 
     others = sorted(set(words.keys) - {"resume"})
@@ -133,8 +132,21 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
     Raises:
         InputError: It is incomplete or wrong.
     """
+    return _of_recipe(composed, words, PlanConfig)
+
+
+def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
+    """Returns what was composed; a refusal says which line of the recipe sets the key.
+
+    Raises:
+        InputError: It is incomplete or wrong.
+    """
     settled = without_recipes_promise(composed, words.job)
-    return load(settled, PlanConfig, polymorphic=POLYMORPHIC)
+    try:
+        return load(settled, root, polymorphic=POLYMORPHIC)
+    except InputError as error:
+        recipe = given_text(words.job, "experiment")
+        raise error if recipe is None else naming_recipe(error, recipe) from None
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:

@@ -59,9 +59,8 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     """Returns what ``dpft train`` with the same configuration would do and cost.
 
     Raises:
-        InputError: As ``dpft train`` would raise it; a large delta is only warned of.
+        InputError: As ``dpft train`` would raise it.
     """
-    config = allow_large_delta(config)
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     head = training_head(config, architecture)
@@ -94,15 +93,6 @@ def describe_run(config: PlanConfig) -> PlannedRun:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
     return PlannedRun(plan=plan, accounting=accounting, record=record)
-
-
-def allow_large_delta(config: PlanConfig) -> PlanConfig:
-    """Returns the configuration with a large delta allowed: planning only warns of it."""
-    guarantee = config.privacy.guarantee
-    if guarantee is None:
-        return config
-    privacy = dataclasses.replace(guarantee, allow_large_delta=True)
-    return dataclasses.replace(config, privacy=privacy)
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:

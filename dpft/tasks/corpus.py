@@ -15,6 +15,8 @@ from dpft.tasks.records import Example
 
 LINE, DOCUMENT = "line", "document"
 CHUNKS = "chunks_per_record"
+C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
+"""Texts of the training splits of C4, by hub_config (its data set card)."""
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 """Name to the kind of model that learns it; of two for a kind the first is its own."""
@@ -67,6 +69,13 @@ class CorpusTask(OwnRows, TextTask):
                 f"task.text must be the name of a column, as in task.text=text, got"
                 f" {self.text_column!r}."
             )
+
+    @property
+    def public_num_train_examples(self) -> int | None:
+        """See ``Task.public_num_train_examples``; C4's own number where none is configured."""
+        if self.num_train_examples is None and self.is_published("train"):
+            return C4_TEXTS.get(self.hub_config or "")
+        return super().public_num_train_examples
 
     @property
     def most_rows(self) -> int:

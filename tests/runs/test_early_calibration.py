@@ -23,7 +23,7 @@ def never() -> int:
     [
         ("experiment=demo",),
         (*SMALL, "train.steps=7", "privacy.delta=1e-6", "privacy.accountant=pld"),
-        (*SMALL, "privacy.num_examples=300"),
+        (*SMALL, "privacy.num_examples=10000"),
         (*SMALL, "method=two_phase", "train.epochs=2"),
         (*CUSTOM, "privacy.num_examples=3000"),
     ],

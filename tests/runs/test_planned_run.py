@@ -9,7 +9,7 @@ from dpft.config.schema import PlanConfig
 from dpft.errors import InputError
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs import planned_run
-from dpft.runs.planned_run import allow_large_delta, describe_run
+from dpft.runs.planned_run import describe_run
 from dpft.training import probe
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -86,15 +86,16 @@ def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
     assert planned.record["private"] is False and "epsilon" not in planned.record
 
 
-def test_a_delta_that_training_refuses_is_only_warned_of(
+def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     config: PlanConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     guarantee = config.privacy.guarantee
     assert guarantee is not None
     large = replace(config, privacy=replace(guarantee, delta=0.03))
-    allowed = allow_large_delta(large).privacy.guarantee
-    assert allowed is not None and allowed.allow_large_delta
-    record = describe_run(large).record
+    with pytest.raises(InputError, match=r"privacy\.delta must be at most 1/num_examples"):
+        describe_run(large)
+    allowed = replace(guarantee, delta=0.03, allow_large_delta=True)
+    record = describe_run(replace(config, privacy=allowed)).record
     (warning,) = delta_warnings(0.03, 42061, source="given")
     assert warning in record["warnings"] and warning in caplog.text
 

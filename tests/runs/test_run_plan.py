@@ -23,11 +23,11 @@ def never() -> int:
 
 
 @pytest.mark.parametrize(
-    "privacy", [replace(DP, num_examples=7), NoPrivacy(name="none", num_examples=7)]
+    "privacy", [replace(DP, num_examples=40000), NoPrivacy(name="none", num_examples=40000)]
 )
 def test_the_users_number_of_examples_leads(privacy) -> None:
     size = public_size(of(TASK, privacy), never)
-    assert (size.num_examples, size.source) == (7, "privacy.num_examples")
+    assert (size.num_examples, size.source) == (40000, "privacy.num_examples")
 
 
 def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:

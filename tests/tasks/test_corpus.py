@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from dpft.errors import InputError
@@ -61,9 +63,13 @@ def test_a_bad_setting_is_refused_by_its_key(settings, sentence):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_trust_rule_8_c4_from_the_hub_is_published_and_nothing_else(split):
-    from_hub = {"source": "hub", "num_train_examples": 364868892}
+    from_hub = {"source": "hub", "hub_config": "en"}
     assert corpus(**from_hub, hub_name="allenai/c4").is_published(split)
-    assert corpus(**from_hub).public_num_train_examples == 364868892
+    c4 = corpus(**from_hub, hub_name="allenai/c4")
+    assert c4.public_num_train_examples == 364868892
+    assert replace(c4, hub_config="realnewslike").public_num_train_examples == 13799838
+    assert replace(c4, hub_config="de").public_num_train_examples is None
+    assert replace(c4, num_train_examples=5).public_num_train_examples == 5
     assert not corpus(**from_hub, hub_name="someone/c4").is_published(split)
     own = corpus(**from_hub, hub_name="allenai/c4", data_dir="texts")
     assert not own.is_published(split)
