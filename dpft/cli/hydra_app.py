@@ -64,7 +64,8 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(flags):
         print(subcommand.help(name, overrides, flags))
         return 0
-    refuse_bare_words(name, overrides, keys)
+    if not subcommand.takes_bare_words:
+        refuse_bare_words(name, overrides, keys)
     refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
     if is_beside_first():
@@ -107,8 +108,8 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
         else:
             of_group = [file.parent.name for file in config_directory().glob(f"*/{word}.yaml")]
             near = [word] if word in keys() else nearest_keys(word, keys())
-            meant = [f"{group}={word}" for group in of_group] or [f"{key}=VALUE" for key in near]
-            hint = f"write {meant[0]}" if meant else f"dpft {name} --help has the keys"
+            ways = [f"{group}={word}" for group in of_group] or [f"{key}=VALUE" for key in near]
+            hint = f"write {ways[0]}" if ways else f"dpft {name} --help has the keys"
         raise InputError(f"dpft {name} takes KEY=VALUE, got {word!r}; {hint}.")
 
 

@@ -6,6 +6,7 @@ from dpft.config.listing import ListConfig, listed
 
 CONFIG = ListConfig
 READS_RECORDS = False
+TAKES_BARE_WORDS = True
 
 
 def expand(overrides: list[str]) -> list[str]:

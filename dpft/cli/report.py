@@ -21,6 +21,7 @@ from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.runs.finished_runs import read_finished_runs, rebuild_report
 
 CONFIG = ReportConfig
+TAKES_BARE_WORDS = True
 LISTS = ("runs", "ratings")
 """Keys whose value may be a list, and may be given several times."""
 logger = logging.getLogger(__name__)

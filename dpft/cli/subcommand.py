@@ -42,6 +42,8 @@ class Subcommand:
     reads_rows_alone: bool = False
     """``READS_ROWS_ALONE``, optional: whether it reads nothing of records but rows, by
     ``dpft.data``, which notes that; any other command counts as reading them when it begins."""
+    takes_bare_words: bool = False
+    """``TAKES_BARE_WORDS``, optional: whether ``expand`` makes overrides of words without a key."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
     """``configuration(composed, words)``, optional: what is run, in place of the composed values.
     """
@@ -57,6 +59,7 @@ class Subcommand:
             expand=vars(module).get("expand", _unchanged),
             reads_records=vars(module).get("READS_RECORDS", True),
             reads_rows_alone=vars(module).get("READS_ROWS_ALONE", False),
+            takes_bare_words=vars(module).get("TAKES_BARE_WORDS", False),
             configuration=vars(module).get("configuration"),
         )
 

@@ -14,6 +14,7 @@ from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
 from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.run_plan import plan_run
+from dpft.training.trackers.base import TrackerConfig
 
 CONFIG = TrainCommand
 READS_ROWS_ALONE = True
@@ -35,6 +36,8 @@ def run(command: TrainCommand) -> None:
         if command.resume is None:
             from dpft.runs.training_data import read_early
 
+            if isinstance(command.tracking, TrackerConfig):
+                command.tracking.check()
             calibrate = early.enter_context(early_calibration(command))
             early.enter_context(read_early(command))
         from dpft.runs import run as runs

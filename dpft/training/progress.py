@@ -81,7 +81,6 @@ class StepProgress:
         self._task = self._bar.add_task("training", total=steps, completed=taken, note=waits)
 
     def __enter__(self) -> Self:
-        self._bar.start()
         if self._windows.starts_on_grid:
             self._begin(self._taken)
         elif self._taken < self._steps:
@@ -126,6 +125,9 @@ class StepProgress:
 
     def _begin(self, step: int) -> None:
         self._marked = (step, self._clock())
+        # Not before: how long a session took from an odd step, less how long one took from
+        # another, would be the time of fewer than ten.
+        self._bar.start()
 
     def _say_what_is_silent(self) -> None:
         first = self._windows.first

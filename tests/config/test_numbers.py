@@ -50,6 +50,8 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "decode.num_beams": POSITIVE,
     "decode.max_new_tokens": POSITIVE,
     "decode.length_penalty": ANY,
+    "decode.no_repeat_ngram_size": NOT_NEGATIVE,
+    "decode.repetition_penalty": POSITIVE,
     "decode.top_p": (-1, 0, 2),
     "decode.temperature": POSITIVE,
     "decode.seed": NOT_NEGATIVE,

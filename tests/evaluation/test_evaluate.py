@@ -192,8 +192,9 @@ def test_predicted_scores_may_leave_the_scale_that_labels_keep():
 def test_a_prediction_that_is_no_label_is_named_by_its_record_and_not_quoted(bad):
     with pytest.raises(InputError) as caught:
         score_predictions(SENTIMENT, labeled(1, 0), ["1", bad], config=EvalConfig())
+    empty = "" if bad else ", and is empty"
     assert str(caught.value) == (
-        "predictions, record 2: a prediction must be one of 0 (negative), 1 (positive)."
+        f"predictions, record 2: a prediction must be one of 0 (negative), 1 (positive){empty}."
     )
 
 

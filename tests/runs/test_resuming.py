@@ -162,8 +162,8 @@ def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> N
     ("changes", "named"),
     [
         ({"max_grad_norm": 0.7}, "another phases;"),
-        ({"delta": 1e-9}, "another delta;"),
-        ({"num_examples": 12345}, "another sample_rate, .*num_examples"),
+        ({"delta": 1e-9}, "another delta, delta_source;"),
+        ({"num_examples": 30000}, "another sample_rate, .*num_examples"),
     ],
 )
 def test_trust_rule_9_a_configuration_that_was_edited_is_refused(

@@ -37,13 +37,13 @@ def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None
 
 def test_local_rows_are_counted() -> None:
     size = public_size(of(replace(TASK, data_dir="x"), DP), lambda: 12)
-    assert (size.num_examples, size.source) == (12, "count of the records read")
+    assert (size.num_examples, size.source) == (12, "counted in the data")
 
 
 def test_every_canary_counts_whatever_its_coin_says() -> None:
     size = public_size(of(TASK, DP, canaries=100, exposure_canaries=2), never)
     assert size.num_examples == 42061 + 100 + 2 * (1 + 10 + 100)
-    assert size.source == "published size of task e2e, and 322 of canaries"
+    assert size.source == "published size of task e2e, with 322 canaries added"
 
 
 def test_all_copies_of_a_canary_are_one_units() -> None:

@@ -56,11 +56,11 @@ def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
     assert caplog.records == []
     guarantee = private.privacy.guarantee
     assert guarantee is not None
-    weak = replace(guarantee, noise_seed=1, num_examples=2000, delta=0.0005)
+    weak = replace(guarantee, noise_seed=1, num_examples=40000, delta=1 / 40000)
     config = replace(private, privacy=weak)
     warn(config, plan(config))
     delta, seed = [record.message for record in caplog.records]
-    assert delta.startswith("delta = 0.0005 is equal to") and "reproducible: not private" in seed
+    assert delta.startswith("delta = 2.5e-05 is equal to") and "reproducible: not private" in seed
 
 
 @pytest.fixture

@@ -17,12 +17,8 @@ from dpft.errors import InputError
 from dpft.runs import records
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.records import (
-    TrainingData,
-    check_canaries,
-    load_training_data,
-    make_training_set,
-)
+from dpft.runs.records import check_canaries, make_training_set
+from dpft.runs.training_data import TrainingData, load_training_data
 from dpft.tasks.records import Example, Record
 from dpft.training.loop import TrainingSet
 

@@ -52,12 +52,15 @@ def test_a_planted_calibration_is_no_headline_of_a_ledger_that_its_head_verifies
     """It was told as "epsilon = 0.5000 (upper bound by prv)" of a ledger of epsilon 147.8."""
     shutil.rmtree(copy / "private")
     edit(copy, **told(0.5))
+    outcome = workspace.run("account", "run=copy")
+    assert outcome.code == 3 and "epsilon must be at least" in outcome.err
+    edit(copy, **told(28.0))  # Above what a threshold on the noisy sums shows.
     head = read_ledger(copy / "ledger.jsonl").head
     for more in ((), ("accountant=prv",)):
         outcome = workspace.run("account", "run=copy", f"head={head}", *more)
         assert outcome.code == 0, outcome.err
         text = " ".join(outcome.out.split())
-        assert "epsilon = 0.5" not in text and "is the head that was given" in text
+        assert "epsilon = 28" not in text and "is the head that was given" in text
         headline = text.split("epsilon = ")[1]
         assert float(headline.split()[0]) > 30 and "(upper bound by pld)" in headline
         assert "They do not cover" in text and "(privacy.json)" in text

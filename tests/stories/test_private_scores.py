@@ -114,7 +114,7 @@ def test_trust_rule_8_no_public_file_and_no_line_tells_a_private_score_or_how_ma
     assert {name: found for name, found in held.items() if found} == {}
     for name in ("report.md", "report.html"):
         assert "private/metrics.json" in (told.folder / name).read_text()
-    assert "run/private/metrics.json" in told.said[0].err
+    assert "run/private/metrics.json" in told.said[0].out
     card = (told.folder / "model" / "README.md").read_text()
     assert not re.search("held_out|perplexity|metrics.json", card)
 
@@ -270,9 +270,12 @@ def test_a_terminal_shows_its_owner_two_digits_when_training_ends(
 ) -> None:
     workspace = copy_of(told, tmp_path)
     outcome = on_terminal(workspace, monkeypatch, "train", "resume=run")
-    assert outcome.out.startswith("private scores: custom, split held_out, before -> after")
-    assert f"perplexity {' -> '.join(rounded(told))} (" in outcome.out
-    assert "not covered by epsilon" in outcome.out
+    assert "Scores on custom, split held_out" in outcome.out
+    assert ["perplexity", "↓", *rounded(told)] in [
+        line.split() for line in outcome.out.splitlines()
+    ]
+    plain = re.sub(r"\x1b\[[\d;]*m", "", outcome.out)
+    assert "not covered by epsilon" in " ".join(plain.split())
 
 
 def on_terminal(workspace: Workspace, patch: pytest.MonkeyPatch, *words: str) -> Outcome:

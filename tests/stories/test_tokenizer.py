@@ -124,7 +124,7 @@ def test_training_composes_both_below_their_sum(
     assert "both together are" in report.partition("\n")[0]
     words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {up(both)}"
     again = workspace.run("train", "resume=trained")
-    assert (again.code, words in again.err) == (0, True), again.err
+    assert (again.code, words in again.out) == (0, True), again.err
     opened = open_run(workspace.root / "trained")
     assert (opened.epsilon, opened.delta) == (both, trained["delta_with_tokenizer"])
     wrote = workspace.run("generate", "run=trained", "num=2")

@@ -20,7 +20,7 @@ from dpft.privacy.ledger import read_ledger
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
-ANNOUNCEMENT = re.compile(r"\AINFO: (training model=|going on with ).*\n")
+ANNOUNCEMENT = re.compile(r"\AINFO: (training model(?:.path)?=|going on with ).*\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: b
     """Puts the observer in place of the screen and of the log."""
 
     class Bar:
-        def __init__(self, *columns, console, disable) -> None:
+        def __init__(self, *columns, console, disable, refresh_per_second=10) -> None:
             self.shows = not disable
 
         def add_task(self, *args, **values) -> int:

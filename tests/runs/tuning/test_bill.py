@@ -55,7 +55,7 @@ def test_a_sweep_ends_with_what_all_its_runs_cost(workspace: Workspace, sweep: O
 
 
 def test_the_bill_is_printed_once(sweep: Outcome) -> None:
-    (line,) = sweep.out.splitlines()
+    (line,) = [each for each in sweep.out.splitlines() if each.startswith("tuning bill")]
     assert re.fullmatch(
         r"tuning bill of 3 runs on task e2e from data, unit example: epsilon = \d+\.\d{4}"
         r" at delta = 0\.0125 for all of them \(upper bound by pld\);"
@@ -149,7 +149,7 @@ def test_a_run_that_was_not_private_leaves_no_bound_for_all(
 def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:
     words = [word for word in SWEEP if not word.startswith("privacy.")]
     outcome = workspace.run(*words, "privacy=none", "train.seed=1,2", "hydra.sweep.dir=plain")
-    assert (outcome.code, outcome.out) == (0, ""), outcome.err
+    assert (outcome.code, "tuning bill" in outcome.out) == (0, False), outcome.err
     assert not (workspace.root / "plain/tuning_bill.json").exists()
 
 
