@@ -129,9 +129,11 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
         ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "3 columns under other names"]),
         ([*QA, "task.target={answer}"], ["cannot read the argument", "key=\"VALUE\""]),
         ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
-        (["task=custom", "task.data_dir=qa.csv", "task.messages=question"], ["must hold a list of messages"]),
+        (["task=custom", "task.data_dir=qa.csv", "task.messages=question"],
+         ["must hold a list of messages"]),
         (["task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood",
-          "task.labels=[x,y]"], ["lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and others: the column mood", "must be one of 0 (x), 1 (y)"]),
+          "task.labels=[x,y]"], ["lines 1, 2, 3, ", " 10 and others: the column mood",
+                                 "must be one of 0 (x), 1 (y)"]),
         *slow(
             ([*QA, 'task.text="{answer}"'], ["exactly one of", "task.prompt and task.target and"]),
             ([*QA, 'task.target="{reply"'], ["task.target", "in braces"]),
