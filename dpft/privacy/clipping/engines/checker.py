@@ -22,6 +22,7 @@ from dpft.privacy.clipping.separation.loss_company import LossCompany, Question
 from dpft.privacy.clipping.separation.root_calls import Arguments, RootCalls, Survey, is_compiled
 from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes, check_rows_alone
 from dpft.privacy.clipping.separation.signature import coarsest, signature_of
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 WITHOUT_THE_MODEL = "a submodule called alone"
 
@@ -29,8 +30,14 @@ WITHOUT_THE_MODEL = "a submodule called alone"
 class Checker:
     """Computes losses for an engine, and looks where that is due whether examples mix."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Prepares for a model."""
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
+        """Prepares for a model.
+
+        Args:
+            model: Whose losses are checked.
+            trainable: What trains; of a model in shards, what bears the names while it runs.
+        """
+        self._trainable = trainable
         self._model = getattr(model, "_orig_mod", model)
         self._own = partial(type(self._model).forward, self._model)
         self._calls = RootCalls(self._model)
@@ -146,8 +153,7 @@ class Checker:
         """Whether losses came another way than any before: by another function of the caller's."""
         if not losses.requires_grad:
             return False
-        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        self._graph = describe_graph(losses, parameters)
+        self._graph = describe_graph(losses, self._trainable.now())
         known = self._graph in self._graphs
         self._graphs.add(self._graph)
         return not known

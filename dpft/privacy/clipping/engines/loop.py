@@ -36,7 +36,7 @@ class LoopEngine(Engine):
     ) -> None:
         """See ``Engine``."""
         super().__init__(model, style, groups=groups, tuning=tuning)
-        self._checker = Checker(model)
+        self._checker = Checker(model, self.trainable)
 
     def install(self) -> None:
         """Watches the model's calls; its layers stay as they are."""
