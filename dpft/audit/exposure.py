@@ -24,12 +24,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import trapezoid
 from scipy.special import log_ndtr
 
+from dpft.data.canary_config import FEWEST_SUFFIXES
 from dpft.errors import InputError
 
 MEAN_UNSEEN = 1 / math.log(2)
 """Mean exposure, in bits, of a canary that was not trained on."""
-FEWEST = 20
-"""Fewer log-perplexities than this are not fitted."""
 TAIL = 1e-4
 """A probability below this is integrated in logarithms."""
 STEPS, REACH = 4000, 60.0
@@ -131,15 +130,15 @@ def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
             there are not too many to score.
 
     Raises:
-        InputError: There are fewer than ``FEWEST``, one is not finite, or all are equal.
+        InputError: There are fewer than ``FEWEST_SUFFIXES``, one is not finite, or all are equal.
     """
     from scipy.stats import kstest, skewnorm
 
     values = _finite(sample)
-    if len(values) < FEWEST or np.ptp(values) == 0:
+    if len(values) < FEWEST_SUFFIXES or np.ptp(values) == 0:
         raise InputError(
-            f"a skew-normal distribution needs at least {FEWEST} log-perplexities that differ, "
-            f"got {len(values)}; take the exact rank."
+            f"a skew-normal distribution needs at least {FEWEST_SUFFIXES} log-perplexities that"
+            f" differ, got {len(values)}; take the exact rank."
         )
     shape, location, scale = map(float, skewnorm.fit(values))
     fit = kstest(values, skewnorm(shape, location, scale).cdf)

@@ -6,7 +6,7 @@ reading the contexts of each length gives all of them: 11,111 rows for 100,000 s
 Shapes: c contexts, n words of a suffix, v words of the sub-vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log
@@ -14,13 +14,10 @@ from math import log
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpft.audit.likelihoods import Scorer
-from dpft.data.canaries import Canary
+from dpft.data.canaries import Canary, SuffixTokens, suffix_tokens
 from dpft.data.packed_records import pieces
-from dpft.data.tokenization import TokenizedExample
-from dpft.errors import InputError
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SEQ2SEQ
 from dpft.models.losses import token_logits
@@ -37,7 +34,14 @@ class SuffixScores:
     """Of every suffix, its own among them, shape (v ** n,)."""
 
 
-def suffix_scores(scorer: Scorer, task: Task, canary: Canary, words: Sequence[str]) -> SuffixScores:
+def suffix_scores(
+    scorer: Scorer,
+    task: Task,
+    canary: Canary,
+    words: Sequence[str],
+    *,
+    on_scored: Callable[[int], None] = lambda suffixes: None,
+) -> SuffixScores:
     """Returns the log-perplexities of a canary and of all that it might have been.
 
     Args:
@@ -45,19 +49,21 @@ def suffix_scores(scorer: Scorer, task: Task, canary: Canary, words: Sequence[st
         task: Of the run.
         canary: Of the secret sharer.
         words: The sub-vocabulary.
+        on_scored: Called after each batch with how many suffixes it was the last word of.
 
     Raises:
-        InputError: A word is not one token where it stands.
+        InputError: As ``suffix_tokens``.
     """
-    table = _Table.of(scorer, task, canary, words)
+    table = suffix_tokens(scorer.encoding, task, canary, words)
     everything = np.zeros(1)
     with evaluation_mode(scorer.model), torch.no_grad():
         for place in range(len(canary.learned)):
             contexts = product(range(len(words)), repeat=place)
-            found = [
-                table.bits(scorer, task, some, place)
-                for some in pieces(contexts, scorer.batch_size)
-            ]
+            found = []
+            for some in pieces(contexts, scorer.batch_size):
+                found.append(_bits(scorer, task, canary, words, table, some, place))
+                if place == len(canary.learned) - 1:
+                    on_scored(len(some) * len(words))
             everything = (everything[:, None] + np.concatenate(found)).reshape(-1)
     number = 0
     for word in canary.learned:
@@ -65,50 +71,24 @@ def suffix_scores(scorer: Scorer, task: Task, canary: Canary, words: Sequence[st
     return SuffixScores(own=float(everything[number]), all=everything)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    """Where the words of a canary's suffix are in its row, and which token each word is there."""
-
-    canary: Canary
-    words: Sequence[str]
-    places: tuple[int, ...]
-    """Of the suffix's words among a row's labels."""
-    ids: Tensor
-    """Shape (n, v)."""
-
-    @classmethod
-    def of(cls, scorer: Scorer, task: Task, canary: Canary, words: Sequence[str]) -> "_Table":
-        length = len(canary.learned)
-        rows = scorer.encoding.rows(
-            [task.canary(canary.read, [word] * length, number=canary.number) for word in words]
-        )
-        places = tuple(_places(rows[0], rows[1]))
-        if len(places) != length or any(len(r.labels) != len(rows[0].labels) for r in rows):
-            raise InputError(
-                "audit=exposure needs words that are one token each in the task's records, and"
-                f" {length} words of this run's became {len(places)}; choose another task or model."
-            )
-        ids = [[int(row.labels[place]) for row in rows] for place in places]
-        return cls(canary=canary, words=words, places=places, ids=torch.tensor(ids))
-
-    def bits(
-        self, scorer: Scorer, task: Task, contexts: Sequence[tuple[int, ...]], place: int
-    ) -> NDArray[np.float64]:
-        """Returns the log-perplexity of each word at a place after some contexts, shape (c, v)."""
-        missing = [self.words[0]] * (len(self.places) - place)
-        suffixes = [[*(self.words[at] for at in context), *missing] for context in contexts]
-        read, number = self.canary.read, self.canary.number
-        rows = scorer.encoding.rows([task.canary(read, each, number=number) for each in suffixes])
-        batch = scorer.encoding.layout.collate(rows).to(scorer.model.device)
-        late = 0 if batch.kind == SEQ2SEQ else 1
-        logits = token_logits(scorer.model, batch)[:, self.places[place] - late]
-        bits = -logits.double().log_softmax(dim=-1) / log(2)
-        found: NDArray[np.float64] = bits[:, self.ids[place].to(bits.device)].cpu().numpy()
-        return found
-
-
-def _places(one: TokenizedExample, other: TokenizedExample) -> Iterator[int]:
-    """Yields where the labels of two rows differ."""
-    for place, (a, b) in enumerate(zip(one.labels, other.labels, strict=False)):
-        if a != b:
-            yield place
+def _bits(
+    scorer: Scorer,
+    task: Task,
+    canary: Canary,
+    words: Sequence[str],
+    table: SuffixTokens,
+    contexts: Sequence[tuple[int, ...]],
+    place: int,
+) -> NDArray[np.float64]:
+    """Returns the log-perplexity of each word at a place after some contexts, shape (c, v)."""
+    missing = [words[0]] * (len(table.places) - place)
+    suffixes = [[*(words[at] for at in context), *missing] for context in contexts]
+    rows = scorer.encoding.rows(
+        [task.canary(canary.read, each, number=canary.number) for each in suffixes]
+    )
+    batch = scorer.encoding.layout.collate(rows).to(scorer.model.device)
+    late = 0 if batch.kind == SEQ2SEQ else 1
+    logits = token_logits(scorer.model, batch)[:, table.places[place] - late]
+    bits = -logits.double().log_softmax(dim=-1) / log(2)
+    found: NDArray[np.float64] = bits[:, list(table.ids[place])].cpu().numpy()
+    return found

@@ -192,6 +192,18 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
         )
 
 
+def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
+    """Refuses to begin a run with canaries that ``audit=exposure`` would refuse after it.
+
+    A run that was begun with them goes on, and its model is scored and used as any other.
+
+    Raises:
+        InputError: As ``CanaryConfig.check_suffixes``.
+    """
+    if resume is None:
+        audit.check_suffixes()
+
+
 def check_white_box(method: Method, audit: CanaryConfig) -> None:
     """Refuses to look into steps whose noisy gradient is not one of the model's own weights.
 
@@ -251,6 +263,11 @@ class TrainCommand(TrainConfig):
     """Folder of a run that broke off, to go on with it."""
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """Whether its processes are started, too."""
+
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
+        *TrainConfig.cross_checks,
+        (("audit", "resume"), check_suffixes),
+    )
 
     def settings(self) -> TrainConfig:
         """Returns the configuration that the run's folder keeps, which never names its witness."""

@@ -21,6 +21,8 @@ from dpft.tasks.records import Record
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from dpft.data.encoding import Encoding
+
 COIN, EXPOSURE = "coin", "exposure"
 READ_WORDS = 3
 """Of a canary of the secret sharer: E2E's name, type and area."""
@@ -115,6 +117,64 @@ def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
 def copies_of(canaries: Iterable[Canary], task: Task) -> list[tuple[Record, str]]:
     """Returns the records that canaries add to the training records, each with its unit."""
     return [(canary.record(task), canary.unit) for canary in canaries for _ in range(canary.copies)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixTokens:
+    """Where the words of a canary's suffix are in its row, and which token each word is there."""
+
+    places: tuple[int, ...]
+    """Of the suffix's words among a row's labels."""
+    ids: tuple[tuple[int, ...], ...]
+    """At each place, the token of each word of the sub-vocabulary."""
+
+
+def suffix_tokens(
+    encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
+) -> SuffixTokens:
+    """Returns how the suffixes that a canary could have had lie in its row.
+
+    Args:
+        encoding: How the task's records become rows.
+        task: Of the run.
+        canary: Of the secret sharer.
+        words: The sub-vocabulary.
+
+    Raises:
+        InputError: The model does not learn each word of a suffix as one token at one place.
+    """
+    length = len(canary.learned)
+    rows = encoding.rows(
+        [task.canary(canary.read, [word] * length, number=canary.number) for word in words]
+    )
+    labels = [list(row.labels) for row in rows]
+    places = [at for at, tokens in enumerate(zip(*labels, strict=False)) if len(set(tokens)) > 1]
+    if encoding.view is not None or len(places) != length or len(set(map(len, labels))) != 1:
+        raise InputError(
+            "audit.exposure_canaries needs a task whose model learns each word of a suffix as one"
+            f" token, got {len(places)} learned tokens for {length} words of task={task.name};"
+            " choose another task.objective or model, or set audit.exposure_canaries=0."
+        )
+    ids = tuple(tuple(int(row[place]) for row in labels) for place in places)
+    return SuffixTokens(places=tuple(places), ids=ids)
+
+
+def check_suffixes_learned(
+    canaries: Iterable[Canary],
+    config: CanaryConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    task: Task,
+    encoding: "Encoding",
+) -> None:
+    """Refuses canaries that ``audit=exposure`` could not look for in the trained model.
+
+    Raises:
+        InputError: As ``suffix_tokens``.
+    """
+    exposed = [canary for canary in canaries if canary.kind == EXPOSURE]
+    words = vocabulary(config, whole_words(tokenizer)) if exposed else []
+    for canary in exposed:
+        suffix_tokens(encoding, task, canary, words)
 
 
 def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:

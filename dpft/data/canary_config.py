@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError
 
+FEWEST_SUFFIXES, MOST_SUFFIXES = 20, 10**7
+"""Of how many ``audit=exposure`` can fit a distribution, and rank one among all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryConfig:
@@ -54,6 +57,20 @@ class CanaryConfig:
     def wanted(self) -> bool:
         """Whether there are any."""
         return bool(self.canaries or self.exposure_canaries)
+
+    def check_suffixes(self) -> None:
+        """Refuses canaries whose exposure ``audit=exposure`` could not compute.
+
+        Raises:
+            InputError: There are too few suffixes to fit a distribution to, or too many to rank.
+        """
+        suffixes = self.vocabulary**self.suffix_words
+        if self.exposure_canaries and not FEWEST_SUFFIXES <= suffixes <= MOST_SUFFIXES:
+            raise InputError(
+                f"audit=exposure ranks each of the audit.vocabulary ** audit.suffix_words suffixes,"
+                f" which must be {FEWEST_SUFFIXES} to {MOST_SUFFIXES:.0e}, got {self.vocabulary} **"
+                f" {self.suffix_words}; 10 ** 5 is usual."
+            )
 
     def count(self, num_examples: int, *, units: bool) -> int:
         """Returns by how much canaries raise the public number of examples, or of units.

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
-from dpft.data.canaries import Canary, make_canaries
+from dpft.data.canaries import Canary, check_suffixes_learned, make_canaries
 from dpft.data.encoding import Encoding
 from dpft.errors import Faults, InputError
 from dpft.evaluation.metrics.base import metric_specs
@@ -139,6 +139,8 @@ def prepare(
     audit_key = secret_key("audit", config.privacy.noise_seed)
     audit_key = audit_key if secrets is None else secrets.audit_key
     canaries = make_canaries(config.audit, processor, audit_key)
+    if resume_point is None:
+        check_suffixes_learned(canaries, config.audit, processor, task, encoding)
     training_set = make_training_set(
         config, data.only(division.kept), encoding, device, unit_key=key, canaries=canaries
     )

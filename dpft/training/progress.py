@@ -119,8 +119,8 @@ class StepProgress:
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} {self._counted}/s")
-            parts.append(f"{_clock_time(elapsed)} taken")
-            parts.append(f"{_clock_time(elapsed / here * (self._steps - step))} to go")
+            parts.append(f"{clock_time(elapsed)} taken")
+            parts.append(f"{clock_time(elapsed / here * (self._steps - step))} to go")
         return ", ".join(parts)
 
     def _begin(self, step: int) -> None:
@@ -138,7 +138,8 @@ class StepProgress:
         )  # fmt: skip
 
 
-def _clock_time(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
+    """Returns a time as a clock shows it, such as 4:05 or 1:00:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -83,6 +83,7 @@ def test_one_run_says_what_the_issue_asks_and_the_report_shows_it(workspace: Wor
 def test_exposure_is_by_repetition_with_a_control(workspace: Workspace) -> None:
     done = audited(workspace, "run", "exposure")
     assert done.code == 0, done.err
+    assert "audit=exposure: 50 % of suffixes, about " in done.err
     record = json.loads(done.out)
     assert [group["copies"] for group in record["repetitions"]] == [0, 1, 3]
     for group in record["repetitions"]:
@@ -135,8 +136,20 @@ def test_scores_of_a_step_that_are_missing_are_refused(workspace: Workspace) -> 
         ),
         (("audit.canaries=400",), "canaries and their copies must be no more than the examples"),
         (
-            ("audit.exposure_canaries=1", "audit.repetitions=[1]", "audit.vocabulary=100000"),
+            (
+                "audit.exposure_canaries=1",
+                "audit.repetitions=[1]",
+                "audit.vocabulary=100000",
+                "audit.suffix_words=1",
+            ),
             "canaries need 100000 words",
+        ),
+        *(
+            (
+                ("audit.exposure_canaries=1", f"audit.vocabulary={v}", f"audit.suffix_words={s}"),
+                f"suffixes, which must be 20 to 1e+07, got {v} ** {s}; 10 ** 5 is usual",
+            )
+            for v, s in ((2, 4), (100, 4))
         ),
     ],
 )

@@ -4,7 +4,7 @@ The secret sharer of Carlini et al. 2019, in the form of Li et al. 2022, Appendi
 that a canary could have had, how many does the model find likelier than its own?
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,6 @@ from dpft.runs.canary_file import read_canaries
 if TYPE_CHECKING:
     from dpft.audit.exposure_findings import Exposed
     from dpft.audit.likelihoods import Scorer
-
-MOST_SUFFIXES = 10**7
 
 
 @AUDITS.register("exposure")
@@ -36,16 +34,27 @@ class ExposureAudit(Audit):
         """See ``Audit.find``."""
         from dpft.audit.exposure_findings import finding
         from dpft.audit.likelihoods import trained, untrained
+        from dpft.evaluation.scored import counter
+        from dpft.runs.progress import batch_progress
 
         canaries = canaries_of(run)
-        with trained(run, self.batch_size) as scorer:
-            after = self._exposed(run, scorer, canaries)
-        with untrained(run, self.batch_size) as scorer:
-            before = self._exposed(run, scorer, canaries)
+        suffixes = run.config.audit.vocabulary**run.config.audit.suffix_words
+        total = 2 * len(canaries) * suffixes
+        # How many suffixes there are follows from the configuration: no record is read.
+        with batch_progress("audit=exposure", timed=True) as show:
+            count = counter("suffixes", total, show)
+            with trained(run, self.batch_size) as scorer:
+                after = self._exposed(run, scorer, canaries, count)
+            with untrained(run, self.batch_size) as scorer:
+                before = self._exposed(run, scorer, canaries, count)
         return finding(canaries, after, before, run.privacy)
 
     def _exposed(
-        self, run: AuditedRun, scorer: "Scorer", canaries: Sequence[Canary]
+        self,
+        run: AuditedRun,
+        scorer: "Scorer",
+        canaries: Sequence[Canary],
+        count: Callable[[int], None],
     ) -> "list[Exposed]":
         from dpft.audit.exposure_findings import exposed
         from dpft.audit.suffix_scores import suffix_scores
@@ -56,7 +65,8 @@ class ExposureAudit(Audit):
         assert isinstance(encoding, TokenEncoding)  # canaries are words
         words = vocabulary(run.config.audit, whole_words(encoding.tokenizer))
         return [
-            exposed(suffix_scores(scorer, run.config.task, canary, words)) for canary in canaries
+            exposed(suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
+            for canary in canaries
         ]
 
 
@@ -64,7 +74,7 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
     """Returns the canaries of the secret sharer that a run had, those left out among them.
 
     Raises:
-        InputError: It had none, or the file with them is gone, or the suffixes are too many.
+        InputError: It had none, or their file is gone, or their suffixes are too few or too many.
     """
     asked = run.config.audit
     if not asked.exposure_canaries:
@@ -72,13 +82,7 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
             "audit=exposure needs a run with canaries that are repeated, got one with"
             " audit.exposure_canaries=0; train it anew with audit.exposure_canaries=5, say."
         )
-    suffixes = asked.vocabulary**asked.suffix_words
-    if suffixes > MOST_SUFFIXES:
-        raise InputError(
-            f"audit=exposure ranks every suffix, of which this run's vocabulary has {suffixes:.1e},"
-            f" more than {MOST_SUFFIXES:.0e}; train it anew with a lower audit.vocabulary or"
-            " audit.suffix_words."
-        )
+    asked.check_suffixes()
     canaries = [canary for canary in read_canaries(run.folder) if canary.kind == EXPOSURE]
     wanted = asked.exposure_canaries * (1 + len(asked.repetitions))
     if len(canaries) != wanted:
