@@ -109,7 +109,6 @@ def test_the_readme_is_one_page_whose_links_lead_somewhere() -> None:
     assert [link for link in links if not (DOCS.parent / link).exists()] == []
 
 
-@pytest.mark.xfail(strict=True, reason="python -m docs.tools.gallery has yet to make them anew")
 def test_reports_and_wheels_that_pages_show_are_of_this_version() -> None:
     pages = [*DOCS.glob("gallery/*.html"), *DOCS.rglob("*.md")]
     # Pages may speak of earlier versions; a report states the one that made it.
