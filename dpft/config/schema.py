@@ -61,15 +61,13 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         InputError: The loop engine is chosen with larger micro-batches, or units are larger than
             a micro-batch.
     """
-    guarantee = privacy.guarantee
-    if guarantee is None:
-        return
+    clips, guarantee = privacy.clips, privacy.guarantee
     size = train.micro_batch_size
-    if not isinstance(size, int):
+    if clips is None or not isinstance(size, int):
         return  # auto: 1 for the loop, and room for a unit
-    if guarantee.engine == "loop" and size != 1:
+    if clips.engine == "loop" and size != 1:
         raise InputError(f"privacy.engine=loop needs train.micro_batch_size=1, got {size}.")
-    if guarantee.has_units and guarantee.records_per_unit > size:
+    if guarantee is not None and guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
             "privacy.records_per_unit must be at most train.micro_batch_size"
             f" ({size}), got {guarantee.records_per_unit}; a unit is clipped as"
@@ -83,13 +81,13 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
     Raises:
         InputError: ``train.compile`` stands beside a loop, or beside gradient checkpoints.
     """
-    guarantee = privacy.guarantee
-    if train.compile and guarantee is not None and guarantee.engine == "loop":
+    clips = privacy.clips
+    if train.compile and clips is not None and clips.engine == "loop":
         raise InputError(
             "train.compile=true needs another engine than privacy.engine=loop, which runs its model"
             " as it is; drop one."
         )
-    if train.compile and guarantee is not None and train.pad_to_multiple_of is not None:
+    if train.compile and clips is not None and train.pad_to_multiple_of is not None:
         raise InputError(
             "train.compile=true with privacy pads every micro-batch to task.max_length, since the"
             " lengths that are compiled would tell of the records that were drawn, got"
@@ -127,22 +125,21 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
     Raises:
         InputError: The unit is a chunk of a task without, or a record has more chunks than fit.
     """
-    guarantee = privacy.guarantee
-    if guarantee is None:
+    if privacy.clips is None:
         return
     key, rows = task.rows_key, task.most_rows
-    if guarantee.unit == CHUNK and key != CHUNKS:
+    if privacy.unit == CHUNK and key != CHUNKS:
         raise InputError(
             f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
             " called so."
         )
-    if guarantee.has_units and rows > 1 and key != CHUNKS:
+    if privacy.has_units and rows > 1 and key != CHUNKS:
         raise InputError(
-            f"task.{key} above 1 needs privacy.unit=example, got {guarantee.unit}: the views of a"
+            f"task.{key} above 1 needs privacy.unit=example, got {privacy.unit}: the views of a"
             " record are a unit by themselves; drop one."
         )
     size = train.micro_batch_size
-    if guarantee.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
+    if privacy.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
         raise InputError(
             f"task.{key} must be at most train.micro_batch_size ({size}), got {rows};"
             " a record is clipped as one piece: lower the one or raise the other."

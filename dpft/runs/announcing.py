@@ -47,7 +47,10 @@ def _model(model: ModelConfig) -> str:
 def _promise(privacy: PrivacyConfig) -> str:
     guarantee = privacy.guarantee
     if guarantee is None:
-        return "without privacy"
+        clips = privacy.clips
+        if clips is None:
+            return "without privacy"
+        return f"without privacy: each example clipped at {clips.clipping_norm:g}, no noise"
     unit = f"each value of {guarantee.unit}" if guarantee.has_units else "each example"
     if guarantee.total_eps is not None:
         return f"under eps={guarantee.total_eps:g} with its tokenizer for {unit}"

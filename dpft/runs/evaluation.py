@@ -174,6 +174,9 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
 def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Writes the scores, the texts and, where there is one, the report anew."""
     warn_of_replaced(folder, evaluations)
+    alarm = None if config.run is None else saved_run(config.run).privacy.alarm
+    if alarm is not None:
+        logger.warning("%s", alarm)
     write_scores(config, folder, evaluations)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)

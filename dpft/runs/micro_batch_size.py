@@ -72,8 +72,8 @@ def with_micro_batch_size(
     """
     if config.train.micro_batch_size != AUTO:
         return config
-    guarantee, longest = config.privacy.guarantee, config.task.longest
-    if guarantee is not None and guarantee.engine == "loop":
+    clips, longest = config.privacy.clips, config.task.longest
+    if clips is not None and clips.engine == "loop":
         size = 1
     else:
         size = _largest(config, architecture, head, device)
@@ -118,12 +118,12 @@ def _largest(
         InputError: As ``with_micro_batch_size``.
     """
     memory, least, train = usable_memory(device), _least(config), config.train
-    guarantee, longest = config.privacy.guarantee, config.task.longest
+    clips, longest = config.privacy.clips, config.task.longest
     assert train.expected_batch_size is not None
     size = largest_micro_batch(
         planned_shapes(config, architecture, head),
         memory_bytes=memory,
-        clipper_bytes=None if guarantee is None else guarantee.clipper_memory_mb * 2**20,
+        clipper_bytes=None if clips is None else clips.clipper_memory_mb * 2**20,
         max_length=longest + config.method.extra_positions,
         most=train.expected_batch_size * least,
         micro_batch_tokens=train.micro_batch_tokens,

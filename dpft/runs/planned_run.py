@@ -120,6 +120,7 @@ def describe(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
+            clipping=plan.unnoised,
         )
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
@@ -147,7 +148,7 @@ def probe(
     model, _ = planned_model(config, architecture, head)
     width = _width(model)
     shapes = planned_shapes(config, architecture, head)
-    guarantee = config.privacy.guarantee
+    clips = config.privacy.clips
     processes = config.parallel.planned_processes
     batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
     size = min(settings.most_rows, batch_size)
@@ -155,13 +156,13 @@ def probe(
         device,
         width=width,
         tokens=max(size * config.task.longest, LEAST_PROBED),
-        options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
+        options=clips.clipping_options(settings.backward_scale) if clips else None,
         precision=settings.precision,
     )
     return estimate(
         shapes,
         speed,
-        private=guarantee is not None,
+        private=clips is not None,
         max_length=config.task.longest,
         micro_batch_size=settings.most_rows,
         expected_batch_size=batch_size,
@@ -187,14 +188,14 @@ def measure(
     untrained = dataclasses.replace(architecture, model=fresh)
     model, _ = prepare_model(config, untrained, head, planned=True)
     model.to(device)  # type: ignore[arg-type]
-    guarantee = config.privacy.guarantee
+    clips = config.privacy.clips
     return measure_step(
         model,
         max_length=config.task.longest,
         micro_batch_size=config.train.most_rows,
         expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,
-        options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
+        options=clips.clipping_options(config.train.backward_scale) if clips else None,
         layout=layout_of(config.task, architecture, head),
         precision=config.train.precision,
     )

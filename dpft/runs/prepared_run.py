@@ -165,12 +165,12 @@ def prepare(
 
 
 def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) -> None:
-    """Refuses to compile a private run whose first step may have nothing to compile.
+    """Refuses to compile a clipped run whose first step may have nothing to compile.
 
     Raises:
         InputError: Its micro-batches are too large for its batches.
     """
-    if not config.train.compile or config.privacy.guarantee is None:
+    if not config.train.compile or config.privacy.clips is None:
         return
     size = public_size(config, count_units).num_examples
     check_first_step_compiles(

@@ -50,10 +50,10 @@ def make_training_set(
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
-    guarantee = config.privacy.guarantee
-    encoding = encoding if guarantee is not None else encoding.by_record()
+    guarantee, clips = config.privacy.guarantee, config.privacy.clips is not None
+    encoding = encoding if clips else encoding.by_record()
     in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
-    keeps_empty = guarantee is not None and (data.units is not None or in_chunks)
+    keeps_empty = clips and (data.units is not None or in_chunks)
     check_canaries(canaries, config.task, encoding)
     added = copies_of(canaries, config.task)
     records = chain(drained(data.examples), (record for record, _ in added))
@@ -64,7 +64,7 @@ def make_training_set(
             " every one of them is empty; check the task's columns and templates."
         )
     units = None
-    if in_chunks and guarantee is not None:
+    if in_chunks and clips:
         units = units_of_chunks(counts, usable)
     if data.units is not None and guarantee is not None:
         values = np.array([*data.units, *(unit for _, unit in added)], object)
@@ -106,7 +106,7 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
     """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
     # One public length for all that is compiled: others would tell of the records that were drawn.
-    one = config.train.compile and config.privacy.guarantee is not None
+    one = config.train.compile and config.privacy.clips is not None
     bucket = config.task.longest if one else config.train.bucket(device)
     return layout.for_training(multiple=bucket, longest=config.task.longest)
 

@@ -15,7 +15,7 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
-from dpft.privacy.plan import CHUNK, PrivacyPlan, default_delta, planned_steps
+from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs.spending.spent_run import SpentRun
@@ -49,6 +49,13 @@ class RunPlan:
     phases: tuple[MethodPhase, ...]
     privacy: PrivacyPlan | None
     """None for a non-private run."""
+    unnoised: ClippingPlan | None = None
+    """Of a non-private run that clips; None of any other."""
+
+    @property
+    def clipping(self) -> ClippingPlan | None:
+        """What is drawn and clipped, with noise or without; None where nothing is clipped."""
+        return self.privacy or self.unnoised
 
 
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
@@ -124,7 +131,7 @@ def plan_run(
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
     if guarantee is None:
-        return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
+        return plan_without_noise(config, size, steps, phases)
     tokenizer = tokenizer_of(config)
     if guarantee.total_eps is not None:
         total = sum(phase.steps for phase in phases)
@@ -139,6 +146,23 @@ def plan_run(
         calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def plan_without_noise(
+    config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
+) -> RunPlan:
+    """Returns the plan of a run with ``privacy=none``, ordinary or clipped."""
+    from dpft.privacy.planning import make_clipping_plan
+
+    clips, clipping = config.privacy.clips, None
+    if clips is not None:
+        clipping = make_clipping_plan(
+            clips,
+            num_examples=size.num_examples,
+            expected_batch_size=config.train.batch_size(size.num_examples),
+            phases=phases,
+        )
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=None, unnoised=clipping)
 
 
 def _within_total(
@@ -195,13 +219,14 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
 
 def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPhase, ...]) -> None:
-    if privacy.guarantee is not None:
+    if privacy.clips is not None:
         return
     for phase in phases:
         if phase.max_grad_norm is not None:
             raise InputError(
                 f"privacy=none clips no gradient, got {phase.max_grad_norm:g} as the clipping norm"
-                f" of the method's phase {phase.method}; drop one of the two."
+                f" of the method's phase {phase.method}; drop one of the two, or clip without noise"
+                " by privacy.max_grad_norm=NORM too."
             )
 
 

@@ -34,7 +34,7 @@ from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, train_ordinarily
+from dpft.training.session import Clipped, Session, train_ordinarily
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def warn(config: TrainConfig, plan: RunPlan) -> None:
     """Says on stderr, before training, what makes the promise weak or void."""
     if plan.privacy is None:
-        logger.warning("privacy=none: this run is not private")
+        logger.warning("%s", config.privacy.alarm)
         return
     warn_of_delta(plan.privacy)
     if config.privacy.noise_seed is not None:
@@ -60,15 +60,15 @@ def prove_clipper(
 
     Without the self-check, that each phase's clipper can be made is seen before the first step.
     """
-    guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
+    clips, clipping = config.privacy.clips, plan.clipping
+    if clips is None or clipping is None:
         return
-    options = guarantee.clipping_options(config.train.backward_scale)
+    options = clips.clipping_options(config.train.backward_scale)
     options = replace(options, shards=shards)
-    for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
+    for phase, start in zip(clipping.phases, clipping.phase_starts(), strict=True):
         config.method.begin_step(model, start)
         own = replace(options, max_grad_norm=phase.max_grad_norm)
-        if not guarantee.self_check:
+        if not clips.self_check:
             own.resolved(model).make(model)
             continue
         difference = check_clipper(
@@ -77,7 +77,7 @@ def prove_clipper(
             max_length=config.task.longest,
             layout=layout,
             precision=config.train.precision,
-            has_units=guarantee.has_units,
+            has_units=clips.has_units,
         )
         logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
     config.method.begin_step(model, 0)
@@ -140,7 +140,7 @@ def train(
         _serve_saving(shards, ranks)
         return
     if plan.privacy is None or guarantee is None:
-        train_ordinarily(session, plan.steps, resume_point)
+        train_ordinarily(session, plan.steps, resume_point, clipped=_clipped(config, plan))
         return
     train_privately(
         session,
@@ -163,10 +163,16 @@ def follow_training(
     recipe = recipe_of(config, plan, model, training_set, ranks, shards)
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
-        follow_ordinarily(recipe, plan.steps)
+        follow_ordinarily(recipe, plan.steps, clipped=_clipped(config, plan))
     else:
         follow_privately(recipe, plan.privacy, guarantee)
     _serve_saving(shards, ranks)
+
+
+def _clipped(config: TrainConfig, plan: RunPlan) -> Clipped | None:
+    """Returns how a non-private run clips; None where it does not."""
+    clips = config.privacy.clips
+    return None if clips is None or plan.unnoised is None else Clipped(plan.unnoised, clips)
 
 
 @contextmanager

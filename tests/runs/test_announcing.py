@@ -35,6 +35,11 @@ def command(*words: str) -> TrainCommand:
             "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
         ),
         (
+            ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
+            "training model=tiny on task=e2e by method=full,"
+            " without privacy: each example clipped at 0.1, no noise",
+        ),
+        (
             ["privacy.noise_multiplier=0.7"],
             "training model=gpt2 on task=e2e by method=full,"
             " with noise_multiplier=0.7 for each example",

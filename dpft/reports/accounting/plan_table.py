@@ -24,8 +24,9 @@ def plan_table(
     """
     lines = _parameter_lines(record)
     if plan is None or accounting is None:
-        lines = ["NOT PRIVATE: privacy=none trains without differential privacy.", "", *lines]
-        lines.append(f"{'steps':<20}{record['steps']}")
+        lines = [*_not_private_lines(record), "", *lines]
+        lines.append(f"{'steps':<22}{record['steps']}")
+        lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
         table = accounting_table(
             accounting,
@@ -62,6 +63,26 @@ def summary_line(record: Mapping[str, Any]) -> str:
         both = round_up(record["epsilon_with_tokenizer"], 3)
         spent += f" of the training alone, ε {both:.3f} with its tokenizer"
     return ", ".join([*taken, spent])
+
+
+def _not_private_lines(record: Mapping[str, Any]) -> list[str]:
+    lines = ["NOT PRIVATE: privacy=none trains without differential privacy."]
+    if "max_grad_norm" in record:
+        lines.append("Each example's gradient is clipped, and no noise is added.")
+    return lines
+
+
+def _clipped_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    if "max_grad_norm" not in record:
+        return []
+    norms = ", ".join(f"{phase['max_grad_norm']:g}" for phase in record["phases"])
+    return [
+        ("sampler", record["sampler"]),
+        ("sample rate", f"{record['sample_rate']:.6g}"),
+        ("clipping", record["clipping"]),
+        ("max_grad_norm", norms),
+    ]
 
 
 def _of_length(tokens: int) -> str:

@@ -143,7 +143,8 @@ def _pivot(
 def printed_epsilon(runs: Sequence[RunRecord]) -> str:
     """Returns the largest epsilon of the runs, rounded up."""
     if any("epsilon" not in run.privacy for run in runs):
-        return NOT_PRIVATE
+        norms = {run.privacy.get("max_grad_norm") for run in runs}
+        return NOT_PRIVATE if None in norms else f"{NOT_PRIVATE}, clipped"
     largest = up(max(guarantee(run.privacy)[0] for run in runs))
     seeded = any(not run.privacy["private"] for run in runs)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest

@@ -1,5 +1,5 @@
 from dpft.reports.accounting.plan_table import plan_table
-from dpft.reports.run.privacy_record import plan_record
+from dpft.reports.run.privacy_record import non_private_record, plan_record
 from tests.reports.run.test_privacy_record import TWO_PHASES, accounting, plan
 
 COUNTS = {"trainable_parameters": 1234567, "new_parameters": 0, "total_parameters": 1234568}
@@ -51,5 +51,15 @@ def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() ->
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
     table = plan_table({"steps": 4, **COUNTS}, None, None)
     assert table.startswith("NOT PRIVATE")
-    assert "steps               4" in table and "epsilon" not in table
-    assert table.splitlines()[-1] == "no ε"
+    assert "steps                 4" in table and "epsilon" not in table
+    assert table.splitlines()[-1] == "no ε" and "clip" not in table
+
+
+def test_a_plan_that_clips_without_noise_says_both_first() -> None:
+    sizes = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
+    record = non_private_record(**sizes, clipping=plan(phases=TWO_PHASES)) | COUNTS
+    first, second, *rest = plan_table(record, None, None).splitlines()
+    assert first.startswith("NOT PRIVATE: privacy=none")
+    assert second == "Each example's gradient is clipped, and no noise is added."
+    assert "max_grad_norm         0.1, 0.5" in rest and "sampler               poisson" in rest
+    assert rest[-1] == "no ε"
