@@ -25,6 +25,10 @@ several attributes of it, each there or not."""
 PUBLISHED, OWN_DATA = DELTA_RULES = ("published", "own_data")
 """What a task says of a delta that nobody gave: that of the papers, or that for a user's data."""
 
+NOTHING, PROMPTS = "num", "prompts"
+"""What ``dpft generate`` has a model write from, by its own keys: nothing, so many times; or rows
+of the user's."""
+
 IGNORED_LABEL = -100
 """Label of a token that carries no loss, of every kind of model."""
 

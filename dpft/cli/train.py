@@ -14,6 +14,7 @@ from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
 from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.run_plan import plan_run
+from dpft.runs.saved_run import saved_run
 from dpft.training.trackers.base import TrackerConfig
 
 CONFIG = TrainCommand
@@ -47,4 +48,4 @@ def run(command: TrainCommand) -> None:
         planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
         runs.run(command, folder, write_request=write_hydra_record, planner=planner)
     if not is_beside_first():
-        show_ending(folder, command.task)
+        show_ending(folder, saved_run(str(folder)).task)

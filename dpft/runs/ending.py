@@ -17,7 +17,7 @@ from typing import Any
 from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
-from dpft.kinds import TEXTS
+from dpft.kinds import NOTHING, PROMPTS
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.comparison.significance import LOWER_IS_BETTER
 from dpft.reports.pages import digits
@@ -223,10 +223,10 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
 
 def _use(run: str, task: Task) -> list[str]:
     """Returns the command that makes something of the model: texts, or a folder to hand on."""
-    if task.answers != TEXTS:
+    given = {NOTHING: f"{NOTHING}=100", PROMPTS: f"{PROMPTS}=FILE"}
+    if task.written_from is None:
         return ["export", run]
-    from_nothing = getattr(task, "from_nothing", None)
-    return ["generate", run, "prompts=FILE" if from_nothing is None else "num=100"]
+    return ["generate", run, given[task.written_from]]
 
 
 def _value(folder: Path) -> str:

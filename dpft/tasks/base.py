@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
-from dpft.kinds import DELTA_RULES, LABELS, OWN_DATA, PUBLISHED, TEXTS
+from dpft.kinds import DELTA_RULES, LABELS, NOTHING, OWN_DATA, PROMPTS, PUBLISHED, TEXTS
 from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
@@ -163,6 +163,15 @@ class Task(ABC):
     def answers(self) -> str:
         """What a model answers with, and so how it is scored: ``TEXTS``, ``LABELS`` and others."""
         return TEXTS
+
+    @property
+    def written_from(self) -> str | None:
+        """What a trained model writes texts from, ``NOTHING`` or ``PROMPTS``; None: it writes none.
+
+        Which commands can be of use after a run follows from it: ``dpft generate`` refuses by it,
+        and the end of a run advises by it.
+        """
+        return None
 
     @property
     def confusable(self) -> tuple[str, ...]:
@@ -320,13 +329,30 @@ class OwnRows(TextualTask):
 class TextTask(TextualTask):
     """A task whose answers are texts."""
 
-    holds_lists: ClassVar[bool] = False
-    """Whether rows hold lists, for which a .csv file has no place."""
+    @property
+    def holds_lists(self) -> bool:
+        """Whether rows hold lists, for which a .csv file has no place."""
+        return False
 
     @property
     @abstractmethod
     def prompt_columns(self) -> tuple[str, ...]:
         """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """Columns of the rows that a user has a trained model write from: the prompt's."""
+        return self.prompt_columns
+
+    @property
+    def given_form(self) -> str:
+        """What such rows are, in words."""
+        return ", ".join(self.given_columns)
+
+    @property
+    def written_from(self) -> str | None:
+        """See ``Task.written_from``."""
+        return PROMPTS if self.from_nothing is None else NOTHING
 
     @property
     def written_columns(self) -> tuple[str, ...]:
@@ -347,7 +373,8 @@ class TextTask(TextualTask):
         """Returns what the model conditions on for a row, as an example without a target.
 
         Args:
-            row: Column name to value; every name in ``prompt_columns`` is present.
+            row: Column name to value; every name in ``given_columns`` is present, or none where
+                whole records are written from nothing.
 
         Raises:
             InputError: As ``examples``.
