@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, is_new
-from dpft.methods.parts import head_parameters, is_tied, train_only
+from dpft.methods.parts import head_parameters, is_tied, train_only, untie_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,6 +19,10 @@ class LinearProbe(Method):
     That is a classifier, or the head of a language model that is not tied to the embeddings.
     """
 
+    untie: bool = False
+    """Give a head that is tied to the embeddings a copy of its own, and train that (Li et al. 2022,
+    whose code unties GPT-2)."""
+
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its head trainable.
 
@@ -26,9 +30,12 @@ class LinearProbe(Method):
             InputError: The head is the input embeddings, so that it cannot train alone.
         """
         if is_tied(model):
-            raise InputError(
-                f"method=linear_probe needs a head of its own, got {type(model).__name__} whose"
-                " head is tied to its embeddings; choose method=top2 or method=bitfit."
-            )
+            if not self.untie:
+                raise InputError(
+                    f"method=linear_probe needs a head of its own, got {type(model).__name__} whose"
+                    " head is tied to its embeddings; set method.untie=true to train a copy of"
+                    " them, or choose method=top2 or method=bitfit."
+                )
+            untie_head(model)
         head = head_parameters(model)
         return train_only(model, lambda name, p: p in head and not is_new(name, new))

@@ -58,6 +58,33 @@ def is_tied(model: "PreTrainedModel") -> bool:
     return any(parameter in inputs for parameter in head.parameters())
 
 
+def untie_head(model: "PreTrainedModel") -> None:
+    """Gives a causal language model a head of its own, a copy of its embeddings.
+
+    The model computes what it did; it is saved with one table more, and loads with both.
+
+    Raises:
+        InputError: The model is no causal one: T5 scales what a tied head reads, and BERT's head
+            has a bias that is tied too.
+    """
+    from torch import nn
+
+    head, config = output_embeddings(model), model.config
+    if (
+        config.is_encoder_decoder
+        or not model.can_generate()
+        or list(head.parameters()) != [head.weight]
+    ):
+        raise InputError(
+            f"method.untie=true needs a causal language model, got {type(model).__name__}; choose"
+            " method=top2 or method=bitfit."
+        )
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    for each in (config, config.get_text_config()):
+        each.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
+
+
 def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
     """Returns the parameters outside the model's body: its head, without what is tied to the body.
 

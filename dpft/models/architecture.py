@@ -19,6 +19,9 @@ from dpft.models.own_tokenizer import fit_to_tokenizer, own_tokenizer_folder
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import MEAN, ModelConfig, check_folder, loading_errors, source
 
+DROPOUT = "drop"
+"""In the name of each rate: dropout_rate, hidden_dropout_prob, resid_pdrop, attn_pdrop."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -95,7 +98,27 @@ def _read(model: ModelConfig) -> PretrainedConfig:
         if not model.architecture or model.folder is not None:
             raise
         return _drawn(model)
+    _set_dropout(found, model)
     return found
+
+
+def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
+    """Writes the dropout rates of ``model.architecture`` into a checkpoint's configuration.
+
+    They are the one part of an architecture that fine-tuning may choose anew: no weight is of
+    another shape by them.
+
+    Raises:
+        InputError: The architecture has no such rate.
+    """
+    for name in (name for name in model.architecture if DROPOUT in name):
+        if not hasattr(config, name):
+            there = ", ".join(sorted(key for key in config.to_dict() if DROPOUT in key))
+            raise InputError(
+                f"model.architecture.{name} must be a dropout rate of {config.model_type}, which"
+                f" has {there or 'none'}; drop it, or give one of those."
+            )
+        setattr(config, name, model.architecture[name])
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:

@@ -39,7 +39,8 @@ class ModelConfig:
     """The small model that ships with dpft."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """A model's config.json, model_type among it: what model.init=random and dpft plan go by where
-    no folder is given. Of a language model the tokenizer says how large its vocabulary is."""
+    no folder is given. Of a language model the tokenizer says how large its vocabulary is. Of a
+    checkpoint that is found, its dropout rates alone replace the checkpoint's."""
     replace_batch_norm: bool = False
     """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
     standardize_weights: bool = False

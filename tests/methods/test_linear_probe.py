@@ -1,7 +1,17 @@
+from pathlib import Path
+
 import pytest
+import torch
 
 from dpft.errors import InputError
-from tests.methods.shapes import ROBERTA_BASE, fresh, published, recipe, trained_names
+from tests.methods.shapes import (
+    ROBERTA_BASE,
+    auto_class,
+    fresh,
+    published,
+    recipe,
+    trained_names,
+)
 
 
 def test_of_a_classifier_what_lies_outside_the_body_trains() -> None:
@@ -38,3 +48,26 @@ def test_a_tied_language_model_is_refused_with_what_to_choose(shape: str) -> Non
 def test_a_body_without_a_head_has_nothing_to_probe() -> None:
     with pytest.raises(InputError, match="must leave a parameter to train"):
         recipe("linear_probe").prepare(published(*ROBERTA_BASE))
+
+
+def test_an_untied_copy_computes_as_before_trains_alone_and_is_saved(tmp_path: Path) -> None:
+    """Li et al. 2022's code: lm_head begins as a copy of the embeddings (run_language_modeling)."""
+    model, ids = fresh("gpt2"), torch.tensor([[3, 1, 4, 1, 5]])
+    before = model(ids).logits
+    prepared = recipe("linear_probe", untie=True).prepare(model)
+    assert trained_names(prepared) == {"lm_head.weight"}
+    assert torch.equal(prepared(ids).logits, before)
+    embeddings = prepared.get_input_embeddings().weight
+    with torch.no_grad():
+        prepared.lm_head.weight += 1.0
+    assert not torch.equal(prepared.lm_head.weight, embeddings)
+    prepared.save_pretrained(tmp_path)
+    loaded = auto_class("gpt2").from_pretrained(tmp_path)
+    assert torch.equal(loaded.lm_head.weight, prepared.lm_head.weight)
+    assert torch.equal(loaded.get_input_embeddings().weight, embeddings)
+
+
+@pytest.mark.parametrize("shape", ["t5", "bart", "bert-masked-lm"])
+def test_only_a_causal_model_is_untied(shape: str) -> None:
+    with pytest.raises(InputError, match="method.untie=true needs a causal language model"):
+        recipe("linear_probe", untie=True).prepare(fresh(shape))

@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpft.errors import InputError
 from dpft.kinds import CLASSIFIER, Head
@@ -75,3 +76,19 @@ def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(
     assert time.perf_counter() - start < 5  # transformers retries for 23 seconds by itself
     assert "model.hub_name=nobody/nothing-of-the-kind" in text
     assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
+
+
+def test_of_model_architecture_a_checkpoint_takes_its_dropout_alone(tmp_path: Path) -> None:
+    folder = small.save("bert", tmp_path)
+    wide = {"model_type": "bert", "hidden_size": 4096, "hidden_dropout_prob": 0.3}
+    known = architecture(folder, architecture=wide)
+    assert known.read.hidden_dropout_prob == 0.3
+    assert known.read.hidden_size == architecture(folder).read.hidden_size
+    loaded = load_model(known, seed=0, head=CLASSES)
+    assert {m.p for m in loaded.modules() if isinstance(m, torch.nn.Dropout)} >= {0.3}
+    said = refusal(ModelConfig(name="x", path=str(folder), architecture={"dropout_rate": 0.1}))
+    assert said == (
+        "model.architecture.dropout_rate must be a dropout rate of bert, which has"
+        " attention_probs_dropout_prob, classifier_dropout, hidden_dropout_prob; drop it, or give"
+        " one of those."
+    )

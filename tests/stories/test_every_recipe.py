@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -75,7 +75,7 @@ def sampled(names: list[str]) -> list[str]:
 def own_words(name: str) -> tuple[list[str], bool]:
     """The words of the command in a recipe's head, and whether it is a sweep."""
     words = shlex.split(FILES[name].read_text().splitlines()[1].rpartition("dpft train ")[2])
-    kept = [w for w in words if not w.endswith(("=DIR", "=outputs/DATE/TIME"))]
+    kept = [w for w in words if not w.endswith(("=DIR", "=outputs/DATE/TIME", "TIME/model"))]
     return [word for word in kept if word != "--multirun"], "--multirun" in words
 
 
@@ -233,18 +233,28 @@ def write_data(config: DictConfig, folder: Path) -> None:
     elif task in ROW_OF:
         for split, count in sizes.items():
             write_lines(folder / f"{split}.jsonl", [ROW_OF[task](n) for n in range(count)])
+    elif task == "glue_mixture":
+        for name, each in config.task.tasks.items():
+            rows = {"train": ["train"], "validation": each.parts}
+            write_labelled(each, folder / name, {"train": 8, "validation": 2}, rows)
     else:
-        labels = len(config.task.labels)
-        for split, count in sizes.items():
-            rows = [
-                {
-                    **{str(c): f"a film of {n}" for c in config.task.text_columns},
-                    "label": n % labels,
-                }
-                for n in range(count)
-            ]
-            for part in config.task.split_parts.get(split, [split]):
-                write_lines(folder / f"{part}.jsonl", rows)
+        write_labelled(config.task, folder, sizes, config.task.split_parts)
+
+
+def write_labelled(
+    task: DictConfig, folder: Path, sizes: dict[str, int], parts: Mapping[str, Sequence[str]]
+) -> None:
+    """The rows of a task of GLUE."""
+    for split, count in sizes.items():
+        rows = [
+            {
+                **{str(c): f"a film of {n}" for c in task.text_columns},
+                "label": n % len(task.labels),
+            }
+            for n in range(count)
+        ]
+        for part in parts.get(split, [split]):
+            write_lines(folder / f"{part}.jsonl", rows)
 
 
 TEXT = "the inn of number {} stands by the river and serves good food to people of the town"
@@ -270,6 +280,8 @@ def stand_in(workspace: Workspace, config: DictConfig) -> list[str]:
     name = str(config.model.name)
     if name == "tiny":
         return []
+    if name.startswith("t5") and config.model.init == "pretrained":
+        return [f"model.path={pretrained_t5(workspace)}"]
     if name.startswith("t5"):
         vocabulary = workspace.root / "vocabulary"
         if not vocabulary.exists():
@@ -286,6 +298,16 @@ def stand_in(workspace: Workspace, config: DictConfig) -> list[str]:
     if not folder.exists():
         STAND_INS[kind](folder)
     return [f"model.path={kind}"]
+
+
+def pretrained_t5(workspace: Workspace) -> str:
+    """The model of a run of ponomareva2022_t5_small, privately pre-trained for two steps."""
+    run = workspace.root / "pretrained"
+    if not run.exists():
+        words = [*words_of(workspace, "ponomareva2022_t5_small"), "eval.enabled=false"]
+        done = workspace.run("train", *words, f"hydra.run.dir={run.name}")
+        assert done.code == 0, done.err
+    return f"{run.name}/model"
 
 
 def words_of(workspace: Workspace, name: str) -> list[str]:
@@ -305,6 +327,8 @@ def words_of(workspace: Workspace, name: str) -> list[str]:
     words.append(f"task.metrics=[{','.join(metrics)}]")
     if config.method.name == "two_phase":
         words.append("method.full_epochs=0.1")
+    if config.audit.exposure_canaries:  # 64 rows have no room for 111 copies
+        words.append("audit.repetitions=[1,10]")
     return words
 
 
@@ -326,8 +350,10 @@ def test_a_recipe_trains_scores_and_reports(workspace: Workspace, name: str) -> 
     outcome = workspace.run("train", *words)
     assert outcome.code == 0, outcome.err
     privacy = json.loads((folder / "privacy.json").read_text())
-    assert privacy["private"] and privacy["steps_taken"] == 2
-    assert privacy["delta"] == (config.privacy.delta or privacy["delta"])
+    assert privacy["private"] == (config.privacy.name != "none")
+    if privacy["private"]:
+        assert privacy["steps_taken"] == 2
+        assert privacy["delta"] == (config.privacy.delta or privacy["delta"])
     after = [each for each in read_own_evaluations(folder) if each["stage"] == "after"]
     assert after and all(each["metrics"] for each in after)
     if config.audit.canaries or config.audit.exposure_canaries:
@@ -353,10 +379,15 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
     outcome = workspace.run("plan", *words, *axes, *model, "output=json")
     assert outcome.code == 0, outcome.err
     record = json.loads(outcome.out)
+    if config.privacy.name == "none":
+        assert record["private"] is False and record["steps"] > 0
+        return
     published = config.task.num_train_examples
     embedded = config.task.source == "embedded"
     published = config.task.embedded_num_train_examples if embedded else published
-    assert record["num_examples"] == (364868892 if task == "corpus" else published)
+    published = 364868892 if task == "corpus" else published
+    copies = config.audit.exposure_canaries * sum(config.audit.repetitions)
+    assert record["num_examples"] == published + config.audit.canaries + copies
     batch = record["sample_rate"] * record["num_examples"]
     assert batch == pytest.approx(record["expected_batch_size"])
     is_large = record["delta"] > 1 / record["num_examples"]

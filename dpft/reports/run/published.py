@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpft.reports.pages import printed
-from dpft.reports.run.reference import Reference, agrees
+from dpft.reports.run.reference import SPLIT_OF_METRIC, Reference, agrees
 from dpft.reports.run.reference_map import saved_maps
 
 PUBLISHED_NOTE = (
@@ -43,11 +43,7 @@ def published_table(
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    own = [
-        (f"this run, split {entry['split']}{_mark(entry)}", epsilon, entry["metrics"])
-        for entry in evaluations
-        if entry["stage"] == "after" and entry["metrics"]
-    ]
+    own = _own_rows(metrics, evaluations)
     published = [
         (_name(row) + _settings(row, config, swept=bool(maps)), _epsilon(row), row.metrics)
         for row in rows
@@ -56,9 +52,27 @@ def published_table(
         metrics=metrics,
         rows=[
             (name, eps, [scores.get(metric) for metric in metrics])
-            for name, eps, scores in [*own, *published]
+            for name, eps, scores in [*[(name, epsilon, one) for name, one in own], *published]
         ],
     )
+
+
+def _own_rows(
+    metrics: Sequence[str], evaluations: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, Mapping[str, float]]]:
+    """Returns what the run's own rows are and their scores: one row for each split.
+
+    Where published metrics name their split, as ``sst2_validation.accuracy`` does, one row has the
+    scores of all splits.
+    """
+    after = [one for one in evaluations if one["stage"] == "after" and one["metrics"]]
+    of_splits = {
+        f"{one['split']}.{name}": value for one in after for name, value in one["metrics"].items()
+    }
+    if any(SPLIT_OF_METRIC in name for name in metrics):
+        mark = next((_mark(one) for one in after if not one["split_is_public"]), "")
+        return [(f"this run{mark}", of_splits)] if after else []
+    return [(f"this run, split {one['split']}{_mark(one)}", one["metrics"]) for one in after]
 
 
 def _rows_of_model(config: Mapping[str, Any]) -> list[Reference]:

@@ -14,6 +14,8 @@ FRACTIONS = frozenset(
     | {"top_5_accuracy", "mean_accuracy"}
 )
 """Metrics whose scale ends at 1, where papers often give percentages."""
+SPLIT_OF_METRIC = "."
+"""Parts a split's name from a metric's, where a row has the scores of several splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class Reference:
     """Epsilon of the row's noise by other accountants, as published: gdp (CLT) and prv (composed
     tradeoff functions)."""
     metrics: dict[str, float]
-    """Metric name to value, on the scales of metrics.json."""
+    """Metric name to value, on the scales of metrics.json; of a row over several splits
+    ``SPLIT.METRIC``, such as ``sst2_validation.accuracy``."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Dotted key of the configuration to its value in the row; empty: the table's own, not told."""
 
@@ -64,7 +67,7 @@ def check_scale(metric: str, value: float, key: str) -> None:
     Raises:
         InputError: The metric's scale ends at 1, and the value is beyond it.
     """
-    if metric in FRACTIONS and abs(value) > 1:
+    if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
             f"{key} metric {metric} must be at most 1, as in metrics.json, got {value};"
             " divide a percentage by 100."

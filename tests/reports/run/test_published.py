@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from dpft.errors import InputError
 from dpft.reports.run.published import published_table
 from dpft.reports.run.recipe import public_configuration
 from tests.reports.run.published_map import NOT_THE_PAPERS, run_config
@@ -54,3 +57,17 @@ def test_a_row_with_settings_says_whether_they_are_the_runs() -> None:
     other = {**config, "train": {**CONFIG["train"], "learning_rate": 1e-3}}
     name = "full; at train.learning_rate 0.002, which this run's settings are not"
     assert published(other)[0][0].endswith(name)
+
+
+def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
+    """Ponomareva et al. 2022, Table 2: a column for each task of GLUE."""
+    row = {**TABLE, "metrics": {"sst2_validation.accuracy": 0.948, "validation.accuracy": 0.894}}
+    scores = {"sst2_validation": 0.5, "rte_validation": 0.25, "validation": 0.375}
+    after = {"stage": "after", "split_is_public": True}
+    own = [{**after, "split": name, "metrics": {"accuracy": v}} for name, v in scores.items()]
+    table = published_table({**CONFIG, "reference": [row]}, own, "not private")
+    assert table is not None and table.metrics == list(row["metrics"])
+    assert table.rows[0] == ("this run", "not private", [0.5, 0.375])
+    assert table.rows[1][2] == [0.948, 0.894]
+    with pytest.raises(InputError, match="sst2_validation.accuracy must be at most 1"):
+        published({**CONFIG, "reference": [{**row, "metrics": {"sst2_validation.accuracy": 94.8}}]})
