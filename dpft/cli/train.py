@@ -9,6 +9,7 @@ from dpft.cli.launched import words_of_processes
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
+from dpft.phases import LIBRARIES, READING, phase, shown_phases
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
@@ -33,6 +34,9 @@ def run(command: TrainCommand) -> None:
     check_start(command.parallel)
     announce(command)
     with ExitStack() as early:
+        if not is_beside_first():
+            early.enter_context(shown_phases())
+        phase(READING)
         calibrate = None
         if command.resume is None:
             from dpft.runs.training_data import read_early
@@ -41,6 +45,7 @@ def run(command: TrainCommand) -> None:
                 command.tracking.check()
             calibrate = early.enter_context(early_calibration(command))
             early.enter_context(read_early(command))
+        phase(LIBRARIES)
         from dpft.runs import run as runs
         from dpft.runs.ending import show_ending
 

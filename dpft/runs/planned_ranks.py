@@ -17,7 +17,7 @@ from dpft.memory import machine_memory
 from dpft.models.architecture import Architecture
 from dpft.parallel.cutting import check_can_be_sharded
 from dpft.parallel.parallel_config import check_shards
-from dpft.runs.micro_batch_size import planned_model, planned_shapes
+from dpft.runs.run_cost import planned_model, planned_shapes
 from dpft.runs.sharding import check_sharding
 from dpft.runs.task_model import layout_of
 from dpft.training.activations import Activations, guessed_activations, trace_activations

@@ -107,6 +107,7 @@ def train(
     handover: Handover | None = None,
     state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
+    foretold: str = "",
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> None:
@@ -127,6 +128,7 @@ def train(
         listeners=listeners,
         handover=handover,
         state_at_start=state_at_start,
+        foretold=foretold,
     )
     guarantee = config.privacy.guarantee
     if resume_point is not None and resume_point.has_ended:

@@ -16,6 +16,8 @@ from dpft.tasks.records import Example, Record
 
 LONGEST_DEFAULT = 512
 """Tokens of the longest example where neither the configuration nor the model says fewer."""
+TYPICAL_SHARE = 0.75
+"""Of the longest row: how long one is taken to be where nothing is known of them."""
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
 REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
@@ -184,6 +186,11 @@ class Task(ABC):
         return 1
 
     @property
+    def typical(self) -> int:
+        """The length that a row is taken to have where the time of a run is estimated."""
+        return max(1, round(TYPICAL_SHARE * self.longest))
+
+    @property
     def most_rows(self) -> int:
         """How many rows a record may become."""
         return 1
@@ -280,11 +287,20 @@ class TextualTask(Task):
     """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
     the model has positions for where that is less."""
 
+    typical_length: int | None = None
+    """Tokens of a typical example, a public number for the estimate of time alone; null takes
+    three quarters of max_length."""
+
     modality: ClassVar[str] = "text"
     has_canaries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.typical_length is not None and self.typical_length < 1:
+            raise InputError(
+                "task.typical_length must be at least 1, or null for three quarters of"
+                f" task.max_length, got {self.typical_length}."
+            )
         if self.max_length is not None and self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
 
@@ -292,6 +308,13 @@ class TextualTask(Task):
     def longest(self) -> int:
         """See ``Task.longest``; known once a model is (``fitted``)."""
         return LONGEST_DEFAULT if self.max_length is None else self.max_length
+
+    @property
+    def typical(self) -> int:
+        """See ``Task.typical``: the stated length, as far as there is room for it."""
+        if self.typical_length is None:
+            return super().typical
+        return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
         """Returns the task with a length for its examples, that of the model where none is given.

@@ -58,6 +58,8 @@ class Session(Recipe):
     """To the witness of the ledger's heads; None: there is none."""
     state_at_start: Mapping[str, str] | None = None
     """Digests of the model's state before it ran on any record; None: it has not run yet."""
+    foretold: str = ""
+    """How long the run will take from here, in words, for a terminal; empty: it is not known."""
 
 
 def train_ordinarily(
@@ -181,6 +183,7 @@ def take_steps(
         expected_batch_size=session.batch_size,
         epsilon_after=epsilon_after,
         counted="examples" if session.training_set.units is None else "units",
+        foretold=session.foretold,
     )
 
     def save(step: int) -> None:

@@ -1,30 +1,50 @@
-"""How many records are in memory at once: what ``auto`` resolves to, and what does not fit.
+"""What a run costs before it has begun: the records that fit into memory, the time of its steps.
 
-All of it follows from public numbers: the model's shapes, ``task.max_length``, the configuration
-and how much memory the device has. No record, and no count of them but the public one, is looked
-at.
+The micro-batch follows from public numbers alone: the model's shapes, ``task.max_length``, the
+configuration and how much memory the device has. The time does as well, and from a probe of the
+machine: of it ``dpft plan`` and a run's first line say the same. Where it is shown to the records'
+owner on a terminal, it may follow their mean length (``own_length``).
 """
 
 import logging
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
+from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
 from dpft.kinds import Head
-from dpft.models.architecture import Architecture
+from dpft.methods.base import input_embeddings
+from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
+from dpft.phases import PROBING, phase
+from dpft.reports.accounting.plan_table import in_words
 from dpft.runs.fused_heads import with_fused_head
-from dpft.runs.task_model import layout_of
-from dpft.training.estimate import ModelShapes, largest_micro_batch, model_shapes
+from dpft.runs.run_plan import RunPlan
+from dpft.runs.spent_epsilon import leading_accountant
+from dpft.runs.task_model import layout_of, training_head
+from dpft.tasks.base import TextualTask
+from dpft.training.estimate import (
+    Estimate,
+    ModelShapes,
+    estimate,
+    largest_micro_batch,
+    model_shapes,
+)
 from dpft.training.positions import record_positions
+from dpft.training.probe import probe_machine
 from dpft.training.training_config import AUTO
 from dpft.training.usable_memory import usable_memory
 
+LEAST_PROBED = 1024
+"""Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
@@ -107,6 +127,101 @@ def planned_shapes(config: TrainConfig, architecture: Architecture, head: Head) 
         enters_early=config.method.extra_positions > 0,
         positions=positions,
     )
+
+
+def estimated_cost(
+    config: TrainConfig,
+    plan: RunPlan,
+    architecture: Architecture,
+    head: Head,
+    *,
+    peak_memory_bytes: int = 0,
+    typical_length: int | None = None,
+) -> Estimate:
+    """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
+
+    Of many processes it is the time of one with its share of the records, without the network's.
+
+    Args:
+        config: As it would run.
+        plan: Its mechanism and steps.
+        architecture: Of the model.
+        head: What it answers with.
+        peak_memory_bytes: Of a process, as planned.
+        typical_length: Of a record in tokens, where it was measured; a length that the task states
+            is preferred.
+    """
+    task = config.task
+    if typical_length is None or (isinstance(task, TextualTask) and task.typical_length):
+        typical_length = task.typical
+    device, settings = config.train.prepare(), config.train
+    clips = config.privacy.clips
+    processes = config.parallel.planned_processes
+    batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
+    size = min(settings.most_rows, batch_size)
+    speed = probe_machine(
+        device,
+        width=_width(planned_model(config, architecture, head)[0]),
+        tokens=max(size * config.task.longest, LEAST_PROBED),
+        options=clips.clipping_options(settings.backward_scale) if clips else None,
+        precision=settings.precision,
+    )
+    return estimate(
+        planned_shapes(config, architecture, head),
+        speed,
+        private=clips is not None,
+        typical_length=typical_length,
+        micro_batch_size=settings.most_rows,
+        expected_batch_size=batch_size,
+        steps=plan.steps,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+
+
+def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: int) -> float:
+    """Returns the seconds that the steps of a run will take, and logs them.
+
+    Args:
+        config: Of the run, as prepared.
+        plan: Of the run.
+        rows: Its records, encoded: on a terminal, which its owner looks at, their mean length is
+            what records are taken to have.
+        taken: Steps of earlier sessions.
+    """
+    phase(PROBING)
+    architecture = read_architecture(config.model)
+    found = estimated_cost(
+        config,
+        plan,
+        architecture,
+        training_head(config, architecture),
+        typical_length=own_length(rows) if sys.stderr.isatty() else None,
+    )
+    seconds = found.seconds_total * (plan.steps - taken) / plan.steps
+    length = "" if sys.stderr.isatty() else f", records of {found.typical_length} tokens"
+    epsilon = ""
+    if plan.privacy is not None:
+        epsilon = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
+    logger.info(
+        "training takes about %s by an estimate (%d steps%s)%s",
+        *(in_words(seconds), plan.steps - taken, length, epsilon),
+    )
+    return seconds
+
+
+def own_length(rows: Sequence[Any]) -> int | None:
+    """Returns the mean length of encoded records in tokens, private; None where they have none."""
+    if not isinstance(rows, TokenRows) or not len(rows):
+        return None
+    return max(1, round(float(rows.lengths.mean())))
+
+
+def _width(model: nn.Module) -> int:
+    """Returns the width that a probe's product has: that of what a token, or a patch, becomes."""
+    tables = [table for table in input_embeddings(model) if table.dim() > 1]
+    if not tables:  # convolutions alone
+        return max(len(weight) for weight in model.parameters() if weight.dim() > 1)
+    return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
 
 
 def _largest(
