@@ -53,7 +53,7 @@ class CutRow:
             return [tuple(tokens[a:b]) for a, b in zip(starts, stops, strict=True)]
         places = [at for at, token in enumerate(tokens) if token in self.sentinels]
         found: dict[int, Tokens] = {}
-        for start, stop in zip(places, [*places[1:], len(tokens)], strict=True):
+        for start, stop in zip(places, [*places, len(tokens)][1:], strict=True):
             found.setdefault(tokens[start], tuple(tokens[start + 1 : stop]))
         return [found.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
 

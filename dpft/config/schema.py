@@ -402,9 +402,11 @@ class GenerateConfig:
     run: str
     """Folder of a run: its task, and its trained model."""
     prompts: str | None = None
-    """File of rows in the task's own format, of which the prompt's columns are read."""
+    """File of rows in the task's own format, of which the prompt's columns are read. Of a corpus:
+    by span_corruption texts with gaps for the model to fill, each written ____ (four underscores or
+    more) in place of whole words; by prefix_lm beginnings of texts."""
     num: int | None = None
-    """Records to write from nothing, by task.text or task.learn_prompt=true."""
+    """Records to write from nothing, by task.text, task.learn_prompt=true or a causal corpus."""
     to: str | None = None
     """File to write, .jsonl, .csv or .parquet; None: a new .jsonl in ``generated`` in the run's
     folder."""

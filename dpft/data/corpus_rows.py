@@ -24,8 +24,7 @@ from dpft.data.views import (
     raw_length,
 )
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED
-from dpft.tasks.corpus import GAP
+from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
 from dpft.tasks.records import Example
 
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0

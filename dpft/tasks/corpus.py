@@ -4,13 +4,12 @@ Unlike ``task=custom`` it takes a folder of many files as it was collected, text
 unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1910.10683).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, MASKED, PROMPTS, SEQ2SEQ
+from dpft.kinds import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
 from dpft.tasks.base import TASKS, CorpusForm, OwnRows, TextTask
 from dpft.tasks.records import Example
 
@@ -21,10 +20,6 @@ C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 137998
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 """Name to the kind of model that learns it; of two for a kind the first is its own."""
-GAP = re.compile(r"_{4,}")
-"""A gap of a text, in place of whole words, for a model that has learned hidden spans to fill."""
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
-"""How T5 names a gap, and before what fills it names it again."""
 
 
 @TASKS.register("corpus")
