@@ -37,6 +37,7 @@ from dpft.runs.resuming import (
     same_records,
 )
 from dpft.runs.run_plan import plan_run
+from dpft.runs.scheduled_scores import scheduled_scores
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
@@ -226,6 +227,7 @@ def finish(
         (has_none,) = ranks.any(not has_scores(folder, "before"))
         if has_none:
             write_scores(config, folder, score(prepared, "before", ranks))
+        scheduled = scheduled_scores(prepared, folder, ranks)
         train(
             config,
             prepared.plan,
@@ -238,9 +240,12 @@ def finish(
             handover=handover,
             state_at_start=state,
             curve=curve,
+            evaluation=scheduled,
             ranks=ranks,
             shards=prepared.shards,
         )
+        if scheduled is not None:
+            scheduled.publish()
         evaluations = score(prepared, "after", ranks)
         evaluations += not_evaluated(config)
         hand_over_end(handover, folder)

@@ -67,6 +67,6 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition: their ε add up to"
-        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them by pld at the smallest"
-        " of their δ, to a smaller ε."
+        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them by pld at the"
+        " smallest of their δ, to a smaller ε."
     )
