@@ -12,7 +12,7 @@ from dpft.config.convert import ClassChoice, by_name
 from dpft.config.cross_checks import CrossCheck, CrossChecked
 from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig, check_held_out
+from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
@@ -160,6 +160,24 @@ def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
         )
 
 
+def check_scored_between(
+    config: EvalConfig, train: TrainingConfig, parallel: ParallelConfig
+) -> None:
+    """Refuses scores while training where the model is not whole, or compiled, between two steps.
+
+    Raises:
+        InputError: It is.
+    """
+    key = config.schedule_key
+    if key is not None and parallel.shards_model:
+        raise InputError(
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: a model in"
+            " shards is scored before and after training alone; drop one."
+        )
+    if key is not None and train.compile:
+        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
+
+
 def check_start(method: Method, model: ModelConfig) -> None:
     """Refuses a model that does not start as the method needs it to.
 
@@ -241,6 +259,8 @@ class TrainConfig(CrossChecked):
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
+        (("task", "eval"), check_schedule),
+        (("eval", "train", "parallel"), check_scored_between),
         (("task", "privacy"), check_mixture),
         (("task", "privacy"), check_public_numbers),
         (("privacy", "train"), check_loop),

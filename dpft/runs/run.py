@@ -40,6 +40,7 @@ from dpft.runs.resuming import (
 )
 from dpft.runs.run_cost import foretell
 from dpft.runs.run_plan import plan_run
+from dpft.runs.scheduled_scores import scheduled_scores
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
@@ -241,6 +242,7 @@ def finish(
         if has_none:
             write_scores(config, folder, score(prepared, "before", ranks))
         scoring = time.monotonic() - began
+        scheduled = scheduled_scores(prepared, folder, ranks)
         train(
             config,
             prepared.plan,
@@ -255,9 +257,12 @@ def finish(
             curve=curve,
             # scored again after training
             foretold=f"about {in_words(seconds + scoring)} from here" if seconds else "",
+            evaluation=scheduled,
             ranks=ranks,
             shards=prepared.shards,
         )
+        if scheduled is not None:
+            scheduled.publish()
         evaluations = score(prepared, "after", ranks)
         evaluations += not_evaluated(config)
         hand_over_end(handover, folder)

@@ -27,7 +27,7 @@ from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.runs.spent_epsilon import epsilon_so_far
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.following import follow_ordinarily, follow_privately
-from dpft.training.listeners import StepListener
+from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
 from dpft.training.recipe import Recipe, prepare_training_state
@@ -108,6 +108,7 @@ def train(
     state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
     foretold: str = "",
+    evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> None:
@@ -121,7 +122,7 @@ def train(
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
-        **vars(recipe_of(config, plan, model, training_set, ranks, shards)),
+        **vars(recipe_of(config, plan, model, training_set, ranks, shards, evaluation)),
         folder=folder,
         save_model=save_model,
         show_diagnostics=config.privacy.show_diagnostics,
@@ -160,9 +161,10 @@ def follow_training(
     training_set: TrainingSet,
     ranks: Ranks,
     shards: ShardedModel | None = None,
+    evaluation: StepEvaluation | None = None,
 ) -> None:
     """Takes the steps that the first process takes, and writes nothing."""
-    recipe = recipe_of(config, plan, model, training_set, ranks, shards)
+    recipe = recipe_of(config, plan, model, training_set, ranks, shards, evaluation)
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
         follow_ordinarily(recipe, plan.steps, clipped=_clipped(config, plan))
@@ -212,6 +214,7 @@ def recipe_of(
     training_set: TrainingSet,
     ranks: Ranks,
     shards: ShardedModel | None = None,
+    evaluation: StepEvaluation | None = None,
 ) -> Recipe:
     """Returns what a run's steps are taken with."""
     return Recipe(
@@ -223,6 +226,7 @@ def recipe_of(
         optimizer=config.optimizer,
         scheduler=config.scheduler,
         num_examples=plan.size.num_examples,
+        evaluation=evaluation,
         ranks=ranks,
         shards=shards,
     )

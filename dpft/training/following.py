@@ -20,6 +20,7 @@ from dpft.privacy.randomness import restore_randomness
 from dpft.privacy.step_log import Released
 from dpft.training.checkpoint import help_save
 from dpft.training.compiling import compilation_of, private_cache
+from dpft.training.listeners import StepEvaluation
 from dpft.training.loop import StepEngine, StepStatistics, train
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, StepsTogether, share_start
@@ -114,6 +115,8 @@ class AfterFollowedStep:
 
     together: StepsTogether
     """What every process does first."""
+    evaluation: StepEvaluation | None
+    """Scores the model between steps, with the first process."""
     save: Callable[[], None]
     """Writes this process's part of a checkpoint."""
 
@@ -125,6 +128,8 @@ class AfterFollowedStep:
             SaidElsewhere: The checkpoint could not be written.
         """
         ended = self.together.end(statistics)
+        if self.evaluation is not None and not ended.stops:
+            self.evaluation.after_step(statistics.step, None)
         if ended.is_saved:
             self.save()
         if ended.stops:
@@ -148,6 +153,8 @@ def _take_steps(
         private_cache(Path(cache), wanted=compiles),
         termination_requests() as terminated,
     ):
+        if recipe.evaluation is not None:
+            recipe.evaluation.begin(engine.steps_taken, engine.steps, None)
         train(
             recipe.model,
             recipe.training_set,
@@ -162,6 +169,7 @@ def _take_steps(
                     terminated=terminated,
                     first_step=engine.steps_taken + 1,
                 ),
+                evaluation=recipe.evaluation,
                 save=save,
             ),
             hooks=recipe.method,

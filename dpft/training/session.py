@@ -215,6 +215,9 @@ def take_steps(
             )
             for listener in session.listeners:
                 listener.begin(engine.steps_taken)
+            if session.evaluation is not None:
+                spent = None if epsilon_after is None else epsilon_after(engine.steps_taken)
+                session.evaluation.begin(engine.steps_taken, engine.steps, spent)
             train(
                 session.model,
                 session.training_set,
@@ -258,7 +261,10 @@ class AfterStep:
         """
         ended, step = self.together.end(statistics), statistics.step
         self._write_diagnostics(ended)
-        self._tell_listeners(step)
+        spent = None if self.epsilon_after is None else self.epsilon_after(step)
+        self._tell_listeners(step, spent)
+        if self.session.evaluation is not None and not ended.stops:
+            self.session.evaluation.after_step(step, spent)
         if ended.is_saved:
             self.save(step)
         self.progress.advance(step)
@@ -272,14 +278,14 @@ class AfterStep:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
 
-    def _tell_listeners(self, step: int) -> None:
+    def _tell_listeners(self, step: int, epsilon: SpentEpsilon | None) -> None:
         if not self.session.listeners:
             return
         public = PublicStep(
             step=step,
             last_step=self.together.last_step,
             learning_rate=learning_rate_of(self.training_state, step),
-            epsilon=None if self.epsilon_after is None else self.epsilon_after(step),
+            epsilon=epsilon,
         )
         for listener in self.session.listeners:
             listener.after_step(public)
