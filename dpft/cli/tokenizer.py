@@ -1,4 +1,4 @@
-"""``dpft tokenizer``: a private vocabulary of a task's training records, and what it costs."""
+"""``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
 
 from pathlib import Path
 
@@ -10,7 +10,13 @@ from dpft.runs.configuring import tokenizer_configuration as configuration
 CONFIG = TokenizerCommand
 POLYMORPHIC = TASK
 
-__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "run"]
+__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
+WITHOUT = "privacy=none"
+
+
+def expand(overrides: list[str]) -> list[str]:
+    """Returns the words with ``privacy=none``, as other commands have it, as a key of this one."""
+    return ["privacy.name=none" if word == WITHOUT else word for word in overrides]
 
 
 def run(command: TokenizerCommand) -> None:

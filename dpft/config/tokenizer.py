@@ -25,11 +25,17 @@ class TokenizerCommand:
         check_output(self.output)
         if self.task.lacks is not None:
             raise InputError(self.task.lacks)
-        given = self.privacy.eps is not None
-        if given == (self.tokenizer.noise_std is not None):
+        given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
+        if self.privacy.promises and given == noise:
             raise InputError(
                 "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
-                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON."
+                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON, or choose"
+                " privacy=none for a vocabulary without privacy."
+            )
+        if noise and not self.privacy.promises:
+            raise InputError(
+                "privacy=none makes a vocabulary without noise and has no tokenizer.noise_std, got"
+                " both; drop one of the two."
             )
 
 

@@ -7,13 +7,16 @@ from dpft.errors import InputError
 from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
 from dpft.privacy.privacy_config import check_num_examples
 
+HISTOGRAM, NONE = "histogram", "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramPrivacy:
     """(eps, delta) for a histogram of words; noise is given by eps, or by tokenizer.noise_std."""
 
-    name: str = "histogram"
-    """What is private: a histogram of words."""
+    name: str = HISTOGRAM
+    """What is private: a histogram of words; none (privacy=none): nothing, and no word is left out,
+    for comparison and for public texts."""
     eps: float | None = None
     """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
     delta: float | None = None
@@ -30,8 +33,17 @@ class HistogramPrivacy:
     """For tests: makes the noise reproducible, and so not private."""
 
     def __post_init__(self) -> None:
-        if self.name != "histogram":
-            raise InputError(f"privacy.name must be histogram, got {self.name!r}.")
+        if self.name not in (HISTOGRAM, NONE):
+            raise InputError(f"privacy.name must be {HISTOGRAM} or {NONE}, got {self.name!r}.")
+        if not self.promises:
+            promised = [
+                key for key in ("eps", "delta", "noise_seed") if getattr(self, key) is not None
+            ]
+            if promised or self.has_units:
+                raise InputError(
+                    "privacy=none makes a vocabulary without a guarantee and has no"
+                    f" privacy.{[*promised, 'unit'][0]}, got both; drop one of the two."
+                )
         if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"privacy.eps must be positive and finite, got {self.eps}.")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -49,6 +61,11 @@ class HistogramPrivacy:
                 "privacy.unit=chunk is of dpft train alone: words are counted of whole records;"
                 " take privacy.unit=example for both."
             )
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is a guarantee: noise, a threshold and a ledger."""
+        return self.name != NONE
 
     @property
     def has_units(self) -> bool:

@@ -45,7 +45,7 @@ def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str)
         histogram: A word, a tab and its count in each line.
         out: Where the process leaves the pieces.
         vocab_size: How many there shall be.
-        algorithm: unigram or bpe.
+        algorithm: unigram, bpe or char.
 
     Raises:
         VocabularyError: The words do not allow so many, or ask for more.

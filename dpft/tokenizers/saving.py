@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast, T5Tokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.tokenizer_config import UNIGRAM
+from dpft.tokenizers.tokenizer_config import BPE
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SPECIAL = re.compile(f"{PAD}|{END}|{UNKNOWN}|<extra_id_[0-9]+>")
@@ -37,13 +37,11 @@ def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: i
     Args:
         folder: Made if need be.
         pieces: Of the vocabulary.
-        algorithm: By which they were made: unigram or bpe.
+        algorithm: By which they were made: unigram, char, whose pieces are letters, or bpe.
         sentinels: How many ``<extra_id_N>`` there are.
     """
-    if algorithm == UNIGRAM:
-        made: PreTrainedTokenizerFast = _unigram(pieces, sentinels)
-    else:
-        made = _bpe(pieces, sentinels)
+    make = _bpe if algorithm == BPE else _unigram
+    made = make(pieces, sentinels)
     folder.mkdir(exist_ok=True)
     made.save_pretrained(folder)
     return len(made)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError
 
-UNIGRAM, BPE = "unigram", "bpe"
-ALGORITHMS = (UNIGRAM, BPE)
+UNIGRAM, BPE, CHAR = "unigram", "bpe", "char"
+ALGORITHMS = (UNIGRAM, BPE, CHAR)
 OF_PIECES = ("vocab_size", "algorithm", "sentinels")
 """Keys that only say what is made of the noisy histogram: they cost nothing."""
 
@@ -16,9 +16,10 @@ class TokenizerConfig:
     """How words are counted, and what is made of the counts; all of it is public."""
 
     vocab_size: int
-    """Pieces of the vocabulary; special tokens and sentinels come on top."""
+    """Pieces of the vocabulary, of char at most so many; special tokens and sentinels come on
+    top."""
     algorithm: str = UNIGRAM
-    """unigram, as T5 has it, or bpe."""
+    """unigram, as T5 has it, bpe, or char: each character is a piece."""
     sentinels: int = 100
     """T5's <extra_id_0>, <extra_id_1> and so on, that stand for what is masked."""
     words_per_record: int = 256

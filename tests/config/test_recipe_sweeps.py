@@ -17,6 +17,7 @@ from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 from dpft.privacy.plan import planned_steps
+from dpft.runs.overrides import without_recipes_promise
 
 EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))
 SWEEPS = [path for path in EXPERIMENTS if "--multirun" in path.read_text().splitlines()[1]]
@@ -81,7 +82,7 @@ def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     assert set(config.hydra.sweeper.params) == set(values)
     with open_dict(config):
         del config.hydra
-    load(config, CONFIG, polymorphic=POLYMORPHIC)
+    load(without_recipes_promise(config, words), CONFIG, polymorphic=POLYMORPHIC)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

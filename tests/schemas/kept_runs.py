@@ -41,6 +41,7 @@ def make_runs(root: Path) -> Workspace:
             *("audit.canaries=8", "audit.canary_words=4"),
         ),
         "vocabulary": (*TOKENIZER, *PIECES, "privacy.eps=4"),
+        "open_vocabulary": (*TOKENIZER[:3], "tokenizer.algorithm=char", *PIECES, "privacy=none"),
         "with_vocabulary": (*TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary"),
     }
     for folder, words in commands.items():

@@ -75,7 +75,8 @@ def test_privacy_json(workspace: Workspace, folder: str, holds: set[str]) -> Non
 
 
 def test_privacy_json_of_a_tokenizer_and_what_its_command_prints(workspace: Workspace) -> None:
-    check("tokenizer_privacy", read(workspace.root / "vocabulary" / "privacy.json"))
+    for name in ("vocabulary", "open_vocabulary"):
+        check("tokenizer_privacy", read(workspace.root / name / "privacy.json"))
     check("tokenizer", printed(workspace, "tokenizer", "resume=vocabulary", *PIECES))
 
 

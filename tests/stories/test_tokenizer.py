@@ -248,6 +248,40 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
+@pytest.mark.parametrize("algorithm", ["unigram", "char"])
+def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_is_public(
+    workspace: Workspace, algorithm: str
+) -> None:
+    """Ponomareva et al. 2022, Table 1: SentencePiece on C4 and on Wikipedia, and by characters."""
+    words = ("tokenizer", *DATA[:2], *PIECES, f"tokenizer.algorithm={algorithm}", "privacy=none")
+    folder = workspace.root / f"open_{algorithm}"
+    done = workspace.run(*words, f"hydra.run.dir={folder.name}")
+    assert done.code == 0, done.err
+    assert done.out.startswith("NOT PRIVATE: this vocabulary was made without differential privacy")
+    record = read(folder / "privacy.json")
+    assert (record["private"], record["steps"], "epsilon" in record) == (False, 0, False)
+    assert {path.name for path in folder.iterdir()} & {"histogram.tsv", "ledger.jsonl"} == set()
+    assert f"{MARKER}\t1\n" in (folder / "private/histogram.tsv").read_text()
+    letters = {letter for line in (*WORDS, MARKER, "by", "lives") for letter in line}
+    pieces = read(folder / "tokenizer" / "tokenizer.json")["model"]["vocab"]
+    names = {piece for piece, _ in pieces}
+    assert algorithm != "char" or letters & names == {n for n in names if len(n) == 1} - {"\u2581"}
+    assert (folder / "report.md").read_text().startswith("**NOT PRIVATE: this vocabulary")
+    for given in (folder.name, f"{folder.name}/tokenizer"):
+        given = f"model.tokenizer={given}"
+        assert "made with privacy=none; make one with privacy.eps" in workspace.refusal(
+            *TRAIN, "privacy.eps=4", given
+        )
+    trained = workspace.run(
+        *TRAIN[:3], *TRAIN[4:-3], given, "train.steps=1", "privacy=none", "eval.enabled=false",
+        f"hydra.run.dir=open_{algorithm}_run",
+    )  # fmt: skip
+    assert trained.code == 0, trained.err
+    assert "made with privacy=none" in workspace.refusal("tokenizer", f"resume={folder.name}")
+    for more in ("privacy.eps=4", "tokenizer.noise_std=3", "privacy.delta=1e-4"):
+        assert "got both; drop one of the two" in workspace.refusal(*words, more)
+
+
 def test_the_tokenizers_own_folder_in_its_run_is_not_taken_as_public(workspace: Workspace) -> None:
     words = (*TRAIN[1:], "privacy.eps=4", "model.tokenizer=vocabulary/tokenizer", "output=json")
     for more in ((), ("model.tokenizer_is_public=true",)):

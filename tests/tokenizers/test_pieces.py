@@ -59,3 +59,13 @@ def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_pa
     (folder / histogram.name).write_bytes(histogram.read_bytes())
     made = train_pieces(folder / histogram.name, folder / "out", vocab_size=16, algorithm="unigram")
     assert len(made.pieces) == 16
+
+
+def test_the_pieces_of_char_are_the_most_frequent_characters_and_no_more(
+    histogram: Path, tmp_path: Path
+) -> None:
+    letters = set("".join(WORDS)) | {"\u2581"}
+    made = train_pieces(histogram, tmp_path / "out", vocab_size=500, algorithm="char")
+    assert {piece for piece, _ in made.pieces} == letters
+    few = train_pieces(histogram, tmp_path / "out", vocab_size=3, algorithm="char")
+    assert {piece for piece, _ in few.pieces} == {"\u2581", "w", "e"}

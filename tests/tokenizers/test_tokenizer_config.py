@@ -11,7 +11,7 @@ from dpft.tokenizers.tokenizer_config import TokenizerConfig
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"algorithm": "wordpiece"}, "tokenizer.algorithm must be one of unigram, bpe"),
+        ({"algorithm": "wordpiece"}, "tokenizer.algorithm must be one of unigram, bpe, char"),
         ({"vocab_size": 0}, "tokenizer.vocab_size must be at least 1"),
         ({"sentinels": -1}, "tokenizer.sentinels must be at least 0"),
         ({"words_per_record": 0}, "tokenizer.words_per_record must be at least 1"),

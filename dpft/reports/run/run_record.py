@@ -89,7 +89,7 @@ def read_record(folder: Path) -> RunRecord:
     """
     try:
         privacy = read_privacy(folder / PRIVACY)
-        if "words_kept" in privacy:
+        if "mechanism" in privacy:
             raise InputError(
                 f"{folder} is of dpft tokenizer, which trains no model; its own report says all of"
                 " it."
@@ -141,7 +141,7 @@ def read_privacy(path: Path) -> dict[str, Any]:
         StateError: It is damaged.
     """
     content = read_json(path)
-    needed = NEEDED | ({} if "words_kept" in content else TRAINED)
+    needed = NEEDED | ({} if "mechanism" in content else TRAINED)
     needed |= PROMISED if "epsilon" in content else {}
     wrong = sorted(name for name, kind in needed.items() if not isinstance(content.get(name), kind))
     if not wrong and "epsilon" in content:

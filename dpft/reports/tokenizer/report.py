@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.histogram_config import NONE
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.figures import tone
@@ -37,10 +38,31 @@ COVERAGE = (
     "Not private at all: the configuration, the caps and the number of records among it.",
 )
 
+OPEN_COVERAGE = (
+    "Nothing is covered: the pieces follow from the records' own words, those that one record alone"
+    " has among them.",
+    "A private run takes this tokenizer only where its texts are said to be public"
+    " (`model.tokenizer_is_public=true`).",
+)
+OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
+
 
 def write_tokenizer_report(folder: Path) -> None:
     """Writes report.md and report.html from the other public files of a run."""
     record = read_privacy(folder / PRIVACY)
+    if record["mechanism"] == NONE:
+        parts = {
+            "title": f"Vocabulary of {record['data']}",
+            "headline": headline(record),
+            "tone": tone(record),
+            "warnings": [],
+            "rows": rows(record),
+            "coverage": OPEN_COVERAGE,
+            "ledger_note": OPEN_NOTE,
+        }
+        write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=None))
+        write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
+        return
     lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
     counts = [int(line.rpartition("\t")[2]) for line in lines]
     parts = {
@@ -59,6 +81,11 @@ def write_tokenizer_report(folder: Path) -> None:
 
 def headline(record: Record) -> str:
     """Returns epsilon with all that it depends on, or "NOT PRIVATE"."""
+    if record["mechanism"] == NONE:
+        return (
+            "**NOT PRIVATE: this vocabulary was made without differential privacy"
+            " (`privacy=none`), of all words of the records.**"
+        )
     if not record["private"]:
         return (
             "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
@@ -81,6 +108,10 @@ def rows(record: Record) -> list[tuple[str, str]]:
             ("tokenizer's SHA-256", f"`{record['tokenizer_sha256']}`"),
         ]
     source = record["num_examples_source"]
+    begun = [("begun on (UTC)", record["date"])] if "date" in record else []
+    if record["mechanism"] == NONE:
+        size = ("number of examples", f"{record['num_examples']} ({source})")
+        return [size, *made, ("data", record["data"]), *begun]
     return [
         ("ε (exact)", up(record["epsilon"])),
         ("ε by the classical formula, no bound above 1", up(record["epsilon_classical"])),
@@ -97,7 +128,7 @@ def rows(record: Record) -> list[tuple[str, str]]:
         ("words that reached the threshold", f"{record['words_kept']}"),
         *made,
         ("data", record["data"]),
-        *([("begun on (UTC)", record["date"])] if "date" in record else []),
+        *begun,
         ("ledger", f"{record['ledger']['lines']} lines, head `{record['ledger']['head']}`"),
     ]
 
@@ -107,6 +138,8 @@ def table(record: Record, folder: Path) -> str:
     shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]
+    if record["mechanism"] == NONE:
+        return "\n".join([headline(record).replace("*", "").replace("`", ""), *lines])
     lines += [f"warning: {warning}" for warning in record["warnings"]]
     return "\n".join([*lines, *(f"note: {note}" for note in _delta_notes(record))])
 

@@ -18,6 +18,7 @@ from dpft.files import read_file
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
+from dpft.privacy.histogram_config import NONE
 from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.run.run_record import read_privacy
@@ -104,6 +105,14 @@ def _check_public(config: TrainConfig) -> None:
     """Refuses a tokenizer of which nothing says what it cost, unless it is said to be public."""
     if config.model.tokenizer_is_public:
         return
+    place = Path(str(config.model.tokenizer)).expanduser().resolve()
+    record = (place.parent if place.name == TOKENIZER else place) / PRIVACY
+    if record.exists() and read_privacy(record).get("mechanism") == NONE:
+        raise InputError(
+            f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
+            " privacy=none; make one with privacy.eps, or, where its texts are public, set"
+            " model.tokenizer_is_public=true."
+        )
     if config.privacy.guarantee is not None and config.privacy.guarantee.total_eps is not None:
         raise InputError(
             f"privacy.total_eps needs a model.tokenizer with a {LEDGER}, got"

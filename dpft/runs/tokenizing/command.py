@@ -5,6 +5,8 @@ histogram is kept, and everything after it is post-processing that may be done a
 """
 
 import logging
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.tokenizing.histogram_file import as_lines
 from dpft.runs.tokenizing.outcome import delta_source, write_summary
-from dpft.runs.tokenizing.vocabulary import finish, make_again
+from dpft.runs.tokenizing.vocabulary import finish, make_again, make_without_privacy
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
 from dpft.tokenizers.saving import is_special
@@ -66,7 +68,7 @@ def _begin(command: TokenizerCommand, folder: Path, write_request: WriteRequest 
     check_writable(folder)
     counted = count(command)
     size = size_of_data(command.task, command.privacy, lambda: counted.num_units)
-    mechanism = plan_histogram(command, size)
+    mechanism = plan_histogram(command, size) if command.privacy.promises else None
     folder.mkdir(parents=True, exist_ok=True)
     with hold_run(folder):
         refuse_used_folder(folder)
@@ -76,19 +78,23 @@ def _begin(command: TokenizerCommand, folder: Path, write_request: WriteRequest 
             write_request(folder)
         dump(replace(command, resume=None), folder / CONFIGURATION)
         logger.info("run: %s", folder)
+        if mechanism is None:
+            return make_without_privacy(command, folder, counted, size)
         words = _release(command, folder, counted, mechanism, size)
         write_summary(folder, counted, words)
         return finish(command, folder)
 
 
 def count(command: TokenizerCommand) -> WordHistogram:
-    """Returns the words of the training records, bounded for each unit; private.
+    """Returns the words of the training records, with a guarantee bounded for each unit; private.
 
     Raises:
         InputError: The records cannot be read, or one of them is faulty.
     """
     tokenizer = command.tokenizer
     caps = Caps(words=tokenizer.words_per_record, l2=tokenizer.l2_cap, linf=tokenizer.linf_cap)
+    if not command.privacy.promises:
+        caps = Caps(words=sys.maxsize, l2=math.inf, linf=math.inf)
     return count_words(_texts(command), caps, by_unit=command.privacy.has_units)
 
 

@@ -12,6 +12,7 @@ from dpft.config.keys import plain
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.files import SCHEMA_VERSION, read_file, write_json, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
+from dpft.privacy.histogram_config import NONE
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, NO_SAMPLING
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
@@ -22,6 +23,7 @@ from dpft.run_folder import DATA_SUMMARY, HISTOGRAM, PRIVACY, private_path
 from dpft.runs.answer import Answer
 from dpft.runs.begun import read_begun
 from dpft.runs.data_summary import NOTE
+from dpft.runs.run_plan import PublicSize
 from dpft.runs.tokenizing.histogram_file import closed_ledger
 from dpft.tokenizers.histogram import WordHistogram
 
@@ -37,9 +39,10 @@ ANSWERED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What came of a noisy histogram."""
+    """What came of a histogram."""
 
-    words_kept: int
+    words_kept: int | None = None
+    """Words that reached the threshold; None where there is none."""
     vocab_size: int | None = None
     """Pieces; None while there is no vocabulary."""
     tokens: int | None = None
@@ -50,6 +53,27 @@ class Made:
 def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> None:
     """Writes privacy.json and the reports of a histogram that was released."""
     write_json(folder / PRIVACY, _record(command, folder, made))
+    write_tokenizer_report(folder)
+
+
+def write_open_outcome(
+    command: TokenizerCommand, folder: Path, made: Made, size: PublicSize
+) -> None:
+    """Writes privacy.json and the reports of a vocabulary that was made without privacy."""
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "mechanism": NONE,
+        "private": False,
+        "steps": 0,
+        "num_examples": size.num_examples,
+        "num_examples_source": size.source,
+        "warnings": [],
+        "algorithm": command.tokenizer.algorithm,
+        "data": data_name(plain(command)),
+        **read_begun(folder),
+    }
+    record |= {name: value for name, value in vars(made).items() if value is not None}
+    write_json(folder / PRIVACY, record)
     write_tokenizer_report(folder)
 
 

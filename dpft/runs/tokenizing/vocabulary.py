@@ -10,16 +10,23 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import read_file, sync_tree
+from dpft.files import read_file, sync_tree, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER
+from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER, private_path
 from dpft.runs.answer import Answer
-from dpft.runs.tokenizing.histogram_file import close_ledger_of, closed_ledger, read_histogram
-from dpft.runs.tokenizing.outcome import Made, answer, write_outcome
+from dpft.runs.run_plan import PublicSize
+from dpft.runs.tokenizing.histogram_file import (
+    as_lines,
+    close_ledger_of,
+    closed_ledger,
+    read_histogram,
+)
+from dpft.runs.tokenizing.outcome import Made, answer, write_open_outcome, write_outcome
+from dpft.tokenizers.histogram import WordHistogram
 from dpft.tokenizers.pieces import VocabularyError, train_pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.saving import is_special, save_tokenizer
 
 logger = logging.getLogger(__name__)
 DEFINITION = "tokenizer.json"
@@ -33,6 +40,11 @@ def make_again(command: TokenizerCommand, folder: Path) -> Answer:
         InputError: The run has none, or its words do not allow the vocabulary.
         StateError: Its files are damaged.
     """
+    if not command.privacy.promises:
+        raise InputError(
+            f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
+            " privacy=none; make another vocabulary anew: it costs nothing."
+        )
     close_ledger_of(folder)
     closed_ledger(folder)
     known = read_privacy(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
@@ -61,22 +73,56 @@ def finish(command: TokenizerCommand, folder: Path) -> Answer:
 
 def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[str, int]]) -> Made:
     """Returns what was made: the tokenizer's folder in the run's, whole or not at all."""
-    tokenizer = command.tokenizer
     if not words:
         raise _spent(folder, "no word reached the threshold", 0)
+    try:
+        return replace(_saved(command, folder, folder / HISTOGRAM), words_kept=len(words))
+    except VocabularyError as error:
+        raise _spent(folder, str(error), len(words)) from None
+    except RunError as error:
+        raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
+
+
+def make_without_privacy(
+    command: TokenizerCommand, folder: Path, counted: WordHistogram, size: PublicSize
+) -> Answer:
+    """Makes the tokenizer of all words as they are counted, and a report that says NOT PRIVATE.
+
+    The counts themselves stay in the run's private/.
+
+    Raises:
+        InputError: There is no word, or the words do not allow so many pieces.
+        RunError: The process that makes the pieces failed.
+    """
+    pairs = zip(counted.words, counted.counts.astype(int).tolist(), strict=True)
+    lines = as_lines((word, count) for word, count in pairs if not is_special(word))
+    if not lines:
+        raise InputError("the training records must have a word, got none; give other records.")
+    write_text(private_path(folder, HISTOGRAM), lines, mode=0o600)
+    try:
+        made = _saved(command, folder, private_path(folder, HISTOGRAM))
+    except VocabularyError as error:
+        raise InputError(f"{error}: the words of the records allow no other number.") from None
+    write_open_outcome(command, folder, made, size)
+    return answer(folder)
+
+
+def _saved(command: TokenizerCommand, folder: Path, histogram: Path) -> Made:
+    """Returns what was made of a histogram: the tokenizer's folder in the run's, whole or not.
+
+    Raises:
+        VocabularyError: The words do not allow so many pieces.
+        RunError: The process that makes the pieces failed.
+    """
+    tokenizer = command.tokenizer
     with tempfile.TemporaryDirectory(dir=folder) as place:
         fresh = Path(place)
-        try:
-            pieces = train_pieces(
-                folder / HISTOGRAM,
-                fresh / "pieces.json",
-                vocab_size=tokenizer.vocab_size,
-                algorithm=tokenizer.algorithm,
-            )
-        except VocabularyError as error:
-            raise _spent(folder, str(error), len(words)) from None
-        except RunError as error:
-            raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
+        pieces = train_pieces(
+            histogram,
+            fresh / "pieces.json",
+            vocab_size=tokenizer.vocab_size,
+            algorithm=tokenizer.algorithm,
+        )
         tokens = save_tokenizer(
             fresh / TOKENIZER,
             pieces,
@@ -87,7 +133,6 @@ def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[s
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         (fresh / TOKENIZER).rename(folder / TOKENIZER)
     return Made(
-        words_kept=len(words),
         vocab_size=len(pieces.pieces),
         tokens=tokens,
         tokenizer_sha256=tokenizer_digest(folder / TOKENIZER),
