@@ -123,7 +123,12 @@ def shown_phases() -> Iterator[None]:
         return
     line = PhaseLine(sys.stderr)
     token = _line.set(line)
-    handlers = logging.getLogger().handlers
+    # Those alone that write to the same terminal.
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
+    ]
     for handler in handlers:
         handler.addFilter(line)
     try:

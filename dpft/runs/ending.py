@@ -23,7 +23,7 @@ from dpft.reports.comparison.significance import LOWER_IS_BETTER
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
-from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
@@ -165,8 +165,8 @@ def _trained(record: RunRecord) -> str:
         told.append("epsilon does not hide this number")
     public = f" ({'; '.join(told)})" if told else ""
     return (
-        f"{model_name(config)} by method {config['method']['name']} on {data_name(config)},"
-        f" {privacy['num_examples']} {counted}{public}"
+        f"{model_title(config, privacy)} by method {config['method']['name']} on"
+        f" {data_name(config)}, {privacy['num_examples']} {counted}{public}"
     )
 
 

@@ -15,6 +15,7 @@ from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
+from dpft.privacy.accounting.signal import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
 from dpft.runs.modality.base import modality_of
@@ -113,6 +114,11 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
+        record["signal_to_noise"] = signal_share(
+            plan.privacy.mechanism(),
+            expected_batch_size=plan.privacy.expected_batch_size,
+            trainable_parameters=record["trainable_parameters"],
+        )
     return PlannedRun(plan=plan, accounting=accounting, record=record)
 
 

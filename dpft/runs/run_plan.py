@@ -22,7 +22,7 @@ from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
-from dpft.training.training_config import LARGEST_DEFAULT_BATCH
+from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
 """Who says the number of examples, or units, where nobody has published one."""
@@ -213,7 +213,7 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
         )
 
     phases = config.method.phases(steps, steps_of_epochs)
-    learning_rate_factor(phases, config.train.learning_rate)
+    learning_rate_factor(phases, config.train.peak_learning_rate)
     _refuse_norm_without_privacy(config.privacy, phases)
     return phases
 
@@ -231,34 +231,65 @@ def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPha
 
 
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
-    """Returns the configuration with the batch size that it takes: its own, or one that fits.
+    """Returns the configuration with batch size, epochs and learning rate: its own, or chosen ones.
 
-    Without one of its own it takes that of another task's sample rate, if it asks so, since the
+    Without a batch size it takes that of another task's sample rate, if it asks so, since the
     sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
-    else one by the public number of examples.
+    else one by the public number of examples. What is chosen is logged.
 
     Raises:
         InputError: There is no such task, or its batch size is larger than its data.
     """
-    source = config.train.transfer_sample_rate_from
-    if source is None and config.train.expected_batch_size is not None:
-        return config
+    given, source = config.train, config.train.transfer_sample_rate_from
+    is_open = given.epochs is None or given.learning_rate is None
+    if source is None and given.expected_batch_size is not None:
+        if not is_open:
+            return config
+        train = given.for_own_data(0, method=config.method.name, own=False)
+        _announce(config, train, "")
+        return replace(config, train=train)
     size = public_size(config, count_rows)
-    if source is None:
-        batch = config.train.batch_size(size.num_examples)
-        if batch < LARGEST_DEFAULT_BATCH:
-            logger.info(
-                "train.expected_batch_size=%d: a quarter of the %d %s, since none is given",
-                batch,
-                size.num_examples,
-                size.noun,
-            )
-    else:
+    train = given
+    if source is not None:
         published = published_size(source)
-        theirs = config.train.batch_size(published, of=f"examples of {source}")
+        theirs = given.batch_size(published, of=f"examples of {source}")
         batch = max(1, round(theirs / published * size.num_examples))
         logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
-    train = replace(config.train, expected_batch_size=batch, transfer_sample_rate_from=None)
+        train = replace(given, expected_batch_size=batch, transfer_sample_rate_from=None)
+    train = with_own_defaults(replace(config, train=train), size).train
+    batch = train.batch_size(size.num_examples)
+    train = replace(train, expected_batch_size=batch)
+    if is_open or (source is None and batch < LARGEST_DEFAULT_BATCH):
+        _announce(config, train, f"{size.num_examples} {size.noun} and ")
+    return replace(config, train=train)
+
+
+def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
+    """Logs the keys that were chosen, none of which was given.
+
+    Args:
+        config: As it was given.
+        train: As it was chosen.
+        number: Of examples or units, with "and"; empty where no key follows it.
+    """
+    given, names = config.train, []
+    if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
+        names.append("expected_batch_size")
+    if given.epochs is None and given.steps is None:
+        names.append("epochs")
+    if given.learning_rate is None:
+        names.append("learning_rate")
+    if names:
+        chosen = ", ".join(f"train.{name}={getattr(train, name):g}" for name in names)
+        method = f"{number}method={config.method.name}"
+        logger.info("%s: chosen for %s, since none is given", chosen, method)
+
+
+def with_own_defaults(config: Config, size: PublicSize) -> Config:
+    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
+    train = config.train.for_own_data(
+        size.num_examples, method=config.method.name, own=config.task.own_defaults
+    )
     return replace(config, train=train)
 
 

@@ -91,6 +91,8 @@ class Task(ABC):
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     averages_parts: ClassVar[bool] = False
     """Whether the mean of the scores of a split's parts is a score, too."""
+    own_defaults: ClassVar[bool] = False
+    """Whether a batch is chosen for few records of a user's own, where none is configured."""
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 

@@ -95,7 +95,7 @@ class PrivateRun:
         """What the bits of its sums depend on."""
         privacy, session = self.privacy, self.session
         settings = session.settings
-        rates = (settings.learning_rate, settings.weight_decay, settings.loss_scale)
+        rates = (settings.peak_learning_rate, settings.weight_decay, settings.loss_scale)
         return environment(
             session.training_set,
             engine=privacy.engine,

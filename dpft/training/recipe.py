@@ -97,9 +97,9 @@ def _fresh_training_state(recipe: Recipe, steps: int) -> TrainingState:
     optimizer = make_optimizer(
         recipe.method.moved_parameters(recipe.model),
         recipe.optimizer,
-        learning_rate=recipe.settings.learning_rate,
+        learning_rate=recipe.settings.peak_learning_rate,
         weight_decay=recipe.settings.weight_decay,
     )
-    factor = learning_rate_factor(recipe.phases, recipe.settings.learning_rate)
+    factor = learning_rate_factor(recipe.phases, recipe.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, recipe.scheduler, steps=steps, factor=factor)
     return TrainingState(model=recipe.model, optimizer=optimizer, scheduler=scheduler)

@@ -63,6 +63,8 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     assert record["noise_multiplier"] == plan.noise_multiplier == 1.0
     assert record["epsilon"] == planned.accounting.epsilon
     assert record["trainable_parameters"] == record["total_parameters"] > 0
+    best = 3**0.5 * 1024 / record["total_parameters"] ** 0.5
+    assert record["signal_to_noise"] == pytest.approx(best)
     assert not {"ledger", "steps_taken", "measured"} & record.keys()
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpft.privacy.accounting.rounding import round_up
+from dpft.privacy.accounting.signal import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import PrivacyPlan
-from dpft.reports.accounting.epsilon import accounting_table
+from dpft.reports.accounting.epsilon import accounting_table, warning_lines
 from dpft.reports.accounting.process_table import process_lines
 
 
@@ -36,7 +37,7 @@ def plan_table(
             calibration=plan.calibration,
             delta_source=plan.delta_source,
         )
-        lines += ["", table, *_phase_lines(plan)]
+        lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
     lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]
     return "\n".join(lines)
 
@@ -106,6 +107,18 @@ def in_words(seconds: float) -> str:
 def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
     names = ("trainable", "new", "total")
     return [f"{f'{name} parameters':<22}{record[f'{name}_parameters']:,}" for name in names]
+
+
+def _signal_lines(record: Mapping[str, Any]) -> list[str]:
+    """Returns how long a run's gradients are at best beside its noise, and what that means."""
+    if "signal_to_noise" not in record:
+        return []
+    share = record["signal_to_noise"]
+    return [
+        "",
+        f"{'signal to noise':<20}{share:.2g} at best: gradients of one direction, over all steps",
+        *warning_lines(signal_notes(share), label="note"),
+    ]
 
 
 def _phase_lines(plan: PrivacyPlan) -> list[str]:

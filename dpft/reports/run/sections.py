@@ -11,7 +11,7 @@ from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
-from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.started_from import started_from, starting_sentences
 from dpft.reports.run.witness import witness_rows
@@ -35,13 +35,13 @@ def title(config: Config, privacy: Config) -> str:
     """Returns what was trained on what, how, and when where that is known."""
     day = f", begun {privacy['date']}" if "date" in privacy else ""
     method = config["method"]["name"]
-    return f"{model_name(config)} on {data_name(config)}, method {method}{day}"
+    return f"{model_title(config, privacy)} on {data_name(config)}, method {method}{day}"
 
 
 def origin_rows(config: Config, privacy: Config) -> list[Row]:
     """Returns the names of model and data, the day and the versions as far as they are known."""
     versions = ", ".join(f"{name} {number}" for name, number in privacy.get("versions", {}).items())
-    rows = [("model", model_name(config)), ("data", data_name(config))]
+    rows = [("model", model_title(config, privacy)), ("data", data_name(config))]
     rows += [("begun on (UTC)", privacy["date"])] if "date" in privacy else []
     rows += [("versions", versions)] if versions else []
     return rows + ([("commit of dpft", f"`{privacy['commit']}`")] if "commit" in privacy else [])
