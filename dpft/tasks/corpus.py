@@ -16,7 +16,7 @@ from dpft.tasks.records import Example
 LINE, DOCUMENT = "line", "document"
 CHUNKS = "chunks_per_record"
 C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
-"""Texts of the training splits of C4 by hub_config: num_examples in its data set card on the hub."""
+"""Texts of the training splits of C4 by hub_config: num_examples in its data card on the hub."""
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 """Name to the kind of model that learns it; of two for a kind the first is its own."""
