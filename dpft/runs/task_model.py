@@ -11,7 +11,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import TEXTS, Head
+from dpft.kinds import Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import (
     CheckpointRows,
@@ -143,8 +143,8 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
-    """Returns the most tokens that evaluation writes after a prompt; None for labels."""
-    return decode.max_new_tokens if task.answers == TEXTS else None
+    """Returns the most tokens that evaluation writes after a prompt; None where none are."""
+    return None if task.written_from is None else decode.max_new_tokens
 
 
 def fitted_to(config: Config, architecture: Architecture) -> Config:
