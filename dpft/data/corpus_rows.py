@@ -142,8 +142,9 @@ class CorpusEncoding(TokenEncoding):
             )
         if gaps > len(self.sentinels):
             raise InputError(
-                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text, as many"
-                f" sentinels as were learned, got {gaps}; give fewer."
+                "prompts must have no more gaps (____) in a text than the model has learned to fill,"
+                f" {len(self.sentinels)} with task.max_length={self.max_length}, got {gaps}; give"
+                " fewer."
             )
         stripped = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
         *before, last = token_ids(stripped, self.tokenizer)

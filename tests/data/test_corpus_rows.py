@@ -118,7 +118,7 @@ def test_gaps_of_a_prompt_are_sentinels_and_it_ends_as_all_that_is_read(
     ("text", "words"),
     [
         ("abc", r"in the gaps \(____\) of a text alone, got a text without"),
-        ("____ a " * 4, r"at most 2 gaps \(____\) in a text, .*, got 4"),
+        ("____ a " * 4, r"no more gaps \(____\) .* to fill, 2 with task\.max_length=16, got 4;"),
         ("abcdefghij" * 2 + "____", r"at most task\.max_length \(16\) tokens .*, got 23"),
     ],
 )
