@@ -11,7 +11,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import Head
+from dpft.kinds import TEXTS, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import (
     CheckpointRows,
@@ -25,6 +25,7 @@ from dpft.models.vocabulary import grow_as_planned, load_with_tokens
 from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.modality.base import modality_of
 from dpft.tasks.base import Task
+from dpft.tasks.corpus import MASKS, CorpusTask
 
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
@@ -144,7 +145,8 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
     """Returns the most tokens that evaluation writes after a prompt; None where none are."""
-    return None if task.written_from is None else decode.max_new_tokens
+    masked = isinstance(task, CorpusTask) and task.objective == MASKS
+    return None if masked or task.answers != TEXTS else decode.max_new_tokens
 
 
 def fitted_to(config: Config, architecture: Architecture) -> Config:
