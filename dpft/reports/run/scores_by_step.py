@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from dpft.errors import StateError
 from dpft.files import read_json
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.rounding import round_up, up
 from dpft.reports.run.metric_words import main_metric
 from dpft.reports.run.run_record import guarantee
 from dpft.reports.svg import COLORS, draw_svg
@@ -130,7 +130,8 @@ def series_plot(series: Series, config: Mapping[str, Any], name: str) -> Markup 
         if spent:
             shown = spent[:: -(-len(spent) // MOST_TICKS)]
             above = axes.secondary_xaxis("top")
-            above.set_xticks([step for step, _ in shown], [f"{eps:.3g}" for _, eps in shown])
+            ticks = [f"{round_up(epsilon, 2):.2f}" for _, epsilon in shown]
+            above.set_xticks([step for step, _ in shown], ticks)
             above.set_xlabel("ε spent, at most")
 
     first, last = rows[0], rows[-1]

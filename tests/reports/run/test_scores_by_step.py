@@ -28,15 +28,17 @@ def content(*points: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_series_runs_from_before_training_to_after_it() -> None:
     privacy = private(epsilon=2.0) | {"steps": 30, "steps_taken": 30}
-    (series,) = series_of(content(point(10, 20.0, 1.0), point(20, 40.0, 1.5)), privacy, BOTH)
+    points = content(point(10, 20.0, 1.001), point(20, 40.0, 1.5))
+    (series,) = series_of(points, privacy, BOTH)
     assert series.rows == [
         (0, 0.0, {"bleu": 10.0}),
-        (10, 1.0, {"bleu": 20.0}),
+        (10, 1.001, {"bleu": 20.0}),
         (20, 1.5, {"bleu": 40.0}),
         (30, 2.0, {"bleu": 60.5}),
     ]
-    assert series.printed()[1] == ("10", "1.0000", [20.0])
+    assert series.printed()[1] == ("10", "1.0010", [20.0])
     plot = str(series_plot(series, CONFIG, "series"))
+    assert ">1.01<" in plot, "rounded up"
     assert "ε spent, at most" in plot and ">bleu<" in plot and "steps taken" in plot
     assert 'aria-label="bleu on split test from 10 after 0 steps to 60.5 after 30"' in plot
 
