@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test recipes fuzz test-full audit bench bench-gpu capacity glue-table private-t5 digits-table docs docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test recipes fuzz test-full audit bench bench-gpu capacity glue-table private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -71,6 +71,9 @@ glue-table: setup ## SST-2 by four methods on real weights (an hour): make glue-
 private-t5: setup ## A small private T5 by public and private vocabularies (half an hour): make private-t5 DATA=DIR
 	@test -d "$(DATA)/e2e" || { echo "make private-t5 needs DATA=DIR, with the folders e2e and sst2" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.private_t5 --data "$(DATA)"
+
+demo-runs: setup ## The demo 20 times in a row (50 minutes): the spread of its BLEU; writes benchmarks/results.md.
+	$(BIN)/python -m benchmarks.demo_runs
 
 digits-table: setup ## Digits by small image models, three seeds (an hour); writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.digits

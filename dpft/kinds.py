@@ -1,5 +1,6 @@
 """Kinds of models, by how they answer, and the other words that rooms of one level share."""
 
+import re
 from dataclasses import dataclass
 
 CAUSAL = "causal"
@@ -24,6 +25,14 @@ several attributes of it, each there or not."""
 
 PUBLISHED, OWN_DATA = DELTA_RULES = ("published", "own_data")
 """What a task says of a delta that nobody gave: that of the papers, or that for a user's data."""
+
+NOTHING, PROMPTS = "num", "prompts"
+"""What ``dpft generate`` has a model write from, by its own keys: nothing, so many times; or rows
+of the user's."""
+
+GAP, SENTINEL = re.compile(r"_{4,}"), re.compile(r"<extra_id_(\d+)>")
+"""A gap of a text, in place of whole words, for a model that has learned hidden spans to fill; and
+how T5 names it, and names it again before what fills it."""
 
 IGNORED_LABEL = -100
 """Label of a token that carries no loss, of every kind of model."""

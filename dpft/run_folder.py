@@ -33,6 +33,8 @@ OVERRIDES = f"{HYDRA}/overrides.yaml"
 
 # Public, or in private/ where the evaluation split is: the same names in either place.
 PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
+SCORES_BY_STEP = "scores_by_step.json"
+"""Scores of a public split while the run trained."""
 WRONG_IMAGES = "wrong_images.png"
 """Some images of a public split that were classed wrongly; of a private one there is none."""
 TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md", "wrong_images*.png")
@@ -55,6 +57,8 @@ DIAGNOSTICS = f"{PRIVATE}/diagnostics.jsonl"
 COMPILED = f"{PRIVATE}/compiled"
 BEGUN = f"{PRIVATE}/begun.json"
 """The day on which a run was begun, and with which versions."""
+PRIVATE_SCORES_BY_STEP = f"{PRIVATE}/{SCORES_BY_STEP}"
+"""The same until it may appear, since when it does tells a time."""
 PRIVATE_METRICS, PRIVATE_REPORT = f"{PRIVATE}/{METRICS}", f"{PRIVATE}/{REPORT}"
 """The scores of private splits, and how many inputs were scored."""
 DATA_SUMMARY = f"{PRIVATE}/data_summary.md"

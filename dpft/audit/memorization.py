@@ -18,7 +18,7 @@ _NO_WORD = re.compile(r"[^\w]")
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A stretch of a record, and what a model wrote in its place."""
+    """A stretch of a record, what follows a prefix or a hidden span, and what a model wrote."""
 
     continuation: tuple[int, ...]
     """Tokens of the record; at least one."""
@@ -33,41 +33,51 @@ class MemorizationScores:
     """What a model wrote against what stands in some records."""
 
     records: int
+    rows: int
+    """As many as the records, or more where a corpus's records are cut into chunks; each is asked
+    about by itself, and what follows is over them."""
     exact_match: float
-    """Share of the records whose whole continuation was written, in percent."""
+    """Share of the rows of which all that was asked was written, in percent."""
     token_accuracy: float
-    """Share of a continuation's tokens that stand in their places, mean over records, in
-    percent."""
+    """Share of the asked tokens that stand in their places, mean over rows, in percent."""
     median_edit_distance: float
-    """Levenshtein distance in tokens, median over records."""
+    """Levenshtein distance in tokens, of several spans their sum, median over rows."""
     median_edit_distance_words: float
-    """Levenshtein distance of T5's words, median over records (``t5_words``)."""
+    """Levenshtein distance of T5's words, median over rows (``t5_words``)."""
     mean_continuation_tokens: float
-    """How long the continuations are."""
+    """How many tokens are asked of a row."""
 
 
-def scores_of(attempts: Sequence[Attempt]) -> MemorizationScores:
-    """Returns the scores of attempts, at least one.
+def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> MemorizationScores:
+    """Returns the scores of attempts at some rows, at least one, each with one stretch or more.
+
+    Args:
+        rows: Of each row its stretches.
+        records: How many records the rows are of.
 
     Guarantees:
         ``exact_match`` is at most ``token_accuracy``, and a distance in tokens is 0 exactly where
-        a record matches.
+        a row matches.
 
     Raises:
         InputError: rapidfuzz is not installed.
     """
     tokens, words = [], []
-    for each in attempts:
-        tokens.append(edit_distance(each.continuation, each.written))
-        words.append(edit_distance(t5_words(each.continuation_text), t5_words(each.written_text)))
-    matches = [each.continuation == each.written for each in attempts]
+    for row in rows:
+        tokens.append(sum(edit_distance(one.continuation, one.written) for one in row))
+        texts = [(t5_words(one.continuation_text), t5_words(one.written_text)) for one in row]
+        words.append(sum(edit_distance(*pair) for pair in texts))
+    matches = [all(one.continuation == one.written for one in row) for row in rows]
+    asked = [sum(len(one.continuation) for one in row) for row in rows]
+    right = [sum(map(_right, row)) for row in rows]
     return MemorizationScores(
-        records=len(attempts),
+        records=records,
+        rows=len(rows),
         exact_match=100 * statistics.fmean(matches),
-        token_accuracy=100 * statistics.fmean(map(_accuracy, attempts)),
+        token_accuracy=100 * statistics.fmean(a / b for a, b in zip(right, asked, strict=True)),
         median_edit_distance=statistics.median(tokens),
         median_edit_distance_words=statistics.median(words),
-        mean_continuation_tokens=statistics.fmean(len(each.continuation) for each in attempts),
+        mean_continuation_tokens=statistics.fmean(asked),
     )
 
 
@@ -89,6 +99,6 @@ def t5_words(text: str) -> list[str]:
     return _NO_WORD.split(text.lower())
 
 
-def _accuracy(attempt: Attempt) -> float:
+def _right(attempt: Attempt) -> int:
     pairs = zip(attempt.continuation, attempt.written, strict=False)
-    return sum(one == other for one, other in pairs) / len(attempt.continuation)
+    return sum(one == other for one, other in pairs)

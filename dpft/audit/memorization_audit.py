@@ -2,20 +2,20 @@
 
 Ponomareva et al. 2022, sections 4 and 5.2: records with and without near duplicates among the
 training records, of those trained on and of others, are each cut in two (``prefixes``), the model
-writes on greedily, and what it wrote is held against the record. The records that it was not
-trained on are the control.
+writes on, or fills hidden spans, greedily, and what it wrote is held against the record. The
+records that it was not trained on are the control.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dpft.audit.extra import needed
-from dpft.audit.kinds.memorization import Memorization
+from dpft.audit.kinds.memorization import CONTINUATION, SPANS, Memorization
 from dpft.audit.memorization import Attempt, MemorizationScores, scores_of
 from dpft.audit.near_duplicates import METHOD, PromptSets, prompt_sets
-from dpft.audit.prefixes import cut_records
+from dpft.audit.prefixes import cut_records, hidden_of
 from dpft.audit.run_records import (
     RunRecords,
     Unseen,
@@ -23,12 +23,17 @@ from dpft.audit.run_records import (
     read_run_records,
 )
 from dpft.audit.words import whole_text
-from dpft.data.encoding import TextEncoding
+from dpft.data.encoding import TokenEncoding
+from dpft.data.tokenization import TokenizedExample
 from dpft.evaluation.samples import spread
 from dpft.evaluation.scored import OnProgress, counter
 from dpft.files import SCHEMA_VERSION, write_json
-from dpft.generation.continuations import continuations
+from dpft.generation.batches import batches_by_tokens
+from dpft.generation.continuations import Beginning, continuations
+from dpft.generation.inference import evaluation_mode
+from dpft.kinds import MASKED
 from dpft.models.loading import quiet_transformers
+from dpft.models.losses import token_logits
 from dpft.reports.terminal import Grid
 from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.runs.progress import batch_progress
@@ -41,6 +46,7 @@ from dpft.training.training_config import DeviceConfig
 SETS = tuple(field.name for field in fields(PromptSets))
 OWNERS = "private: it is about the training records, no epsilon covers it, and it stays with the"
 OWNERS += " owner of the data"
+WHOLE = {CONTINUATION: "whole continuations written", SPANS: "texts of which every span is filled"}
 NO_NEAR = {
     "train_dup": "no training record has a near duplicate",
     "train_unique": "every training record has a near duplicate",
@@ -55,6 +61,8 @@ class MemorizationResult:
     """What a model wrote of its records; private."""
 
     options: Memorization
+    hidden: str
+    """What the model had to write."""
     scores: dict[str, MemorizationScores]
     """By set, ``SETS``; those that are not there are left out."""
     not_there: dict[str, str]
@@ -70,6 +78,7 @@ class MemorizationResult:
             "private": True,
             "note": OWNERS,
             "near_duplicates": METHOD,
+            "hidden": self.hidden,
             "prefix_tokens": self.options.prefix_tokens,
             "continuation_tokens": self.options.continuation_tokens,
             "limit": self.options.limit,
@@ -82,7 +91,7 @@ class MemorizationResult:
         rows = [
             (
                 name,
-                f"{one.records}",
+                f"{one.records}" if one.rows == one.records else f"{one.records} ({one.rows} rows)",
                 f"{one.exact_match:.2f}",
                 f"{one.token_accuracy:.2f}",
                 f"{one.median_edit_distance:g}",
@@ -93,8 +102,8 @@ class MemorizationResult:
         return [
             Grid(columns=("set", "records", "EM %", "TA %", "MED", "MED words"), rows=rows),
             *[f"{name} is not there: {why}." for name, why in self.not_there.items()],
-            "EM: whole continuations written; TA: tokens in their places; MED: median edit"
-            " distance in tokens, and in words as T5 splits them.",
+            f"EM: {WHOLE[self.hidden]}; TA: tokens in their places; MED: median edit distance in"
+            " tokens, and in words as T5 splits them.",
             f"This is {OWNERS}.",
         ]
 
@@ -126,47 +135,62 @@ def audit_memorization(
     with hold_run(run):
         trained = trained_model_of_run(run, config)
         encoding = trained.encoding(task, max_new_tokens=None)
-        assert isinstance(encoding, TextEncoding)
+        assert isinstance(encoding, TokenEncoding)  # a task of texts is in tokens
+        hidden = hidden_of(options, encoding)
         sets, not_there = _sets(read_run_records(run, config, encoding), options.limit)
         writer = _Writer(trained, task, encoding, device, batch_size=config.eval.batch_size)
         scores = {}
         with batch_progress("memorization", counts=False) as show:
-            for name, records in sets.items():
-                found = writer.scores(records, options, name, show)
+            for name, chosen in sets.items():
+                found = writer.scores(chosen, options, name, show)
                 if found is None:
                     not_there[name] = "of no record is anything left to write"
                 else:
                     scores[name] = found
-        result = MemorizationResult(options=options, scores=scores, not_there=not_there)
+        result = MemorizationResult(
+            options=options, hidden=hidden, scores=scores, not_there=not_there
+        )
         write_json(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
     return result
 
 
-def _sets(records: RunRecords, limit: int) -> tuple[dict[str, list[Example]], dict[str, str]]:
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """The records of a set."""
+
+    records: list[Example]
+    rows: list[Sequence[int]] | None
+    """Of each the numbers of the rows that were trained on; None: of others, all."""
+
+
+def _sets(records: RunRecords, limit: int) -> tuple[dict[str, _Chosen], dict[str, str]]:
     """Returns the sets that there are, each cut to the limit, and why others are not there."""
     there = isinstance(records.unseen, Unseen)
     unseen = records.unseen.records if isinstance(records.unseen, Unseen) else []
     places = prompt_sets([*map(whole_text, records.training)], [*map(whole_text, unseen)])
     sets, not_there = {}, {}
     for name in SETS:
-        source = records.training if name.startswith("train") else unseen
+        of_training = name.startswith("train")
+        source = records.training if of_training else unseen
         chosen: Sequence[int] = getattr(places, name)
         if chosen:
-            sets[name] = [source[chosen[at]] for at in spread(len(chosen), limit)]
+            some = [chosen[at] for at in spread(len(chosen), limit)]
+            rows = [records.rows[at] for at in some] if of_training else None
+            sets[name] = _Chosen(records=[source[at] for at in some], rows=rows)
         else:
-            missing = source is unseen and not there
+            missing = not of_training and not there
             not_there[name] = str(records.unseen) if missing else NO_NEAR[name]
     return sets, not_there
 
 
 class _Writer:
-    """A run's model, which writes records on."""
+    """A run's model, which writes records on, or fills spans of them."""
 
     def __init__(
         self,
         trained: TrainedModel,
         task: TextTask,
-        encoding: TextEncoding,
+        encoding: TokenEncoding,
         device: DeviceConfig,
         *,
         batch_size: int,
@@ -175,30 +199,50 @@ class _Writer:
         self._model = trained.on_device(task, device.prepare())
 
     def scores(
-        self, records: Sequence[Example], options: Memorization, name: str, show: OnProgress
+        self, chosen: _Chosen, options: Memorization, name: str, show: OnProgress
     ) -> MemorizationScores | None:
         """Returns the scores of a set; None where nothing of its records is left to write."""
-        cut = cut_records(
-            records,
-            self._encoding,
-            prefix_tokens=options.prefix_tokens,
-            continuation_tokens=options.continuation_tokens,
-        )
-        written = continuations(
-            self._model,
-            self._encoding.tokenizer,
-            [each.beginning for each in cut],
-            batch_size=self._batch_size,
-            on_batch=counter(name, len(cut), show),
-        )
+        cut = cut_records(chosen.records, self._encoding, options, chosen.rows)
+        write = self._filled if self._encoding.layout.kind == MASKED else self._continued
+        written = write([each.beginning for each in cut], counter(name, len(cut), show))
         if not cut:
             return None
-        return scores_of(
-            [
-                self._attempt(each.continuation, tokens)
-                for each, tokens in zip(cut, written, strict=True)
-            ]
+        attempts = [
+            [self._attempt(*pair) for pair in zip(each.asked, each.written(tokens), strict=True)]
+            for each, tokens in zip(cut, written, strict=True)
+        ]
+        return scores_of(attempts, records=len({each.record for each in cut}))
+
+    def _continued(
+        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+    ) -> Sequence[Sequence[int]]:
+        return continuations(
+            self._model,
+            self._encoding.tokenizer,
+            beginnings,
+            batch_size=self._batch_size,
+            on_batch=count,
         )
+
+    def _filled(
+        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+    ) -> Sequence[Sequence[int]]:
+        """Returns the likeliest token in the place of each mask, all of a row at once."""
+        mask = self._encoding.tokenizer.mask_token_id
+        found: list[list[int]] = [[] for _ in beginnings]
+        lengths = [len(each.read) for each in beginnings]
+        with evaluation_mode(self._model):
+            for places in batches_by_tokens(lengths, self._batch_size):
+                rows = [list(beginnings[at].read) for at in places]
+                batch = self._encoding.layout.collate(
+                    [TokenizedExample(input_ids=row, labels=row) for row in rows]
+                )
+                logits = token_logits(self._model, batch.to(self._model.device))
+                likeliest = logits.argmax(dim=-1).tolist()
+                for at, row, tokens in zip(places, rows, likeliest, strict=True):
+                    found[at] = [tokens[n] for n, token in enumerate(row) if token == mask]
+                count(len(places))
+        return found
 
     def _attempt(self, continuation: tuple[int, ...], written: tuple[int, ...]) -> Attempt:
         return Attempt(

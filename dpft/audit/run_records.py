@@ -20,12 +20,12 @@ from dpft.data.encoding import Encoding
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import split_held_out
 from dpft.data.sources import has_training_split_alone, load_examples
-from dpft.data.units import bounded_units
 from dpft.errors import InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.runs.canary_file import read_canaries
 from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
+from dpft.runs.records import encode_records
 from dpft.runs.resuming import read_secrets
 from dpft.runs.training_data import TrainingData, load_training_data
 from dpft.tasks.base import TextTask
@@ -54,6 +54,9 @@ class RunRecords:
     training: Sequence[Any]
     places: Sequence[int]
     """Where the training records are among all that were read of their split."""
+    rows: Sequence[Sequence[int]]
+    """Of each training record the numbers of its rows that were trained on: 0, unless it was cut
+    into chunks."""
     unseen: Unseen | str
     """Others, or why there are none, in words."""
 
@@ -83,7 +86,12 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
         unseen = Unseen(records=records, split=HELD_OUT, public=False, places=held)
     trained = _trained_on(run, config, data.only(kept), encoding)
     places = [kept[at] for at in trained]
-    return RunRecords(training=[data.examples[at] for at in places], places=places, unseen=unseen)
+    return RunRecords(
+        training=[data.examples[at] for at in places],
+        places=places,
+        rows=list(trained.values()),
+        unseen=unseen,
+    )
 
 
 def records_and_unseen(
@@ -156,34 +164,25 @@ def _sides(
 
 def _trained_on(
     run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
-) -> list[int]:
-    """Returns the places of the records that the loop was given.
+) -> dict[int, list[int]]:
+    """Returns the places of the records that the loop was given, to the numbers of their rows.
 
     As in training, a record without anything to learn is left out, a unit has no more records
     than ``privacy.records_per_unit``, and canaries come after all others.
     """
     canaries = read_canaries(run)
-    added = copies_of(canaries, config.task)
-    rows = encoding.rows_together([*data.examples, *(record for record, _ in added)])
-    usable, count = rows.has_label, len(data.examples)
-    guarantee = config.privacy.guarantee
-    if data.units is None or guarantee is None:
-        kept = [at for at, has_label in enumerate(usable) if has_label]
-        if _all_known(run, config, canaries):
-            _check_same(run, rows.only(usable), None)
-        return [at for at in kept if at < count]
-    key = read_secrets(run).unit_key
-    if not key:
-        raise _gone(run, UNIT_KEY, "by which the records of large units were chosen")
-    units = bounded_units(
-        [*data.units, *(unit for _, unit in added)],
-        usable=usable,
-        records_per_unit=guarantee.records_per_unit,
-        key=key,
-    )
+    added, owners = copies_of(canaries, config.task), None
+    key = b""
+    if data.units is not None and config.privacy.guarantee is not None:
+        key = read_secrets(run).unit_key
+        owners = [*data.units, *(unit for _, unit in added)]
+        if not key:
+            raise _gone(run, UNIT_KEY, "by which the records of large units were chosen")
+    records = [*data.examples, *(record for record, _ in added)]
+    encoded = encode_records(config, records, owners, encoding, unit_key=key)
     if _all_known(run, config, canaries):
-        _check_same(run, rows, units)
-    return [at for unit in units for at in unit if at < count]
+        _check_same(run, encoded.rows, encoded.units)
+    return {at: rows for at, rows in encoded.trained_on().items() if at < len(data.examples)}
 
 
 def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:

@@ -1,6 +1,7 @@
 """``dpft plan``: what ``dpft train`` with the same arguments would do and cost."""
 
 import json
+import sys
 
 from dpft.config.schema import POLYMORPHIC, PlanConfig
 from dpft.runs.configuring import plan_configuration as configuration
@@ -19,7 +20,7 @@ def run(config: PlanConfig) -> None:
     from dpft.runs.planned_run import describe_run
 
     quiet_transformers()
-    planned = describe_run(config)
+    planned = describe_run(config, is_shown=config.output == "table" and sys.stdout.isatty())
     if config.output == "json":
         print(json.dumps(planned.record, indent=2, sort_keys=True))
     else:

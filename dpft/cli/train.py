@@ -9,11 +9,13 @@ from dpft.cli.launched import words_of_processes
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
+from dpft.phases import LIBRARIES, READING, phase, shown_phases
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
 from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.run_plan import plan_run
+from dpft.runs.saved_run import saved_run
 from dpft.training.trackers.base import TrackerConfig
 
 CONFIG = TrainCommand
@@ -32,6 +34,9 @@ def run(command: TrainCommand) -> None:
     check_start(command.parallel)
     announce(command)
     with ExitStack() as early:
+        if not is_beside_first():
+            early.enter_context(shown_phases())
+        phase(READING)
         calibrate = None
         if command.resume is None:
             from dpft.runs.training_data import read_early
@@ -40,6 +45,7 @@ def run(command: TrainCommand) -> None:
                 command.tracking.check()
             calibrate = early.enter_context(early_calibration(command))
             early.enter_context(read_early(command))
+        phase(LIBRARIES)
         from dpft.runs import run as runs
         from dpft.runs.ending import show_ending
 
@@ -47,4 +53,4 @@ def run(command: TrainCommand) -> None:
         planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
         runs.run(command, folder, write_request=write_hydra_record, planner=planner)
     if not is_beside_first():
-        show_ending(folder, command.task)
+        show_ending(folder, saved_run(str(folder)).task)

@@ -8,6 +8,7 @@ from dpft.config.tune import TuneCommand
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import tune_configuration as configuration
 from dpft.runs.overrides import checked_overrides as expand
+from dpft.runs.saved_run import saved_run
 
 CONFIG = TuneCommand
 
@@ -22,4 +23,4 @@ def run(command: TuneCommand) -> None:
 
     folder = run_folder() if command.resume is None else Path(command.resume)
     run_search.run(command, folder, write_request=write_hydra_record)
-    show_ending(folder, command.task)
+    show_ending(folder, saved_run(str(folder)).task)

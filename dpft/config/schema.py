@@ -12,7 +12,7 @@ from dpft.config.convert import ClassChoice, by_name
 from dpft.config.cross_checks import CrossCheck, CrossChecked
 from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig, check_held_out
+from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
 from dpft.evaluation.metrics_config import MetricsConfig
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
@@ -61,15 +61,13 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         InputError: The loop engine is chosen with larger micro-batches, or units are larger than
             a micro-batch.
     """
-    guarantee = privacy.guarantee
-    if guarantee is None:
-        return
+    clips, guarantee = privacy.clips, privacy.guarantee
     size = train.micro_batch_size
-    if not isinstance(size, int):
+    if clips is None or not isinstance(size, int):
         return  # auto: 1 for the loop, and room for a unit
-    if guarantee.engine == "loop" and size != 1:
+    if clips.engine == "loop" and size != 1:
         raise InputError(f"privacy.engine=loop needs train.micro_batch_size=1, got {size}.")
-    if guarantee.has_units and guarantee.records_per_unit > size:
+    if guarantee is not None and guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
             "privacy.records_per_unit must be at most train.micro_batch_size"
             f" ({size}), got {guarantee.records_per_unit}; a unit is clipped as"
@@ -83,13 +81,13 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
     Raises:
         InputError: ``train.compile`` stands beside a loop, or beside gradient checkpoints.
     """
-    guarantee = privacy.guarantee
-    if train.compile and guarantee is not None and guarantee.engine == "loop":
+    clips = privacy.clips
+    if train.compile and clips is not None and clips.engine == "loop":
         raise InputError(
             "train.compile=true needs another engine than privacy.engine=loop, which runs its model"
             " as it is; drop one."
         )
-    if train.compile and guarantee is not None and train.pad_to_multiple_of is not None:
+    if train.compile and clips is not None and train.pad_to_multiple_of is not None:
         raise InputError(
             "train.compile=true with privacy pads every micro-batch to task.max_length, since the"
             " lengths that are compiled would tell of the records that were drawn, got"
@@ -127,22 +125,21 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
     Raises:
         InputError: The unit is a chunk of a task without, or a record has more chunks than fit.
     """
-    guarantee = privacy.guarantee
-    if guarantee is None:
+    if privacy.clips is None:
         return
     key, rows = task.rows_key, task.most_rows
-    if guarantee.unit == CHUNK and key != CHUNKS:
+    if privacy.unit == CHUNK and key != CHUNKS:
         raise InputError(
             f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
             " called so."
         )
-    if guarantee.has_units and rows > 1 and key != CHUNKS:
+    if privacy.has_units and rows > 1 and key != CHUNKS:
         raise InputError(
-            f"task.{key} above 1 needs privacy.unit=example, got {guarantee.unit}: the views of a"
+            f"task.{key} above 1 needs privacy.unit=example, got {privacy.unit}: the views of a"
             " record are a unit by themselves; drop one."
         )
     size = train.micro_batch_size
-    if guarantee.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
+    if privacy.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
         raise InputError(
             f"task.{key} must be at most train.micro_batch_size ({size}), got {rows};"
             " a record is clipped as one piece: lower the one or raise the other."
@@ -161,6 +158,24 @@ def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
             f"task.mixture_limit={limit} needs privacy=none: which rows come first depends on the"
             " others, so one record more would put another out; set it to null."
         )
+
+
+def check_scored_between(
+    config: EvalConfig, train: TrainingConfig, parallel: ParallelConfig
+) -> None:
+    """Refuses scores while training where the model is not whole, or compiled, between two steps.
+
+    Raises:
+        InputError: It is.
+    """
+    key = config.schedule_key
+    if key is not None and parallel.shards_model:
+        raise InputError(
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: a model in"
+            " shards is scored before and after training alone; drop one."
+        )
+    if key is not None and train.compile:
+        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
 
 
 def check_start(method: Method, model: ModelConfig) -> None:
@@ -244,6 +259,8 @@ class TrainConfig(CrossChecked):
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
+        (("task", "eval"), check_schedule),
+        (("eval", "train", "parallel"), check_scored_between),
         (("task", "privacy"), check_mixture),
         (("task", "privacy"), check_public_numbers),
         (("privacy", "train"), check_loop),
@@ -405,9 +422,11 @@ class GenerateConfig:
     run: str
     """Folder of a run: its task, and its trained model."""
     prompts: str | None = None
-    """File of rows in the task's own format, of which the prompt's columns are read."""
+    """File of rows in the task's own format, of which the prompt's columns are read. Of a corpus:
+    by span_corruption texts with gaps for the model to fill, each written ____ (four underscores or
+    more) in place of whole words; by prefix_lm beginnings of texts."""
     num: int | None = None
-    """Records to write from nothing, by task.text or task.learn_prompt=true."""
+    """Records to write from nothing, by task.text, task.learn_prompt=true or a causal corpus."""
     to: str | None = None
     """File to write, .jsonl, .csv or .parquet; None: a new .jsonl in ``generated`` in the run's
     folder."""

@@ -121,6 +121,10 @@ def _check_promise(privacy: PrivacyConfig) -> None:
 def _check_scores(task: Task, config: EvalConfig) -> None:
     if not config.enabled:
         raise InputError("tune needs eval.enabled=true, got false: it chooses by a score.")
+    if config.schedule_key is not None:
+        raise InputError(
+            f"tune needs {config.schedule_key}=null, got a value: it scores a trial when it ends."
+        )
     if config.held_out is not None:
         raise InputError(
             f"tune needs eval.held_out=null, got {config.held_out}: it scores a public split, and"

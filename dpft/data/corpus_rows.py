@@ -24,7 +24,7 @@ from dpft.data.views import (
     raw_length,
 )
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED
+from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
 from dpft.tasks.records import Example
 
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
@@ -46,11 +46,11 @@ class CorpusEncoding(TokenEncoding):
         Raises:
             InputError: It has too few sentinels.
         """
-        if self.span_corruption and len(self._sentinels) < self._most_spans:
+        if self.span_corruption and len(self.sentinels) < self._most_spans:
             raise InputError(
                 f"task.objective=span_corruption needs {self._most_spans} sentinels, <extra_id_0>"
                 f" and so on, for task.max_length={self.max_length}, got a tokenizer with"
-                f" {len(self._sentinels)}; make one by dpft tokenizer, or lower task.max_length."
+                f" {len(self.sentinels)}; make one by dpft tokenizer, or lower task.max_length."
             )
 
     @property
@@ -62,7 +62,7 @@ class CorpusEncoding(TokenEncoding):
         if kind == CAUSAL:
             return self.max_length - 1
         if kind == MASKED:
-            return self.max_length - len(self._around[0]) - len(self._around[1])
+            return self.max_length - len(self.around[0]) - len(self.around[1])
         return self.max_length + self._written
 
     @property
@@ -72,8 +72,8 @@ class CorpusEncoding(TokenEncoding):
             return SpanCorruption(
                 noise_density=NOISE_DENSITY,
                 mean_span=MEAN_SPAN,
-                sentinels=self._sentinels,
-                end=self._end,
+                sentinels=self.sentinels,
+                end=self.end,
             )
         if self.layout.kind != MASKED:
             return None
@@ -90,7 +90,7 @@ class CorpusEncoding(TokenEncoding):
         view = self.view
         if view is None:
             return rows
-        return [view(row, _public_bits(row)) for row in rows]
+        return [view(row, public_bits(row)) for row in rows]
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
         """Returns the first chunk of each text, of which ``view`` makes what is read."""
@@ -102,15 +102,73 @@ class CorpusEncoding(TokenEncoding):
         counts = np.fromiter(map(len, chunked), np.int64, len(chunked))
         return TokenRows([row for chunks in chunked for row in chunks]), counts
 
+    def prompts(
+        self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
+    ) -> list[list[int]]:
+        """Returns what a model that writes reads before it does, in tokens.
+
+        A beginning that is too long loses its own beginning. A text with gaps (``GAP``) has a
+        sentinel in the place of each; words before a gap lose the blank that a filling begins
+        with.
+
+        Args:
+            examples: Their targets are not read.
+            max_length: Most tokens of prompt and answer together, of a causal model.
+            max_new_tokens: Most tokens of the answer.
+
+        Raises:
+            InputError: A text with gaps is too long, or has more of them than sentinels.
+        """
+        if self.span_corruption:
+            return [self._with_gaps(example.prompt) for example in examples]
+        prompts = token_ids([example.prompt for example in examples], self.tokenizer)
+        if self.layout.kind != CAUSAL:
+            return [prompt[-self.max_length :] for prompt in prompts]
+        start, room = start_id(self.tokenizer), max_length - max_new_tokens - 1
+        return [[start, *(prompt[-room:] if room > 0 else [])] for prompt in prompts]
+
+    @property
+    def asked_sentinels(self) -> tuple[int, ...]:
+        """Tokens that stand for the gaps of a prompt, in order; none where it has no gaps."""
+        return self.sentinels if self.span_corruption else ()
+
+    def _with_gaps(self, text: str) -> list[int]:
+        pieces = GAP.split(text)
+        gaps = len(pieces) - 1
+        if not gaps:
+            raise InputError(
+                "a model of task.objective=span_corruption writes in the gaps (____) of a text"
+                " alone, got a text without; score it by task.metrics=[perplexity,token_accuracy]."
+            )
+        if gaps > len(self.sentinels):
+            raise InputError(
+                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text, as many"
+                f" sentinels as were learned, got {gaps}; give fewer."
+            )
+        stripped = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
+        *before, last = token_ids(stripped, self.tokenizer)
+        read = [
+            token
+            for piece, sentinel in zip(before, self.sentinels, strict=False)
+            for token in (*piece, sentinel)
+        ]
+        read += [*last, self.end]
+        if len(read) > self.max_length:
+            raise InputError(
+                f"prompts must have at most task.max_length ({self.max_length}) tokens in a text"
+                f" with gaps, got {len(read)}; shorten it."
+            )
+        return read
+
     def _chunks(self, examples: Sequence[Example]) -> list[list[TokenizedExample]]:
         texts = token_ids([example.target for example in examples], self.tokenizer)
         return [self._of_text(ids) for ids in texts]
 
     def _of_text(self, ids: Sequence[int]) -> list[TokenizedExample]:
         ends = self.layout.kind != MASKED and not self.span_corruption
-        whole, size = [*ids, *([self._end] if ends else [])], self.raw_length
+        whole, size = [*ids, *([self.end] if ends else [])], self.raw_length
         pieces = [whole[at : at + size] for at in range(0, max(1, len(whole)), size)]
-        if len(pieces) > 1 and pieces[-1] == [self._end]:
+        if len(pieces) > 1 and pieces[-1] == [self.end]:
             del pieces[-1]  # An end alone teaches nothing.
         kept = pieces[: self.chunks]
         is_cut = len(kept) < len(pieces)
@@ -124,12 +182,12 @@ class CorpusEncoding(TokenEncoding):
         if self.span_corruption:
             return TokenizedExample(input_ids=ids, labels=ids, truncated=truncated)
         if kind == MASKED:
-            before, after = self._around
+            before, after = self.around
             read = [*before, *ids, *after]
             return TokenizedExample(input_ids=read, labels=read, truncated=truncated)
         if kind == CAUSAL:
             start = start_id(self.tokenizer)
-            learned = [IGNORED_LABEL] if ids == [self._end] else ids
+            learned = [IGNORED_LABEL] if ids == [self.end] else ids
             return TokenizedExample(
                 input_ids=[start, *ids], labels=[IGNORED_LABEL, *learned], truncated=truncated
             )
@@ -151,24 +209,26 @@ class CorpusEncoding(TokenEncoding):
         return noise_of(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
 
     @property
-    def _end(self) -> int:
+    def end(self) -> int:
+        """The end-of-text token."""
         return int(self.tokenizer.eos_token_id)
 
     @property
-    def _sentinels(self) -> tuple[int, ...]:
+    def sentinels(self) -> tuple[int, ...]:
+        """Tokens that stand for hidden spans, in order, as many as a text may have."""
         names = [f"<extra_id_{number}>" for number in range(self._most_spans)]
         known = self.tokenizer.get_added_vocab()
         return tuple(known[name] for name in names if name in known)
 
     @property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """What stands before and after a text, such as [CLS] and [SEP]."""
         whole: list[int] = self.tokenizer("")["input_ids"]
         half = len(whole) // 2
         return whole[:half], whole[half:]
 
 
-def _public_bits(row: TokenizedExample) -> Bits:
+def public_bits(row: TokenizedExample) -> Bits:
     """Returns bits that depend on the row alone, so that a score does not change by chance."""
     content = np.array(row.input_ids, np.int64).tobytes()
     return lambda size: shake_256(content).digest(size)

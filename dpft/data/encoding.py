@@ -6,7 +6,7 @@ Label words are in ``label_words``, sentences for a classifier in ``sentences``.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,8 @@ class TextEncoding(TokenEncoding):
 
     special_tokens: tuple[str, ...] = ()
     """Tokens that prompts spell, known to the tokenizer; any other is read as text."""
+    asked_sentinels: ClassVar[tuple[int, ...]] = ()
+    """Tokens that stand for gaps of a prompt: none."""
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; for a seq2seq model prompt and target are cut apart."""

@@ -33,7 +33,7 @@ def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Exampl
     """
     prompts = []
     for row in memory_rows(PROMPTS) if file == MEMORY else _file_rows(file):
-        values = row_values(task, row, task.prompt_columns)
+        values = row_values(task, row, task.given_columns)
         prompts.append((values, made_at(row, task.prompt, values)))
     if not prompts:
         raise InputError(f"prompts must hold at least one row, got none in {file!r}.")

@@ -79,17 +79,16 @@ class SpanCorruption(View):
     def __call__(self, row: TokenizedExample, bits: Bits) -> TokenizedExample:
         """See ``View.__call__``."""
         ids = row.input_ids
-        hidden, spans = noise_of(len(ids), density=self.noise_density, mean_span=self.mean_span)
-        words = np.frombuffer(bits(WORD_BYTES * len(ids)), np.uint64)
-        kept = _segments(len(ids) - hidden, spans, words[hidden:])
-        gone = _segments(hidden, spans, words[:hidden])
+        spans = hidden_spans(
+            len(ids), density=self.noise_density, mean_span=self.mean_span, bits=bits
+        )
         read: list[int] = []
         target: list[int] = []
         at = 0
-        for sentinel, stays, goes in zip(self.sentinels, kept, gone, strict=False):
-            read += [*ids[at : at + stays], sentinel]
-            target += [sentinel, *ids[at + stays : at + stays + goes]]
-            at += stays + goes
+        for sentinel, (start, stop) in zip(self.sentinels, spans, strict=False):
+            read += [*ids[at:start], sentinel]
+            target += [sentinel, *ids[start:stop]]
+            at = stop
         return TokenizedExample(
             input_ids=[*read, self.end], labels=[*target, self.end], truncated=row.truncated
         )
@@ -124,6 +123,25 @@ class MaskedTokens(View):
             labels=np.where(chosen, ids, IGNORED_LABEL).tolist(),
             truncated=row.truncated,
         )
+
+
+def hidden_spans(
+    length: int, *, density: float, mean_span: float, bits: Bits
+) -> list[tuple[int, int]]:
+    """Returns where T5's hidden spans of a text begin and end, in order; the last one ends it.
+
+    Args:
+        length: Tokens of the text.
+        density: Share of them that are hidden.
+        mean_span: Tokens of a span on average.
+        bits: What the places are drawn by.
+    """
+    hidden, count = noise_of(length, density=density, mean_span=mean_span)
+    words = np.frombuffer(bits(WORD_BYTES * length), np.uint64)
+    kept = _segments(length - hidden, count, words[hidden:])
+    gone = _segments(hidden, count, words[:hidden])
+    stops = np.cumsum(np.add(kept, gone)).tolist()
+    return [(stop - goes, stop) for stop, goes in zip(stops, gone, strict=True)]
 
 
 def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What is scored, and whether what is scored may be shown."""
 
+import math
 from dataclasses import dataclass
 
 from dpft.errors import InputError
@@ -30,7 +31,15 @@ class EvalConfig:
     held_out: float | None = None
     """Part of the training records of your own data that is scored and not trained on."""
 
+    every_steps: int | None = None
+    """Steps between two evaluations of a public split while training, up to whole tens; null: only
+    before and after."""
+
+    every_epochs: float | None = None
+    """The same in epochs; give one of the two."""
+
     def __post_init__(self) -> None:
+        self._check_schedule()
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise InputError(
                 "eval.held_out must be a fraction above 0 and below 1, or null for none, got"
@@ -42,6 +51,55 @@ class EvalConfig:
             raise InputError(f"eval.limit must be at least 1, or null for all, got {self.limit}.")
         if self.batch_size < 1:
             raise InputError(f"eval.batch_size must be at least 1, got {self.batch_size}.")
+
+    @property
+    def schedule_key(self) -> str | None:
+        """The key that asks for scores while training; None: none does."""
+        for name in ("every_steps", "every_epochs"):
+            if getattr(self, name) is not None:
+                return f"eval.{name}"
+        return None
+
+    def steps_between(self, num_examples: int, expected_batch_size: int) -> int | None:
+        """Returns the steps between two evaluations while training; None: there are none."""
+        if self.every_epochs is None:
+            return self.every_steps
+        return max(1, round(self.every_epochs * num_examples / expected_batch_size))
+
+    def _check_schedule(self) -> None:
+        if self.every_steps is not None and self.every_epochs is not None:
+            raise InputError(
+                "at most one of eval.every_steps and eval.every_epochs may be given, got both; drop"
+                " one."
+            )
+        for name in ("every_steps", "every_epochs"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"eval.{name} must be above 0, or null for no scores while training, got"
+                    f" {value}."
+                )
+
+
+def check_schedule(task: Task, config: EvalConfig) -> None:
+    """Refuses to score private records while training: each score would be one more release.
+
+    Raises:
+        InputError: The split is private, or nothing is scored at all.
+    """
+    key = config.schedule_key
+    if key is None:
+        return
+    if not config.enabled:
+        raise InputError(f"{key} needs eval.enabled=true, got false; drop one.")
+    if not eval_split_is_public(task, config):
+        split = "eval.held_out" if config.held_out is not None else f"eval.split={config.split}"
+        raise InputError(
+            f"{key} needs a public split, got {split} of task {task.name}, which is private: the"
+            " scores of its records are covered by no epsilon, and a series of them tells more of"
+            " single records than one score does; leave it out, choose a published split, or say"
+            " eval.split_is_public=true of one that is published."
+        )
 
 
 def check_held_out(task: Task, config: EvalConfig) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dpft.data.batch import Batch
+from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
@@ -82,7 +83,7 @@ class ModelOutputs:
             InputError: ``decode.max_new_tokens`` leaves no room for a prompt.
         """
         encoding = self.encoding
-        if not isinstance(encoding, TextEncoding):
+        if not isinstance(encoding, TextEncoding | CorpusEncoding):
             raise InputError("texts need a task whose answers are texts.")
         # A seq2seq model writes its answer elsewhere than it reads its prompt.
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
@@ -107,6 +108,7 @@ class ModelOutputs:
                 batch_size=self.batch_size,
                 on_batch=self._of_all(on_batch),
                 draws=own,
+                sentinels=encoding.asked_sentinels,
             )
         return put_together(texts, self.ranks)
 

@@ -13,6 +13,7 @@ Shapes: b prompts, t tokens of the longest prompt.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dpft.errors import InputError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import (
         GenerationConfig,
+        LogitsProcessor,
         LogitsProcessorList,
         PretrainedConfig,
         PreTrainedModel,
@@ -127,6 +129,7 @@ def generate_texts(
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
     draws: Draws | None = None,
+    sentinels: Sequence[int] = (),
 ) -> list[str]:
     """Returns the text the model writes after each prompt, up to its end-of-text token.
 
@@ -141,6 +144,8 @@ def generate_texts(
         on_batch: Called after each batch with the number of prompts it held.
         draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
             these prompts.
+        sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
+            written before what fills its gap (``gaps``), and its name stands in the text.
 
     Returns:
         Texts in the order of the prompts, blanks around them stripped.
@@ -152,13 +157,18 @@ def generate_texts(
         settings are as before, also after an error.
 
     Raises:
-        InputError: A prompt has no token.
+        InputError: A prompt has no token, or ``max_new_tokens`` too few for its gaps.
     """
     token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not all(token_ids):
         raise InputError("a prompt must have at least one token, got an empty one.")
     settings = generation_settings(config, tokenizer, model.config)
-    processors = _processors(config, draws or Draws(places=range(len(token_ids))))
+    gaps = [sum(token in sentinels for token in ids) for ids in token_ids]
+    processors = _processors(
+        config,
+        draws or Draws(places=range(len(token_ids))),
+        partial(_filling, gaps, sentinels, settings) if sentinels else None,
+    )
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
         lengths = [len(ids) + config.max_new_tokens for ids in token_ids]
@@ -168,7 +178,7 @@ def generate_texts(
             before = 1 if seq2seq else max(map(len, batch))
             rows = _generate(model, batch, settings, processors(indices, before))
             for index, row in zip(indices, rows, strict=True):
-                texts[index] = _text(row, tokenizer)
+                texts[index] = _text(row, tokenizer, sentinels)
             if on_batch is not None:
                 on_batch(len(indices))
     return texts
@@ -210,9 +220,13 @@ Processors = Callable[[Sequence[int], int], "LogitsProcessorList | None"]
 is written, to the processors of the batch's logits."""
 
 
-def _processors(config: DecodeConfig, draws: Draws) -> Processors:
+def _processors(
+    config: DecodeConfig,
+    draws: Draws,
+    filling: "Callable[[Sequence[int], int], LogitsProcessor] | None",
+) -> Processors:
     unrepeated = config.no_repeat_ngram_size > 0 or config.repetition_penalty != 1
-    if not (config.draws or unrepeated):
+    if not (config.draws or unrepeated or filling):
         return lambda *_: None
     from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
     from dpft.generation.repetition import repetition_processors
@@ -223,6 +237,8 @@ def _processors(config: DecodeConfig, draws: Draws) -> Processors:
         found = repetition_processors(
             before, ngram=config.no_repeat_ngram_size, penalty=config.repetition_penalty
         )
+        if filling is not None:
+            found.append(filling(indices, before))
         if config.draws:
             places = [draws.places[index] for index in indices]
             numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
@@ -230,6 +246,25 @@ def _processors(config: DecodeConfig, draws: Draws) -> Processors:
         return found
 
     return processors
+
+
+def _filling(
+    gaps: Sequence[int],
+    sentinels: Sequence[int],
+    settings: "GenerationConfig",
+    indices: Sequence[int],
+    before: int,
+) -> "LogitsProcessor":
+    """Returns what has the gaps of a batch's prompts filled."""
+    from dpft.generation.gaps import GapFilling
+
+    return GapFilling(
+        [gaps[index] for index in indices],
+        sentinels=sentinels,
+        end=settings.eos_token_id,
+        before=before,
+        max_new_tokens=settings.max_new_tokens,
+    )
 
 
 def _generate(
@@ -267,9 +302,18 @@ def padded(row: Sequence[int], length: int, value: int, *, left: bool) -> list[i
     return padding + list(row) if left else list(row) + padding
 
 
-def _text(row: "Tensor", tokenizer: "PreTrainedTokenizerBase") -> str:
+def _text(
+    row: "Tensor", tokenizer: "PreTrainedTokenizerBase", sentinels: Sequence[int] = ()
+) -> str:
     ids = row.tolist()
     end = tokenizer.eos_token_id
     written = ids[: ids.index(end)] if end in ids else ids
-    text = tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return str(text).strip()
+    marks = [at for at, token in enumerate(written) if token in sentinels]
+    parts = []
+    for start, stop in zip([0, *marks], [*marks, len(written)], strict=True):
+        named = start < stop and written[start] in sentinels
+        parts.append(str(tokenizer.convert_ids_to_tokens(written[start])) if named else "")
+        rest = written[start + named : stop]
+        text = tokenizer.decode(rest, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        parts.append(str(text).strip())
+    return " ".join(part for part in parts if part)

@@ -220,9 +220,10 @@ def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
     if hasattr(model, "peft_config"):
         base = base.get_base_model()
     try:
-        return set(base.get_input_embeddings().parameters())
+        table = base.get_input_embeddings()
     except NotImplementedError:  # what sees images by convolutions has none
-        return set()
+        table = None
+    return set() if table is None else set(table.parameters())
 
 
 def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:

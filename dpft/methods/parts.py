@@ -71,7 +71,8 @@ def untie_head(model: "PreTrainedModel") -> None:
 
     head, config = output_embeddings(model), model.config
     if (
-        config.is_encoder_decoder
+        head is None
+        or config.is_encoder_decoder
         or not model.can_generate()
         or list(head.parameters()) != [head.weight]
     ):
@@ -79,7 +80,7 @@ def untie_head(model: "PreTrainedModel") -> None:
             f"method.untie=true needs a causal language model, got {type(model).__name__}; choose"
             " method=top2 or method=bitfit."
         )
-    head.weight = nn.Parameter(head.weight.detach().clone())
+    head.weight = nn.Parameter(next(head.parameters()).detach().clone())
     for each in (config, config.get_text_config()):
         each.tie_word_embeddings = False
     model.all_tied_weights_keys = {}

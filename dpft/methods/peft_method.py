@@ -101,11 +101,17 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
 
 
 def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
-    """Returns the names of the outermost modules all of whose parameters are new."""
+    """Returns the names of the outermost modules all of whose parameters are new.
+
+    A list of modules is none: it is never called, and peft refuses to put another in its place.
+    """
+    from torch import nn
+
     whole = {
         name
         for name, module in model.named_modules()
-        if (own := [f"{name}.{inner}" for inner, _ in module.named_parameters()])
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        and (own := [f"{name}.{inner}" for inner, _ in module.named_parameters()])
         and new.issuperset(own)
     }
     return sorted(name for name in whole if name.rpartition(".")[0] not in whole)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from dpft.errors import InputError
 from dpft.standardized_convolution import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -27,6 +28,9 @@ def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
     Args:
         model: Changed in place. Its parameters keep their names and are the same tensors, on
             whatever device they are, so that a checkpoint's weights can be read before or after.
+
+    Raises:
+        InputError: One of them is not torch's own.
 
     Guarantees:
         What is left of the batch norms normalizes each example by itself; an empty tuple says that
@@ -48,8 +52,17 @@ def standardize_weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
-    """Returns a GroupNorm with a BatchNorm's weight and bias, if it has them."""
+    """Returns a GroupNorm with a BatchNorm's weight and bias, if it has them.
+
+    Raises:
+        InputError: It is a BatchNorm that does more, such as timm's with an activation inside.
+    """
     assert isinstance(norm, BATCH_NORMS)
+    if type(norm) not in BATCH_NORMS:
+        raise InputError(
+            f"model.replace_batch_norm=true needs plain BatchNorm, got {type(norm).__name__}, of"
+            " which more than the norm would go; choose another model."
+        )
     channels = norm.num_features
     made = nn.GroupNorm(
         group_count(channels), channels, eps=norm.eps, affine=norm.affine, device="meta"

@@ -6,6 +6,8 @@ Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ MEAN = "mean"
 POOLINGS = (MEAN,)
 INITS = ("pretrained", "random")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+TIMM = "timm_wrapper"
+"""transformers' model type of a model of timm, which comes with torchvision or not at all."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 
@@ -133,10 +137,22 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
+        if isinstance(error, ImportError) and "timm" in str(error).lower():
+            raise InputError(f"{origin(config)} is a model of timm, {_lack_of_timm()}.") from error
         raise InputError(
             f"{origin(config)} could not be loaded as a {wanted}"
             f" ({_first_line(error)}); {_way_out(config, error)}."
         ) from error
+
+
+def _lack_of_timm() -> str:
+    """Returns why no model of timm can be made here, and what to do about it."""
+    if find_spec("timm") is None or find_spec("torchvision") is None:
+        return "which is not installed; pip install 'dpft[vision]'"
+    return (
+        "which cannot be imported, since torchvision cannot; install the torchvision that was built"
+        f" for torch {version('torch')}"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ from dpft.privacy.clipping.factors import clipping_style
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.frozen_state import Fingerprints, HeldParameters
-from dpft.privacy.plan import Phase, PrivacyPlan
+from dpft.privacy.plan import ClippingPlan, Phase
 
 
 class PhasedClipper:
@@ -32,14 +32,14 @@ class PhasedClipper:
     """
 
     def __init__(
-        self, model: nn.Module, plan: PrivacyPlan, *, step: int, options: ClippingOptions
+        self, model: nn.Module, plan: ClippingPlan, *, step: int, options: ClippingOptions
     ) -> None:
         """Prepares to clip from step ``step`` on.
 
         Args:
             model: What requires grad now trains in the phase of the next step; what does at the
                 first ``begin_step`` of each later one trains in that.
-            plan: The mechanism that was accounted for.
+            plan: Of the run; a private one's is the mechanism that was accounted for.
             step: The next one, counted from 0.
             options: How to clip; the norm is each phase's own.
 

@@ -51,7 +51,51 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyPlan:
+class ClippingPlan:
+    """What a run draws and how it clips that, step by step: a mechanism but for its noise.
+
+    Alone it is the plan of a run with ``privacy=none`` and a clipping norm, and promises nothing.
+    """
+
+    sample_rate: float
+    steps: int
+    num_examples: int
+    expected_batch_size: int
+    clipping: str
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        if sum(phase.steps for phase in self.phases) != self.steps:
+            raise ValueError(f"phases must add up to steps={self.steps}, got {self.phases}.")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
+
+    @property
+    def one_max_grad_norm(self) -> float | None:
+        """The norm above which a gradient is clipped, where all phases share one."""
+        norms = {phase.max_grad_norm for phase in self.phases}
+        return norms.pop() if self.clipping == "flat" and len(norms) == 1 else None
+
+    def phase_at(self, step: int) -> Phase:
+        """Returns the phase that step ``step`` (counted from 0) belongs to."""
+        return self.phases[self.phase_number_at(step)]
+
+    def phase_number_at(self, step: int) -> int:
+        """Returns which of ``phases`` step ``step`` belongs to, both counted from 0."""
+        end = 0
+        for number, phase in enumerate(self.phases):
+            end += phase.steps
+            if step < end:
+                return number
+        raise IndexError(f"step must be below {self.steps}, got {step}.")
+
+    def phase_starts(self) -> tuple[int, ...]:
+        """Returns the first step of each of ``phases``, counted from 0."""
+        return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan(ClippingPlan):
     """The sampled Gaussian mechanism a run will take, step by step.
 
     Guarantees:
@@ -61,13 +105,7 @@ class PrivacyPlan:
     """
 
     noise_multiplier: float
-    sample_rate: float
-    steps: int
     delta: float
-    num_examples: int
-    expected_batch_size: int
-    clipping: str
-    phases: tuple[Phase, ...]
     unit: str = EXAMPLE
     """example, or the column whose value says whose record a row is."""
     unit_definition: str = "one example"
@@ -79,10 +117,7 @@ class PrivacyPlan:
     """``GIVEN``, or the rule of ``DELTA_RULES`` that delta follows."""
 
     def __post_init__(self) -> None:
-        if sum(phase.steps for phase in self.phases) != self.steps:
-            raise ValueError(f"phases must add up to steps={self.steps}, got {self.phases}.")
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
+        super().__post_init__()
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
 
@@ -111,23 +146,6 @@ class PrivacyPlan:
             "sample_rate": mechanism.sample_rate,
             "sensitivity": self.phase_at(step).sensitivity,
         }
-
-    def phase_at(self, step: int) -> Phase:
-        """Returns the phase that step ``step`` (counted from 0) belongs to."""
-        return self.phases[self.phase_number_at(step)]
-
-    def phase_number_at(self, step: int) -> int:
-        """Returns which of ``phases`` step ``step`` belongs to, both counted from 0."""
-        end = 0
-        for number, phase in enumerate(self.phases):
-            end += phase.steps
-            if step < end:
-                return number
-        raise IndexError(f"step must be below {self.steps}, got {step}.")
-
-    def phase_starts(self) -> tuple[int, ...]:
-        """Returns the first step of each of ``phases``, counted from 0."""
-        return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:

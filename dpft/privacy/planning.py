@@ -14,12 +14,13 @@ from dpft.privacy.plan import (
     EXAMPLE,
     GIVEN,
     Calibration,
+    ClippingPlan,
     Phase,
     PrivacyPlan,
     check_delta,
     default_delta,
 )
-from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.privacy_config import Clipping, DifferentialPrivacy
 
 
 class PhaseRequest(Protocol):
@@ -36,6 +37,29 @@ class PhaseRequest(Protocol):
     @property
     def max_grad_norm(self) -> float | None:
         """Its clipping norm; None takes the configuration's."""
+
+
+def make_clipping_plan(
+    config: Clipping,
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    phases: Sequence[PhaseRequest],
+) -> ClippingPlan:
+    """Returns the plan of a run that clips and adds no noise; as ``make_plan``, without epsilon.
+
+    Raises:
+        InputError: The batch is too large for sums of its gradients.
+    """
+    _check_headroom(expected_batch_size)
+    return ClippingPlan(
+        sample_rate=expected_batch_size / num_examples,
+        steps=sum(phase.steps for phase in phases),
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        clipping=config.clipping,
+        phases=tuple(_planned(config, phase) for phase in phases),
+    )
 
 
 def make_plan(
@@ -126,10 +150,10 @@ def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, del
         )
 
 
-def _planned(config: DifferentialPrivacy, phase: PhaseRequest) -> Phase:
+def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
     """Returns a phase with its clipping norm and the sensitivity that follows from it."""
     given = phase.max_grad_norm
-    max_grad_norm = config.max_grad_norm if given is None else given
+    max_grad_norm = config.clipping_norm if given is None else given
     style = clipping_style(config.clipping, max_grad_norm=max_grad_norm)
     return Phase(
         method=phase.method,

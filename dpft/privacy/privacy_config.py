@@ -1,7 +1,7 @@
 """The ``privacy`` section of the configuration: private or not, and what is promised."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
@@ -32,6 +32,16 @@ class PrivacyConfig:
     @property
     def guarantee(self) -> "DifferentialPrivacy | None":
         """The settings of the guarantee that training gives, or None where it gives none."""
+        return None
+
+    @property
+    def alarm(self) -> str | None:
+        """What everybody must be told of a run without a guarantee; None of any other."""
+        return None
+
+    @property
+    def clips(self) -> "Clipping | None":
+        """How each unit's gradient is clipped, with noise or without; None where it is not."""
         return None
 
     @property
@@ -66,18 +76,99 @@ class PrivacyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoPrivacy(PrivacyConfig):
-    """Ordinary training: no clipping, no noise, no epsilon."""
+class Clipping(PrivacyConfig):
+    """How gradients are clipped, which both choices may do."""
 
-    num_examples: int | None = None
-    """Number of training examples; null takes the task's."""
+    clipping: str = "flat"
+    """flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer: how gradients are scaled."""
+    groups: tuple[str, ...] | None = None
+    """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
+    engine: str = "auto"
+    """auto, book_keeping, two_pass, instantiate or loop: the same sum at other costs."""
+    clipper_memory_mb: int = DEFAULT_MEMORY_MB
+    """What the clipper may spend on per-example gradients to save time."""
+    self_check: bool = True
+    """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
 
-    def __post_init__(self) -> None:
-        check_num_examples(self.num_examples)
+    @property
+    def clipping_norm(self) -> float:
+        """The norm that a unit's gradient has at most, where a phase of the method has no own."""
+        raise NotImplementedError
+
+    def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
+        """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
+        from dpft.privacy.clipping.options import ClippingOptions
+
+        return ClippingOptions(
+            max_grad_norm=self.clipping_norm,
+            clipping=self.clipping,
+            engine=self.engine,
+            groups=self.groups,
+            memory_mb=self.clipper_memory_mb,
+            loss_scale=loss_scale,
+        )
+
+    def _check_clipping(self) -> None:
+        check_style_name(self.clipping)
+        check_max_grad_norm(self.clipping_norm)
+        check_engine_name(self.engine)
+        Tuning(memory_mb=self.clipper_memory_mb)
+        if self.groups is not None and self.clipping != "per_layer":
+            raise InputError(
+                f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentialPrivacy(PrivacyConfig):
+class NoPrivacy(Clipping):
+    """No noise and no epsilon: ordinary training, or each example clipped as a private run does.
+
+    Clipped, a run is a private one but for its noise: its batches are Poisson draws, too, and what
+    divides their sum is the expected batch size.
+    """
+
+    num_examples: int | None = None
+    """Number of training examples; null takes the task's."""
+    max_grad_norm: float | None = None
+    """The clipping norm of each example; null: nothing is clipped."""
+
+    def __post_init__(self) -> None:
+        check_num_examples(self.num_examples)
+        if self.max_grad_norm is not None:
+            self._check_clipping()
+            return
+        for entry in fields(Clipping):
+            if entry.name != "name" and getattr(self, entry.name) != entry.default:
+                raise InputError(
+                    f"privacy.{entry.name} needs privacy.max_grad_norm with privacy=none, got"
+                    f" {getattr(self, entry.name)} and nothing to clip at; give"
+                    " privacy.max_grad_norm=NORM, or drop it."
+                )
+
+    @property
+    def clips(self) -> Clipping | None:
+        """The settings themselves where there is a clipping norm."""
+        return None if self.max_grad_norm is None else self
+
+    @property
+    def alarm(self) -> str:
+        """What every command says that trains or scores such a run."""
+        if self.max_grad_norm is None:
+            return "privacy=none: this run is not private"
+        return (
+            f"privacy=none: this run clips each example's gradient at {self.max_grad_norm:g} and"
+            " adds no noise; it is not private"
+        )
+
+    @property
+    def clipping_norm(self) -> float:
+        """The norm that an example's gradient has at most; only where there is one."""
+        assert self.max_grad_norm is not None
+        return self.max_grad_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentialPrivacy(Clipping):
     """DP-SGD under (eps, delta); one of eps, noise_multiplier and total_eps is given."""
 
     eps: float | None = None
@@ -98,18 +189,8 @@ class DifferentialPrivacy(PrivacyConfig):
     """Most records of a unit that are trained on, where the unit is a column's value."""
     max_grad_norm: float = 0.1
     """The clipping norm: no example or unit moves a step's sum by more."""
-    clipping: str = "flat"
-    """flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer: how gradients are scaled."""
-    groups: tuple[str, ...] | None = None
-    """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
-    engine: str = "auto"
-    """auto, book_keeping, two_pass, instantiate or loop: the same sum at other costs."""
-    clipper_memory_mb: int = DEFAULT_MEMORY_MB
-    """What the clipper may spend on per-example gradients to save time."""
     accountant: str = "prv"
     """prv, pld or rdp: what calibrates the noise, and leads the report."""
-    self_check: bool = True
-    """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
     noise_seed: int | None = None
     """For tests: makes the run reproducible, and so not private."""
     show_diagnostics: bool = False
@@ -149,20 +230,23 @@ class DifferentialPrivacy(PrivacyConfig):
                 "privacy.witness must be a file elsewhere, or a program as a list,"
                 f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
             )
-        check_style_name(self.clipping)
-        check_max_grad_norm(self.max_grad_norm)
+        self._check_clipping()
         _one_of(LEADING_ACCOUNTANTS, accountant=self.accountant)
-        check_engine_name(self.engine)
-        Tuning(memory_mb=self.clipper_memory_mb)
-        if self.groups is not None and self.clipping != "per_layer":
-            raise InputError(
-                f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
-            )
 
     @property
     def guarantee(self) -> "DifferentialPrivacy":
         """The settings themselves."""
         return self
+
+    @property
+    def clips(self) -> Clipping:
+        """The settings themselves."""
+        return self
+
+    @property
+    def clipping_norm(self) -> float:
+        """``max_grad_norm``."""
+        return self.max_grad_norm
 
     @property
     def has_budget(self) -> bool:
@@ -197,19 +281,6 @@ class DifferentialPrivacy(PrivacyConfig):
             raise InputError(
                 f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
             )
-
-    def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
-        """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
-        from dpft.privacy.clipping.options import ClippingOptions
-
-        return ClippingOptions(
-            max_grad_norm=self.max_grad_norm,
-            clipping=self.clipping,
-            engine=self.engine,
-            groups=self.groups,
-            memory_mb=self.clipper_memory_mb,
-            loss_scale=loss_scale,
-        )
 
 
 def _one_of(known: tuple[str, ...], **values: str) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpft.privacy.binomial import BinomialBlocks
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.keys import AgingKey
-from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.plan import ClippingPlan
 
 SAMPLING_SOURCE = "ChaCha20, binomial blocks of 128 bits"
 """How draws come from their keys; runs that draw otherwise cannot redo each other's steps."""
@@ -49,14 +49,14 @@ class PoissonSampler:
 
     Guarantees:
         Every unit joins a step independently of all others and of other steps with
-        probability ``plan.mechanism().sample_rate``, as ``BinomialBlocks`` says. A batch may be
-        empty. Its size and its members are private. A draw takes time and memory for the units it
-        gives, not for those there are.
+        probability ``plan.sample_rate``, as ``BinomialBlocks`` says: a private plan's mechanism has
+        the same. A batch may be empty. Its size and its members are private. A draw takes time and
+        memory for the units it gives, not for those there are.
     """
 
-    def __init__(self, plan: PrivacyPlan, stream: SamplingStream) -> None:
-        """Binds the sampler to the plan that is accounted for."""
-        self._blocks = BinomialBlocks(plan.mechanism().sample_rate)
+    def __init__(self, plan: ClippingPlan, stream: SamplingStream) -> None:
+        """Binds the sampler to the plan that is accounted for, where there is noise."""
+        self._blocks = BinomialBlocks(plan.sample_rate)
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:

@@ -1,12 +1,13 @@
 """The first line that a training run logs, before the libraries that take seconds are imported."""
 
-import json
 import logging
+from pathlib import Path
 
 from dpft.config.schema import TrainCommand
 from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
 from dpft.privacy.privacy_config import PrivacyConfig
+from dpft.reports.run.origin import with_kind
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ def what_is_trained(command: TrainCommand) -> str:
     """Returns task, model, method and promise of a run, in words that follow "training".
 
     That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say; a model in
-    a folder is called by the folder and its config.json's type: "model.path=DIR (bert)".
+    a folder is called by the folder's last name and its config.json's type: "model.path=…/NAME
+    (bert)".
     """
     start = "" if command.model.init == "pretrained" else " from random weights"
     return (
@@ -37,17 +39,18 @@ def what_is_trained(command: TrainCommand) -> str:
 def _model(model: ModelConfig) -> str:
     if model.path is None or model.folder is None:
         return f"model={model.name}"
-    try:
-        kind = json.loads((model.folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong with it
-        kind = None
-    return f"model.path={model.path}" + (f" ({kind})" if isinstance(kind, str) else "")
+    path = Path(model.path)
+    name = path.name if len(path.parts) == 1 else f"…/{path.name}"
+    return with_kind(f"model.path={name}", model.folder)
 
 
 def _promise(privacy: PrivacyConfig) -> str:
     guarantee = privacy.guarantee
     if guarantee is None:
-        return "without privacy"
+        clips = privacy.clips
+        if clips is None:
+            return "without privacy"
+        return f"without privacy: each example clipped at {clips.clipping_norm:g}, no noise"
     unit = f"each value of {guarantee.unit}" if guarantee.has_units else "each example"
     if guarantee.total_eps is not None:
         return f"under eps={guarantee.total_eps:g} with its tokenizer for {unit}"

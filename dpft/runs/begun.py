@@ -16,8 +16,8 @@ import dpft
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.files import read_json, write_json
-from dpft.reports.run.origin import data_name, model_name
-from dpft.run_folder import BEGUN, private_path
+from dpft.reports.run.origin import data_name, model_name, with_kind
+from dpft.run_folder import BEGUN, is_base_model, private_path
 
 LIBRARIES = ("torch", "transformers")
 KEYS = ("date", "versions", "commit", "starting_models")
@@ -95,7 +95,10 @@ def read_begun(folder: Path) -> dict[str, Any]:
 def origin(config: TrainConfig, folder: Path) -> dict[str, Any]:
     """Returns what privacy.json says of a run's day, versions, model and data."""
     values = plain(config)
-    return {"model": model_name(values), "data": data_name(values), **read_begun(folder)}
+    path = config.model.path
+    own = config.model.folder if path and not is_base_model(path) else None
+    model = with_kind(model_name(values), own)
+    return {"model": model, "data": data_name(values), **read_begun(folder)}
 
 
 def checked_out_commit(root: Path) -> str | None:

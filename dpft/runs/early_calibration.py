@@ -14,7 +14,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.early import EarlyCalibration, Target
 from dpft.privacy.plan import default_delta
-from dpft.runs.run_plan import method_phases, public_size
+from dpft.runs.run_plan import method_phases, public_size, with_own_defaults
 
 
 class NotCounted(Exception):
@@ -45,7 +45,8 @@ def target_of(config: TrainConfig) -> Target | None:
     if guarantee is None or guarantee.eps is None or config.train.transfer_sample_rate_from:
         return None
     try:
-        size = public_size(config, _not_counted).num_examples
+        found = public_size(config, _not_counted)
+        config, size = with_own_defaults(config, found), found.num_examples
         batch = config.train.batch_size(size)
         phases = method_phases(config, config.train.planned_steps(size), size)
     except (NotCounted, InputError):

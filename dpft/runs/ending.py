@@ -17,13 +17,13 @@ from typing import Any
 from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
-from dpft.kinds import TEXTS
+from dpft.kinds import NOTHING, PROMPTS
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.comparison.significance import LOWER_IS_BETTER
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
-from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
 from dpft.reports.run.scores import ScoreTable, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
@@ -165,8 +165,8 @@ def _trained(record: RunRecord) -> str:
         told.append("epsilon does not hide this number")
     public = f" ({'; '.join(told)})" if told else ""
     return (
-        f"{model_name(config)} by method {config['method']['name']} on {data_name(config)},"
-        f" {privacy['num_examples']} {counted}{public}"
+        f"{model_title(config, privacy)} by method {config['method']['name']} on"
+        f" {data_name(config)}, {privacy['num_examples']} {counted}{public}"
     )
 
 
@@ -223,10 +223,10 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
 
 def _use(run: str, task: Task) -> list[str]:
     """Returns the command that makes something of the model: texts, or a folder to hand on."""
-    if task.answers != TEXTS:
+    given = {NOTHING: f"{NOTHING}=100", PROMPTS: f"{PROMPTS}=FILE"}
+    if task.written_from is None:
         return ["export", run]
-    from_nothing = getattr(task, "from_nothing", None)
-    return ["generate", run, "prompts=FILE" if from_nothing is None else "num=100"]
+    return ["generate", run, given[task.written_from]]
 
 
 def _value(folder: Path) -> str:

@@ -42,6 +42,7 @@ from dpft.run_folder import (
     PRIVACY,
     PRIVATE,
     SAMPLES,
+    SCORES_BY_STEP,
     WRONG_IMAGES,
     hold_run,
     private_folder,
@@ -69,6 +70,7 @@ def evaluate(
     stage: str = "after",
     extra_positions: int = 0,
     ranks: Ranks = ALONE,
+    shown: bool = True,
 ) -> list[Evaluation]:
     """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
 
@@ -82,10 +84,11 @@ def evaluate(
         stage: "before" or "after" training.
         extra_positions: Positions of the model that stand before a text's own.
         ranks: The processes that have model and records.
+        shown: Whether a bar or lines show how far it has come.
     """
     scored = {part: _known_to_read(encoding, part, some) for part, some in scored.items()}
     public = eval_split_is_public(config.task, config.eval)
-    progress = batch_progress("evaluating", counts=public, shown=ranks.is_first)
+    progress = batch_progress("evaluating", counts=public, shown=shown and ranks.is_first)
     with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
             model,
@@ -174,6 +177,9 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
 def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Writes the scores, the texts and, where there is one, the report anew."""
     warn_of_replaced(folder, evaluations)
+    alarm = None if config.run is None else saved_run(config.run).privacy.alarm
+    if alarm is not None:
+        logger.warning("%s", alarm)
     write_scores(config, folder, evaluations)
     if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
         write_report(folder)
@@ -323,6 +329,7 @@ def write_evaluations(
         part = "" if len(last) == 1 else evaluation.split
         if not public and was_public(folder, evaluation):
             # It may have been scored with other parts then, or alone.
+            (folder / SCORES_BY_STEP).unlink(missing_ok=True)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):
                     (folder / named(name, part_then)).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.silence import without_logging
 from dpft.runs.prepared_run import prepare
+from dpft.runs.scheduled_scores import scheduled_scores
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.together import agreed, share_secrets
@@ -76,5 +77,6 @@ def _follow(ranks: Ranks) -> None:
         prepared.training_set,
         ranks,
         prepared.shards,
+        scheduled_scores(prepared, None, ranks),
     )
     score(prepared, "after", ranks)

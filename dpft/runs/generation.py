@@ -7,10 +7,11 @@ nothing where whole records were trained on.
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpft.config.schema import GenerateConfig
+from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.prompts import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.models.loading import quiet_transformers
@@ -24,7 +25,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.generated_files import Target, new_files, write
 from dpft.runs.saved_run import saved_run
 from dpft.runs.together import check_alike
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.runs.written_records import Prompt, Written, write_records
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom_texts import CustomTexts
@@ -65,13 +66,13 @@ def _generate(config: GenerateConfig, folder: Path, ranks: Ranks) -> Target:
         with ranks.settled():
             saved = saved_run(config.run)
             privacy = privacy_of(folder)
-            task = written_task(config, saved.task)
-            prompts = prompts_of(config, task, saved.task)
+            trained_model, config, trained = _with_model(config, saved)
+            task = written_task(config, trained)
+            prompts = prompts_of(config, task, trained)
             held.enter_context(hold_run(folder))
             target = new_files(folder, config.to, task)
             if not privacy["private"]:
                 logger.warning(cost(privacy))
-            trained_model = trained_model_of_run(folder, saved)
         written = write_records(config, task, trained_model, prompts, ranks)
         with ranks.settled():
             write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
@@ -83,14 +84,22 @@ def _generate(config: GenerateConfig, folder: Path, ranks: Ranks) -> Target:
 def _write_beside(config: GenerateConfig, ranks: Ranks) -> Target:
     """Writes a share of the texts, and no file; returns the files that the first process wrote."""
     with ranks.settled():
-        saved = saved_run(config.run)
-        task = written_task(config, saved.task)
-        prompts = prompts_of(config, task, saved.task)
-        trained_model = trained_model_of_run(Path(config.run), saved)
+        trained_model, config, trained = _with_model(config, saved_run(config.run))
+        task = written_task(config, trained)
+        prompts = prompts_of(config, task, trained)
     write_records(config, task, trained_model, prompts, ranks)
     with ranks.settled():
         pass  # The first one writes its files.
     return Target(*map(Path, json.loads(ranks.broadcast())))
+
+
+def _with_model(
+    config: GenerateConfig, saved: TrainConfig
+) -> tuple[TrainedModel, GenerateConfig, Task]:
+    """Returns a run's model, and both tasks with what the model says of them."""
+    trained_model = trained_model_of_run(Path(config.run), saved)
+    asked = replace(config, task=trained_model.fitted(config.task))
+    return trained_model, asked, trained_model.fitted(saved.task)
 
 
 def privacy_of(folder: Path) -> dict[str, Any]:
@@ -118,26 +127,29 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
         trained: The task that the model was trained on.
 
     Raises:
-        InputError: Its answers are labels, or it writes no whole records and ``num`` is given, or
-            ``task.learn_prompt`` is not what the model was trained with.
+        InputError: It writes no texts, or no whole records and ``num`` is given, or what says what
+            was learned, such as ``task.learn_prompt``, is not what the model was trained with.
     """
     task = config.task
-    if not isinstance(task, TextTask):
+    if not isinstance(task, TextTask) or task.written_from is None:
+        does, instead = "chooses labels", f"`dpft eval run={config.run}` has it label a split"
+        if isinstance(task, TextTask):
+            does = "fills in single masked tokens"
+            instead = f"`dpft export run={config.run}` hands it on"
         raise InputError(
             f"run must name a model that writes texts, got {config.run}, whose model"
-            f" (task={task.name}) chooses labels; `dpft eval run={config.run}` has it label a"
-            " split."
+            f" (task={task.name}) {does}; {instead}."
         )
-    if isinstance(task, CustomTexts) and isinstance(trained, CustomTexts):
-        _refuse_other_learning(task, trained)
+    for key in ("learn_prompt", "objective"):
+        _refuse_other_learning(key, task, trained)
     return task if config.num is None else _whole(task)
 
 
-def _refuse_other_learning(task: CustomTexts, trained: CustomTexts) -> None:
-    if task.learn_prompt != trained.learn_prompt:
-        was, given = (str(each.learn_prompt).lower() for each in (trained, task))
+def _refuse_other_learning(key: str, task: Task, trained: Task) -> None:
+    was, given = (str(vars(each).get(key)).lower() for each in (trained, task))
+    if type(task) is type(trained) and was != given:
         raise InputError(
-            f"task.learn_prompt must be what the run was trained with, {was}, got {given}; drop it,"
+            f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
             " or train anew with it."
         )
 
@@ -148,9 +160,9 @@ def _whole(task: TextTask) -> TextTask:
         custom = isinstance(task, CustomTexts)
         learned = ", or train with task.learn_prompt=true, for the model to write these, too"
         raise InputError(
-            f"num needs a task whose whole record was trained on, got task={task.name}, which"
-            f" was trained to go on from {', '.join(task.prompt_columns)}; give prompts=FILE with"
-            f" such rows{learned if custom else ''}."
+            f"num needs a task whose whole record was trained on, got task={task.name}, whose model"
+            f" goes on from {task.given_form}; give prompts=FILE with such rows"
+            f"{learned if custom else ''}."
         )
     return whole
 
@@ -164,7 +176,7 @@ def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Pr
     """
     if config.num is not None:
         return [({}, task.prompt({}))] * config.num
-    if not task.prompt_columns:
+    if not task.given_columns:
         raise InputError(
             f"prompts needs a task whose records have a prompt, got task={task.name}, whose whole"
             " record was trained on; give num=N instead."

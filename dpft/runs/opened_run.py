@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import (
     RunRecord,
     guarantee,
@@ -125,7 +125,7 @@ class Run:
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows of the run."""
         config = self.record.config
-        rows = [("trained", f"{model_name(config)} on {data_name(config)}")]
+        rows = [("trained", f"{model_title(config, self.privacy)} on {data_name(config)}")]
         if self.epsilon is None or self.delta is None:
             rows.append(("privacy", "none"))
         else:

@@ -59,6 +59,7 @@ def report(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
+            clipping=plan.unnoised,
         )
     else:
         ledger = read_run_ledger(folder) or NO_STEPS

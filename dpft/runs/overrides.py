@@ -18,7 +18,7 @@ from dpft.config.schema import TASK
 from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
 from dpft.links import refuse_links
-from dpft.privacy.privacy_config import NoPrivacy
+from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.runs.saved_run import saved_configuration
 
 Config = TypeVar("Config")
@@ -27,6 +27,7 @@ ROWS = ("task.data_dir", "task.source", "task.hub_", "task.urls")
 """How the keys begin that say where rows are."""
 SPLIT = {"eval.split", "eval.held_out"}
 """Keys that say which of those rows are scored."""
+CLIPPING_NORM = "privacy.max_grad_norm"
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 """Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
 
@@ -108,8 +109,10 @@ def checked_overrides(overrides: list[str]) -> list[str]:
 def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Returns what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
 
-    A private run is compared with ordinary training by the same recipe. What an override sets
-    stays, to be refused; so does whatever a recipe says that chooses privacy=none itself.
+    A private run is compared with ordinary training by the same recipe, and with its own clipped
+    gradients without noise where an override gives a clipping norm: then the recipe's other words
+    on clipping stay, too. What an override sets stays, to be refused; so does whatever a recipe
+    says that chooses privacy=none itself.
 
     Args:
         composed: The configuration; it is not changed.
@@ -118,13 +121,15 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
     given = given_overrides(overrides)
     if given.get("privacy") != "none":
         return composed
-    ordinary = {entry.name for entry in configuration_fields(NoPrivacy)}
+    clips = given.get(CLIPPING_NORM, "null") != "null"
+    kept = {entry.name for entry in configuration_fields(NoPrivacy if clips else PrivacyConfig)}
+    kept.add("num_examples")
     ours = composed.copy()
     with open_dict(ours):
-        for name in set(ours.privacy) - ordinary:
+        for name in set(ours.privacy) - kept:
             if join_key("privacy", name) not in given:
                 del ours.privacy[name]
-        for key in CLIPPING_NORMS:
+        for key in () if clips else CLIPPING_NORMS:
             section, _, name = key.partition(".")
             if name in ours[section] and key not in given:
                 ours[section][name] = None
@@ -132,7 +137,7 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
 
 
 def _refuse_promise_without_privacy(given: dict[str, str]) -> None:
-    allowed = {"privacy.name", "privacy.num_examples"}
+    allowed = {join_key("privacy", entry.name) for entry in configuration_fields(NoPrivacy)}
     promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
     if given.get("privacy") == "none" and promised:
         raise InputError(

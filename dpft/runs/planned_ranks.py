@@ -17,7 +17,7 @@ from dpft.memory import machine_memory
 from dpft.models.architecture import Architecture
 from dpft.parallel.cutting import check_can_be_sharded
 from dpft.parallel.parallel_config import check_shards
-from dpft.runs.micro_batch_size import planned_model, planned_shapes
+from dpft.runs.run_cost import planned_model, planned_shapes
 from dpft.runs.sharding import check_sharding
 from dpft.runs.task_model import layout_of
 from dpft.training.activations import Activations, guessed_activations, trace_activations
@@ -110,13 +110,13 @@ class PlannedRanks:
     @cached_property
     def _engine(self) -> str | None:
         """Of the clipper; None: nothing is clipped."""
-        guarantee = self.config.privacy.guarantee
-        if guarantee is None:
+        clips = self.config.privacy.clips
+        if clips is None:
             return None
         model, _ = planned_model(self.config, self.architecture, self.head)
         if self.config.model.gradient_checkpointing:
             model.activation_checkpointing_enable()
-        return guarantee.clipping_options().resolved(model).engine
+        return clips.clipping_options().resolved(model).engine
 
     @cached_property
     def _shapes(self) -> RankShapes:
@@ -150,11 +150,11 @@ class PlannedRanks:
             return guessed
 
     def _step(self, rows: int) -> StepShapes:
-        guarantee = self.config.privacy.guarantee
+        clips = self.config.privacy.clips
         return StepShapes(
             activations=self._activations.of_rows(rows),
             engine=self._engine,
-            memory_mb=0 if guarantee is None else guarantee.clipper_memory_mb,
+            memory_mb=0 if clips is None else clips.clipper_memory_mb,
             # A draw of more records than expected may be a micro-batch more.
             micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
         )

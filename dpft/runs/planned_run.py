@@ -6,26 +6,29 @@ number is configured.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from dpft.config.schema import PlanConfig
+from dpft.errors import InputError
 from dpft.kinds import Head
-from dpft.methods.base import count_parameters, input_embeddings
+from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
+from dpft.privacy.accounting.signal import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
-from dpft.runs.micro_batch_size import (
+from dpft.runs.modality.base import modality_of
+from dpft.runs.planned_ranks import PlannedRanks, check_ranks
+from dpft.runs.run_cost import (
     check_micro_batch_tokens,
+    estimated_cost,
+    own_length,
     planned_model,
-    planned_shapes,
     with_micro_batch_size,
 )
-from dpft.runs.planned_ranks import PlannedRanks, check_ranks
 from dpft.runs.run_plan import (
+    COUNTED,
     RunPlan,
     plan_run,
     warn_of_delta,
@@ -33,15 +36,20 @@ from dpft.runs.run_plan import (
     with_batch_size,
 )
 from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
-from dpft.runs.task_model import fitted_to, layout_of, prepare_model, training_head
+from dpft.runs.task_model import (
+    encoding_of,
+    fitted_to,
+    layout_of,
+    prepare_model,
+    training_head,
+)
 from dpft.runs.training_data import load_training_data
+from dpft.tasks.records import Record
 from dpft.training.compiling import check_compiler
-from dpft.training.estimate import Estimate, estimate
 from dpft.training.measure import Measurement, measure_step
-from dpft.training.probe import probe_machine
 
-LEAST_PROBED = 1024
-"""Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
+SAMPLE = 256
+"""Records of one's own that are read for their length, evenly spaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +63,13 @@ class PlannedRun:
     """The plan under the keys of privacy.json, ready for JSON."""
 
 
-def describe_run(config: PlanConfig) -> PlannedRun:
+def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
     """Returns what ``dpft train`` with the same configuration would do and cost.
+
+    Args:
+        config: As ``dpft train`` would have it.
+        is_shown: The plan goes to its owner's terminal alone, so that the estimate of time may
+            follow the lengths of the owner's records.
 
     Raises:
         InputError: As ``dpft train`` would raise it.
@@ -67,7 +80,11 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     check_micro_batch_tokens(config)
     check_ranks(config, architecture, head)
     # Read once, and only where no public number is configured.
-    count = functools.cache(lambda: load_training_data(config).num_units)
+    data = functools.cache(lambda: load_training_data(config))
+
+    def count() -> int:
+        return data().num_units
+
     config = with_batch_size(config, count)
     device = config.train.prepare()
     check_compiler(device, wanted=config.train.compile)
@@ -86,12 +103,22 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     if config.plan.measure:
         record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
     else:
+        length = None
+        if plan.size.source.startswith(COUNTED) and is_shown:
+            length = length_of_sample(config, data().examples, architecture, head)
         peak = record["memory_per_rank_bytes"]["total"]
-        estimated = probe(config, plan, architecture, head, peak_memory_bytes=peak)
+        estimated = estimated_cost(
+            config, plan, architecture, head, peak_memory_bytes=peak, typical_length=length
+        )
         record["estimated"] = dataclasses.asdict(estimated)
     if plan.privacy is not None:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
+        record["signal_to_noise"] = signal_share(
+            plan.privacy.mechanism(),
+            expected_batch_size=plan.privacy.expected_batch_size,
+            trainable_parameters=record["trainable_parameters"],
+        )
     return PlannedRun(plan=plan, accounting=accounting, record=record)
 
 
@@ -120,62 +147,25 @@ def describe(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
+            clipping=plan.unnoised,
         )
     return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
 
 
-def probe(
-    config: PlanConfig,
-    plan: RunPlan,
-    architecture: Architecture,
-    head: Head,
-    *,
-    peak_memory_bytes: int,
-) -> Estimate:
-    """Estimates time from a probe of the machine and the model's shapes.
-
-    Of many processes it is the time of one with its share of the records, without the network's.
-
-    Args:
-        config: As it would run.
-        plan: Its mechanism and steps.
-        architecture: Of the model.
-        head: What it answers with.
-        peak_memory_bytes: Of a process, as planned.
-    """
-    device, settings = config.train.prepare(), config.train
-    model, _ = planned_model(config, architecture, head)
-    width = _width(model)
-    shapes = planned_shapes(config, architecture, head)
-    guarantee = config.privacy.guarantee
-    processes = config.parallel.planned_processes
-    batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
-    size = min(settings.most_rows, batch_size)
-    speed = probe_machine(
-        device,
-        width=width,
-        tokens=max(size * config.task.longest, LEAST_PROBED),
-        options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
-        precision=settings.precision,
-    )
-    return estimate(
-        shapes,
-        speed,
-        private=guarantee is not None,
-        max_length=config.task.longest,
-        micro_batch_size=settings.most_rows,
-        expected_batch_size=batch_size,
-        steps=plan.steps,
-        peak_memory_bytes=peak_memory_bytes,
-    )
-
-
-def _width(model: nn.Module) -> int:
-    """Returns the width that a probe's product has: that of what a token, or a patch, becomes."""
-    tables = [table for table in input_embeddings(model) if table.dim() > 1]
-    if not tables:  # convolutions alone
-        return max(len(weight) for weight in model.parameters() if weight.dim() > 1)
-    return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
+def length_of_sample(
+    config: PlanConfig, records: Sequence[Record], architecture: Architecture, head: Head
+) -> int | None:
+    """Returns the mean length of some records in tokens, private; None without a tokenizer."""
+    task = config.task
+    try:
+        processor = modality_of(task).processor(
+            task, architecture, head, tokens=task.special_tokens
+        )
+        encoding = encoding_of(task, architecture, head, processor)
+    except InputError:  # the model is still to be fetched, as a plan does not
+        return None
+    sample = [records[at] for at in range(0, len(records), max(1, len(records) // SAMPLE))]
+    return own_length(encoding.rows_together(sample))
 
 
 def measure(
@@ -187,14 +177,14 @@ def measure(
     untrained = dataclasses.replace(architecture, model=fresh)
     model, _ = prepare_model(config, untrained, head, planned=True)
     model.to(device)  # type: ignore[arg-type]
-    guarantee = config.privacy.guarantee
+    clips = config.privacy.clips
     return measure_step(
         model,
         max_length=config.task.longest,
         micro_batch_size=config.train.most_rows,
         expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,
-        options=guarantee.clipping_options(config.train.backward_scale) if guarantee else None,
+        options=clips.clipping_options(config.train.backward_scale) if clips else None,
         layout=layout_of(config.task, architecture, head),
         precision=config.train.precision,
     )

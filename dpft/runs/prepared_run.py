@@ -22,13 +22,14 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
+from dpft.phases import CHECKING, ENCODING, LOADING, PLANNING, phase
 from dpft.privacy.keys import secret_key
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
-from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.modality.base import modality_of
 from dpft.runs.records import make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
+from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
 from dpft.runs.task_model import (
     encoding_of,
@@ -117,11 +118,13 @@ def prepare(
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
     check_compiled_shape(config, lambda: data.num_units)
+    phase(PLANNING)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
         plan = restored_plan(config, resume_point, lambda: data.num_units)
     warn(config, plan)
+    phase(LOADING)
     rows = None
     if config.parallel.shards_model:
         model, new, rows = prepare_in_shards(config, architecture, head)
@@ -134,7 +137,9 @@ def prepare(
         check_white_box(model)
     if not config.parallel.shards_model:
         model.to(device)  # type: ignore[arg-type]
+        phase(CHECKING)
         prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
+    phase(ENCODING)
     key = unit_key(config) if secrets is None else secrets.unit_key
     audit_key = secret_key("audit", config.privacy.noise_seed)
     audit_key = audit_key if secrets is None else secrets.audit_key
@@ -165,12 +170,12 @@ def prepare(
 
 
 def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) -> None:
-    """Refuses to compile a private run whose first step may have nothing to compile.
+    """Refuses to compile a clipped run whose first step may have nothing to compile.
 
     Raises:
         InputError: Its micro-batches are too large for its batches.
     """
-    if not config.train.compile or config.privacy.guarantee is None:
+    if not config.train.compile or config.privacy.clips is None:
         return
     size = public_size(config, count_units).num_examples
     check_first_step_compiles(

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from dpft.evaluation.scored import OnProgress
+from dpft.phases import end_phases
 from dpft.training.progress import clock_time, draws_bars
 
 PARTS = 10
@@ -62,6 +63,7 @@ def batch_progress(
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()
     bars: dict[str, TaskID] = {}
     to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
+    end_phases()
     with Progress(
         TextColumn("{task.description}"), BarColumn(), amount, *to_go, console=console
     ) as progress:

@@ -1,6 +1,7 @@
 """The training records, as they reach the loop."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -50,42 +51,94 @@ def make_training_set(
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
-    guarantee = config.privacy.guarantee
-    encoding = encoding if guarantee is not None else encoding.by_record()
-    in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
-    keeps_empty = guarantee is not None and (data.units is not None or in_chunks)
     check_canaries(canaries, config.task, encoding)
     added = copies_of(canaries, config.task)
     records = chain(drained(data.examples), (record for record, _ in added))
-    rows, usable, counts = _encoded(encoding, records, keeps_empty=keeps_empty)
-    if not any(usable):
+    owners = None if data.units is None else [*data.units, *(unit for _, unit in added)]
+    encoded = encode_records(config, records, owners, encoding, unit_key=unit_key)
+    if not any(encoded.usable):
         raise InputError(
             f"the training records of task {config.task.name} must have an answer to learn, and"
             " every one of them is empty; check the task's columns and templates."
         )
-    units = None
-    if in_chunks and guarantee is not None:
-        units = units_of_chunks(counts, usable)
-    if data.units is not None and guarantee is not None:
-        values = np.array([*data.units, *(unit for _, unit in added)], object)
-        units = bounded_units(
-            np.repeat(values, counts).tolist(),
-            usable=usable,
-            records_per_unit=guarantee.records_per_unit,
-            key=unit_key,
-        )
     return TrainingSet(
-        examples=rows,
+        examples=encoded.rows,
         micro_batch_size=config.train.most_rows,
         micro_batch_tokens=config.train.micro_batch_tokens,
         compile=config.train.compile,
         layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,
-        units=units,
-        view=encoding.view,
-        excluded=len(usable) - int(usable.sum()),
+        units=encoded.units,
+        view=_of_steps(config, encoding).view,
+        excluded=len(encoded.usable) - int(encoded.usable.sum()),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedRecords:
+    """Records as the loop is given them, canaries last."""
+
+    rows: EncodedRows
+    """Those that are kept: all that have anything to learn, and the others where units need them
+    for their places."""
+    units: list[list[int]] | None
+    """Places in ``rows`` of each unit's; None: each row is a unit of its own."""
+    usable: NDArray[np.bool_]
+    """Whether a row has anything to learn, of every row of the records."""
+    counts: NDArray[np.int64]
+    """How many rows each record has; more than one where it is cut into chunks."""
+
+    def trained_on(self) -> dict[int, list[int]]:
+        """Returns the place of each record that was trained on, to the numbers of its rows."""
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        first = np.cumsum(self.counts) - self.counts
+        kept = np.flatnonzero(self.usable) if self.units is None else chain(*self.units)
+        found: dict[int, list[int]] = {}
+        for row in map(int, kept):
+            record = int(owners[row])
+            found.setdefault(record, []).append(row - int(first[record]))
+        return found
+
+
+def encode_records(
+    config: TrainConfig,
+    records: Iterable[Record],
+    owners: Sequence[str] | None,
+    encoding: Encoding,
+    *,
+    unit_key: bytes,
+) -> EncodedRecords:
+    """Returns what training keeps of some records, and whose it is.
+
+    Args:
+        config: Of the run.
+        records: Each is asked for once.
+        owners: The unit of each; None: a record is one.
+        encoding: How they become rows.
+        unit_key: Decides which rows of a unit of too many are kept.
+    """
+    guarantee, clips = config.privacy.guarantee, config.privacy.clips is not None
+    in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
+    keeps_empty = clips and (owners is not None or in_chunks)
+    encoding = _of_steps(config, encoding)
+    rows, usable, counts = _encoded(encoding, records, keeps_empty=keeps_empty)
+    units = None
+    if in_chunks and clips:
+        units = units_of_chunks(counts, usable)
+    if owners is not None and guarantee is not None:
+        units = bounded_units(
+            np.repeat(np.array(owners, object), counts).tolist(),
+            usable=usable,
+            records_per_unit=guarantee.records_per_unit,
+            key=unit_key,
+        )
+    return EncodedRecords(rows=rows, units=units, usable=usable, counts=counts)
+
+
+def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
+    """Returns how records become rows of a run's steps, which clip or do not."""
+    return encoding if config.privacy.clips is not None else encoding.by_record()
 
 
 def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
@@ -106,7 +159,7 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
     """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
     # One public length for all that is compiled: others would tell of the records that were drawn.
-    one = config.train.compile and config.privacy.guarantee is not None
+    one = config.train.compile and config.privacy.clips is not None
     bucket = config.task.longest if one else config.train.bucket(device)
     return layout.for_training(multiple=bucket, longest=config.task.longest)
 

@@ -41,7 +41,7 @@ from dpft.run_folder import (
 )
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
-from dpft.runs.run_plan import RunPlan, method_phases, public_size
+from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
@@ -135,7 +135,7 @@ def restored_plan(
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
     if guarantee is None:
-        return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
+        return plan_without_noise(config, size, steps, phases)
     bound = resume_point.plan()
     own = make_plan(
         replace(guarantee, eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
@@ -247,7 +247,7 @@ def _way_to_go_on(command: str, folder: str) -> str:
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:
     section = key.partition(".")[0]
     if key in MAY_CHANGE or (section in SECTIONS and "." in key):
-        if key.startswith("privacy.") and saved["privacy"]["name"] == "none":
+        if key.startswith("privacy.") and not _has_privacy_key(key, saved["privacy"]):
             raise InputError(f"resume goes on with a run without privacy, which has no {key}.")
         return
     others = (key for key in MAY_CHANGE if key not in SECTIONS)
@@ -255,6 +255,13 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
         f"resume goes on as the run was begun, so {key} cannot change; besides"
         f" {', '.join(SECTIONS)} only {', '.join(others)} can."
     )
+
+
+def _has_privacy_key(key: str, saved: Mapping[str, Any]) -> bool:
+    """Returns whether a key means anything to a run: without noise it does where that clips."""
+    if saved["name"] != "none":
+        return True
+    return key.partition(".")[2] in saved and saved.get("max_grad_norm") is not None
 
 
 def _read_key(path: Path) -> bytes | None:

@@ -6,6 +6,7 @@ goes on through the same hand-overs.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.witness import Handover, Witness
+from dpft.reports.accounting.plan_table import in_words
 from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, hold_run
 from dpft.runs.beginning import write_beginning
@@ -36,7 +38,9 @@ from dpft.runs.resuming import (
     read_secrets,
     same_records,
 )
+from dpft.runs.run_cost import foretell
 from dpft.runs.run_plan import plan_run
+from dpft.runs.scheduled_scores import scheduled_scores
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
@@ -205,6 +209,14 @@ def go_on(
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
 
 
+def _foretold(prepared: Prepared, resume_point: ResumePoint | None) -> float:
+    """Returns the seconds that the steps which are left will take, and logs them; 0 for none."""
+    taken = 0 if resume_point is None else resume_point.checkpoint.step
+    if taken >= prepared.plan.steps:
+        return 0.0
+    return foretell(prepared.config, prepared.plan, prepared.training_set.examples, taken=taken)
+
+
 def finish(
     prepared: Prepared,
     folder: Path,
@@ -223,9 +235,14 @@ def finish(
         curve_beside(config, prepared.plan, wanted=with_curve) as curve,
     ):
         write_summary(folder, prepared.summary)
+        # A trial's steps are not those that the search takes in all.
+        seconds = _foretold(prepared, resume_point) if with_curve else 0.0
         (has_none,) = ranks.any(not has_scores(folder, "before"))
+        began = time.monotonic()
         if has_none:
             write_scores(config, folder, score(prepared, "before", ranks))
+        scoring = time.monotonic() - began
+        scheduled = scheduled_scores(prepared, folder, ranks)
         train(
             config,
             prepared.plan,
@@ -238,9 +255,14 @@ def finish(
             handover=handover,
             state_at_start=state,
             curve=curve,
+            # scored again after training
+            foretold=f"about {in_words(seconds + scoring)} from here" if seconds else "",
+            evaluation=scheduled,
             ranks=ranks,
             shards=prepared.shards,
         )
+        if scheduled is not None:
+            scheduled.publish()
         evaluations = score(prepared, "after", ranks)
         evaluations += not_evaluated(config)
         hand_over_end(handover, folder)

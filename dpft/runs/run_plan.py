@@ -15,14 +15,14 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
-from dpft.privacy.plan import CHUNK, PrivacyPlan, default_delta, planned_steps
+from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
-from dpft.training.training_config import LARGEST_DEFAULT_BATCH
+from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
 """Who says the number of examples, or units, where nobody has published one."""
@@ -49,6 +49,13 @@ class RunPlan:
     phases: tuple[MethodPhase, ...]
     privacy: PrivacyPlan | None
     """None for a non-private run."""
+    unnoised: ClippingPlan | None = None
+    """Of a non-private run that clips; None of any other."""
+
+    @property
+    def clipping(self) -> ClippingPlan | None:
+        """What is drawn and clipped, with noise or without; None where nothing is clipped."""
+        return self.privacy or self.unnoised
 
 
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
@@ -124,7 +131,7 @@ def plan_run(
     phases = method_phases(config, steps, size.num_examples)
     guarantee = config.privacy.guarantee
     if guarantee is None:
-        return RunPlan(size=size, steps=steps, phases=phases, privacy=None)
+        return plan_without_noise(config, size, steps, phases)
     tokenizer = tokenizer_of(config)
     if guarantee.total_eps is not None:
         total = sum(phase.steps for phase in phases)
@@ -139,6 +146,23 @@ def plan_run(
         calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def plan_without_noise(
+    config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
+) -> RunPlan:
+    """Returns the plan of a run with ``privacy=none``, ordinary or clipped."""
+    from dpft.privacy.planning import make_clipping_plan
+
+    clips, clipping = config.privacy.clips, None
+    if clips is not None:
+        clipping = make_clipping_plan(
+            clips,
+            num_examples=size.num_examples,
+            expected_batch_size=config.train.batch_size(size.num_examples),
+            phases=phases,
+        )
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=None, unnoised=clipping)
 
 
 def _within_total(
@@ -189,51 +213,83 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
         )
 
     phases = config.method.phases(steps, steps_of_epochs)
-    learning_rate_factor(phases, config.train.learning_rate)
+    learning_rate_factor(phases, config.train.peak_learning_rate)
     _refuse_norm_without_privacy(config.privacy, phases)
     return phases
 
 
 def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPhase, ...]) -> None:
-    if privacy.guarantee is not None:
+    if privacy.clips is not None:
         return
     for phase in phases:
         if phase.max_grad_norm is not None:
             raise InputError(
                 f"privacy=none clips no gradient, got {phase.max_grad_norm:g} as the clipping norm"
-                f" of the method's phase {phase.method}; drop one of the two."
+                f" of the method's phase {phase.method}; drop one of the two, or clip without noise"
+                " by privacy.max_grad_norm=NORM too."
             )
 
 
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
-    """Returns the configuration with the batch size that it takes: its own, or one that fits.
+    """Returns the configuration with batch size, epochs and learning rate: its own, or chosen ones.
 
-    Without one of its own it takes that of another task's sample rate, if it asks so, since the
+    Without a batch size it takes that of another task's sample rate, if it asks so, since the
     sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
-    else one by the public number of examples.
+    else one by the public number of examples. What is chosen is logged.
 
     Raises:
         InputError: There is no such task, or its batch size is larger than its data.
     """
-    source = config.train.transfer_sample_rate_from
-    if source is None and config.train.expected_batch_size is not None:
-        return config
+    given, source = config.train, config.train.transfer_sample_rate_from
+    is_open = given.epochs is None or given.learning_rate is None
+    if source is None and given.expected_batch_size is not None:
+        if not is_open:
+            return config
+        train = given.for_own_data(0, method=config.method.name, own=False)
+        _announce(config, train, "")
+        return replace(config, train=train)
     size = public_size(config, count_rows)
-    if source is None:
-        batch = config.train.batch_size(size.num_examples)
-        if batch < LARGEST_DEFAULT_BATCH:
-            logger.info(
-                "train.expected_batch_size=%d: a quarter of the %d %s, since none is given",
-                batch,
-                size.num_examples,
-                size.noun,
-            )
-    else:
+    train = given
+    if source is not None:
         published = published_size(source)
-        theirs = config.train.batch_size(published, of=f"examples of {source}")
+        theirs = given.batch_size(published, of=f"examples of {source}")
         batch = max(1, round(theirs / published * size.num_examples))
         logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
-    train = replace(config.train, expected_batch_size=batch, transfer_sample_rate_from=None)
+        train = replace(given, expected_batch_size=batch, transfer_sample_rate_from=None)
+    train = with_own_defaults(replace(config, train=train), size).train
+    batch = train.batch_size(size.num_examples)
+    train = replace(train, expected_batch_size=batch)
+    if is_open or (source is None and batch < LARGEST_DEFAULT_BATCH):
+        _announce(config, train, f"{size.num_examples} {size.noun} and ")
+    return replace(config, train=train)
+
+
+def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
+    """Logs the keys that were chosen, none of which was given.
+
+    Args:
+        config: As it was given.
+        train: As it was chosen.
+        number: Of examples or units, with "and"; empty where no key follows it.
+    """
+    given, names = config.train, []
+    if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
+        names.append("expected_batch_size")
+    if given.epochs is None and given.steps is None:
+        names.append("epochs")
+    if given.learning_rate is None:
+        names.append("learning_rate")
+    if names:
+        chosen = ", ".join(f"train.{name}={getattr(train, name):g}" for name in names)
+        method = f"{number}method={config.method.name}"
+        logger.info("%s: chosen for %s, since none is given", chosen, method)
+
+
+def with_own_defaults(config: Config, size: PublicSize) -> Config:
+    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
+    train = config.train.for_own_data(
+        size.num_examples, method=config.method.name, own=config.task.own_defaults
+    )
     return replace(config, train=train)
 
 

@@ -74,7 +74,7 @@ class TrainedModel:
         Raises:
             InputError: As ``Modality.check_fit`` and ``encoding_of``.
         """
-        task = self._fitted(task)
+        task = self.fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
         head = self.head(task)
         return encoding_of(task, self.architecture, head, self.processor(task, head))
@@ -86,13 +86,14 @@ class TrainedModel:
             InputError: Records, or an input with what is written after it, may not fit.
         """
         modality_of(task).check_fit(
-            self._fitted(task),
+            self.fitted(task),
             self.architecture,
             max_new_tokens=max_new_tokens,
             extra_positions=self.extra_positions,
         )
 
-    def _fitted(self, task: Task) -> Task:
+    def fitted(self, task: Task) -> Task:
+        """Returns a task with what the model says of it; see ``Modality.fitted``."""
         fitted: Task = modality_of(task).fitted(task, self.architecture, self.extra_positions)
         return fitted
 

@@ -27,14 +27,14 @@ from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.runs.spent_epsilon import epsilon_so_far
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.following import follow_ordinarily, follow_privately
-from dpft.training.listeners import StepListener
+from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.private_run import train_privately
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, train_ordinarily
+from dpft.training.session import Clipped, Session, train_ordinarily
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def warn(config: TrainConfig, plan: RunPlan) -> None:
     """Says on stderr, before training, what makes the promise weak or void."""
     if plan.privacy is None:
-        logger.warning("privacy=none: this run is not private")
+        logger.warning("%s", config.privacy.alarm)
         return
     warn_of_delta(plan.privacy)
     if config.privacy.noise_seed is not None:
@@ -60,15 +60,15 @@ def prove_clipper(
 
     Without the self-check, that each phase's clipper can be made is seen before the first step.
     """
-    guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
+    clips, clipping = config.privacy.clips, plan.clipping
+    if clips is None or clipping is None:
         return
-    options = guarantee.clipping_options(config.train.backward_scale)
+    options = clips.clipping_options(config.train.backward_scale)
     options = replace(options, shards=shards)
-    for phase, start in zip(plan.privacy.phases, plan.privacy.phase_starts(), strict=True):
+    for phase, start in zip(clipping.phases, clipping.phase_starts(), strict=True):
         config.method.begin_step(model, start)
         own = replace(options, max_grad_norm=phase.max_grad_norm)
-        if not guarantee.self_check:
+        if not clips.self_check:
             own.resolved(model).make(model)
             continue
         difference = check_clipper(
@@ -77,7 +77,7 @@ def prove_clipper(
             max_length=config.task.longest,
             layout=layout,
             precision=config.train.precision,
-            has_units=guarantee.has_units,
+            has_units=clips.has_units,
         )
         logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
     config.method.begin_step(model, 0)
@@ -107,6 +107,8 @@ def train(
     handover: Handover | None = None,
     state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
+    foretold: str = "",
+    evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> None:
@@ -120,13 +122,14 @@ def train(
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
 
     session = Session(
-        **vars(recipe_of(config, plan, model, training_set, ranks, shards)),
+        **vars(recipe_of(config, plan, model, training_set, ranks, shards, evaluation)),
         folder=folder,
         save_model=save_model,
         show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
         handover=handover,
         state_at_start=state_at_start,
+        foretold=foretold,
     )
     guarantee = config.privacy.guarantee
     if resume_point is not None and resume_point.has_ended:
@@ -140,7 +143,7 @@ def train(
         _serve_saving(shards, ranks)
         return
     if plan.privacy is None or guarantee is None:
-        train_ordinarily(session, plan.steps, resume_point)
+        train_ordinarily(session, plan.steps, resume_point, clipped=_clipped(config, plan))
         return
     train_privately(
         session,
@@ -158,15 +161,22 @@ def follow_training(
     training_set: TrainingSet,
     ranks: Ranks,
     shards: ShardedModel | None = None,
+    evaluation: StepEvaluation | None = None,
 ) -> None:
     """Takes the steps that the first process takes, and writes nothing."""
-    recipe = recipe_of(config, plan, model, training_set, ranks, shards)
+    recipe = recipe_of(config, plan, model, training_set, ranks, shards, evaluation)
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
-        follow_ordinarily(recipe, plan.steps)
+        follow_ordinarily(recipe, plan.steps, clipped=_clipped(config, plan))
     else:
         follow_privately(recipe, plan.privacy, guarantee)
     _serve_saving(shards, ranks)
+
+
+def _clipped(config: TrainConfig, plan: RunPlan) -> Clipped | None:
+    """Returns how a non-private run clips; None where it does not."""
+    clips = config.privacy.clips
+    return None if clips is None or plan.unnoised is None else Clipped(plan.unnoised, clips)
 
 
 @contextmanager
@@ -204,6 +214,7 @@ def recipe_of(
     training_set: TrainingSet,
     ranks: Ranks,
     shards: ShardedModel | None = None,
+    evaluation: StepEvaluation | None = None,
 ) -> Recipe:
     """Returns what a run's steps are taken with."""
     return Recipe(
@@ -215,6 +226,7 @@ def recipe_of(
         optimizer=config.optimizer,
         scheduler=config.scheduler,
         num_examples=plan.size.num_examples,
+        evaluation=evaluation,
         ranks=ranks,
         shards=shards,
     )

@@ -10,12 +10,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
-from dpft.kinds import DELTA_RULES, LABELS, OWN_DATA, PUBLISHED, TEXTS
+from dpft.kinds import DELTA_RULES, LABELS, NOTHING, OWN_DATA, PROMPTS, PUBLISHED, TEXTS
 from dpft.registration import Registry
 from dpft.tasks.records import Example, Record
 
 LONGEST_DEFAULT = 512
 """Tokens of the longest example where neither the configuration nor the model says fewer."""
+TYPICAL_SHARE = 0.75
+"""Of the longest row: how long one is taken to be where nothing is known of them."""
 SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
 REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
@@ -89,6 +91,8 @@ class Task(ABC):
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     averages_parts: ClassVar[bool] = False
     """Whether the mean of the scores of a split's parts is a score, too."""
+    own_defaults: ClassVar[bool] = False
+    """Whether a batch is chosen for few records of a user's own, where none is configured."""
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 
@@ -165,6 +169,15 @@ class Task(ABC):
         return TEXTS
 
     @property
+    def written_from(self) -> str | None:
+        """What a trained model writes texts from, ``NOTHING`` or ``PROMPTS``; None: it writes none.
+
+        Which commands can be of use after a run follows from it: ``dpft generate`` refuses by it,
+        and the end of a run advises by it.
+        """
+        return None
+
+    @property
     def confusable(self) -> tuple[str, ...]:
         """Names of the classes of which reports show which is taken for which; none: not shown."""
         return ()
@@ -173,6 +186,11 @@ class Task(ABC):
     def longest(self) -> int:
         """The length of the longest row: of a text, in tokens; 1 where rows have no length."""
         return 1
+
+    @property
+    def typical(self) -> int:
+        """The length that a row is taken to have where the time of a run is estimated."""
+        return max(1, round(TYPICAL_SHARE * self.longest))
 
     @property
     def most_rows(self) -> int:
@@ -271,11 +289,20 @@ class TextualTask(Task):
     """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
     the model has positions for where that is less."""
 
+    typical_length: int | None = None
+    """Tokens of a typical example, a public number for the estimate of time alone; null takes
+    three quarters of max_length."""
+
     modality: ClassVar[str] = "text"
     has_canaries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.typical_length is not None and self.typical_length < 1:
+            raise InputError(
+                "task.typical_length must be at least 1, or null for three quarters of"
+                f" task.max_length, got {self.typical_length}."
+            )
         if self.max_length is not None and self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
 
@@ -283,6 +310,13 @@ class TextualTask(Task):
     def longest(self) -> int:
         """See ``Task.longest``; known once a model is (``fitted``)."""
         return LONGEST_DEFAULT if self.max_length is None else self.max_length
+
+    @property
+    def typical(self) -> int:
+        """See ``Task.typical``: the stated length, as far as there is room for it."""
+        if self.typical_length is None:
+            return super().typical
+        return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
         """Returns the task with a length for its examples, that of the model where none is given.
@@ -320,13 +354,30 @@ class OwnRows(TextualTask):
 class TextTask(TextualTask):
     """A task whose answers are texts."""
 
-    holds_lists: ClassVar[bool] = False
-    """Whether rows hold lists, for which a .csv file has no place."""
+    @property
+    def holds_lists(self) -> bool:
+        """Whether rows hold lists, for which a .csv file has no place."""
+        return False
 
     @property
     @abstractmethod
     def prompt_columns(self) -> tuple[str, ...]:
         """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """Columns of the rows that a user has a trained model write from: the prompt's."""
+        return self.prompt_columns
+
+    @property
+    def given_form(self) -> str:
+        """What such rows are, in words."""
+        return ", ".join(self.given_columns)
+
+    @property
+    def written_from(self) -> str | None:
+        """See ``Task.written_from``."""
+        return PROMPTS if self.from_nothing is None else NOTHING
 
     @property
     def written_columns(self) -> tuple[str, ...]:
@@ -347,7 +398,8 @@ class TextTask(TextualTask):
         """Returns what the model conditions on for a row, as an example without a target.
 
         Args:
-            row: Column name to value; every name in ``prompt_columns`` is present.
+            row: Column name to value; every name in ``given_columns`` is present, or none where
+                whole records are written from nothing.
 
         Raises:
             InputError: As ``examples``.

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
+from dpft.kinds import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
 from dpft.tasks.base import TASKS, CorpusForm, OwnRows, TextTask
 from dpft.tasks.records import Example
 
 LINE, DOCUMENT = "line", "document"
 CHUNKS = "chunks_per_record"
 C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
-"""Texts of the training splits of C4 by hub_config: num_examples in its data set card on the hub."""
+"""Texts of the training splits of C4 by hub_config: num_examples in its data card on the hub."""
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 """Name to the kind of model that learns it; of two for a kind the first is its own."""
@@ -113,6 +113,32 @@ class CorpusTask(OwnRows, TextTask):
         return ()
 
     @property
+    def given_columns(self) -> tuple[str, ...]:
+        """See ``TextTask.given_columns``: the text, where a model goes on from one."""
+        return self.columns if self.written_from == PROMPTS else ()
+
+    @property
+    def given_form(self) -> str:
+        """See ``TextTask.given_form``."""
+        what = "texts with gaps, ____," if self.objective == SPANS else "beginnings of texts"
+        return f"{what} under {self.text_column}"
+
+    @property
+    def from_nothing(self) -> "CorpusTask | None":
+        """See ``TextTask.from_nothing``: whole texts, of a model that has learned whole texts."""
+        return self if self.objective in (None, NEXT) else None
+
+    @property
+    def written_from(self) -> str | None:
+        """See ``Task.written_from``; a masked model writes no texts."""
+        return None if self.objective == MASKS else super().written_from
+
+    @property
+    def holds_lists(self) -> bool:
+        """See ``TextTask.holds_lists``: what fills the gaps of a text."""
+        return self.objective == SPANS
+
+    @property
     def written_columns(self) -> tuple[str, ...]:
         """The column of the text."""
         return self.columns
@@ -137,16 +163,48 @@ class CorpusTask(OwnRows, TextTask):
         return (_whole(text),) if text.strip() else ()
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """See ``TextTask.prompt``: nothing, from which a model writes a whole text."""
-        return _whole("")
+        """See ``TextTask.prompt``: a text with gaps, or its beginning; or nothing.
+
+        Raises:
+            InputError: The text has no gap, or the beginning is blank.
+        """
+        text = str(row.get(self.text_column, ""))
+        if self.objective == SPANS and not GAP.search(text):
+            raise InputError(
+                f"{self.text_column} must have at least one gap for the model to fill, written"
+                " ____ (four underscores or more)."
+            )
+        if self.objective == PREFIX and not text.strip():
+            raise InputError(f"{self.text_column} must not be blank: the model goes on from it.")
+        return Example(prompt=text, target="", group=text, cut_target_end=True)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
         """See ``Task.canary``: cut as other texts are."""
         return _whole(" ".join((*read, *learned)))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``; a blank text is none."""
-        return {self.text_column: text} if text.strip() else None
+        """See ``TextTask.record``; a blank text is none, nor is one with an unfilled gap."""
+        given = str(row.get(self.text_column, ""))
+        if self.objective == SPANS:
+            return self._filled(given, text)
+        if not text.strip():
+            return None
+        if self.objective != PREFIX:
+            return {self.text_column: text}
+        blank = "" if given[-1:].isspace() else " "
+        return {"prompt": given, self.text_column: f"{given}{blank}{text}"}
+
+    def _filled(self, given: str, text: str) -> dict[str, Any] | None:
+        """Returns a text, and what fills its gaps, by a model's ``<extra_id_0> WORDS <extra_…``."""
+        _, *named = SENTINEL.split(text)
+        found = {int(number): words.strip() for number, words in zip(named[::2], named[1::2])}  # noqa: B905
+        gaps = GAP.findall(given)
+        fills = [found.get(number, "") for number in range(len(gaps))]
+        if not all(fills):
+            return None
+        between = GAP.split(given)
+        whole = "".join(a + b for a, b in zip(between, [*fills, ""], strict=True))
+        return {"prompt": given, "fills": fills, self.text_column: whole}
 
 
 def _whole(text: str) -> Example:

@@ -5,7 +5,7 @@ The model's own chat template writes them (``dpft.data.chat``); here they are on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from dpft.errors import InputError
 from dpft.tasks.base import TextTask
@@ -38,8 +38,6 @@ class ChatExample(Example):
 class CustomChats(CustomFields, TextTask):
     """``task.messages``."""
 
-    holds_lists: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         if not self.metrics:
             object.__setattr__(self, "metrics", TEXT_METRICS)
@@ -49,6 +47,11 @@ class CustomChats(CustomFields, TextTask):
     def columns(self) -> tuple[str, ...]:
         """The column of the conversation."""
         return (self._column,)
+
+    @property
+    def holds_lists(self) -> bool:
+        """See ``TextTask.holds_lists``."""
+        return True
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class CustomFields(OwnRows):
     """For infilling: label to the word that stands for it."""
 
     takes_file: ClassVar[bool] = True
+    own_defaults: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         form = form_of(self._given())

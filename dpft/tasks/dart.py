@@ -50,7 +50,6 @@ class DartTask(TextTask):
     )
 
     scores_rows: ClassVar[bool] = True
-    holds_lists: ClassVar[bool] = True
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             split: "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/"
@@ -68,6 +67,11 @@ class DartTask(TextTask):
     def untyped_columns(self) -> tuple[str, ...]:
         """Both columns, which hold lists."""
         return self.columns
+
+    @property
+    def holds_lists(self) -> bool:
+        """See ``TextTask.holds_lists``."""
+        return True
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:

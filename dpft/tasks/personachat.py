@@ -42,7 +42,6 @@ class PersonaChatTask(TextTask):
     )
 
     published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"
-    holds_lists: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +64,11 @@ class PersonaChatTask(TextTask):
     def untyped_columns(self) -> tuple[str, ...]:
         """All columns, which hold lists."""
         return (*self.columns, *self.optional_columns)
+
+    @property
+    def holds_lists(self) -> bool:
+        """See ``TextTask.holds_lists``."""
+        return True
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:

@@ -15,8 +15,6 @@ from dpft.fused_head import LossHead
 from dpft.training.probe import MachineSpeed
 from dpft.vocabulary_chunks import chunk_numbers
 
-TYPICAL_SHARE = 0.75
-"""Of ``task.max_length``: how long a record is taken to be, since none is looked at."""
 FORWARD, THROUGH, GRADIENT, NORM = 2, 2, 2, 2
 """Operations for each weight and token."""
 FUNCTIONS = 10
@@ -127,7 +125,7 @@ def estimate(
     speed: MachineSpeed,
     *,
     private: bool,
-    max_length: int,
+    typical_length: int,
     micro_batch_size: int,
     expected_batch_size: int,
     steps: int,
@@ -139,15 +137,14 @@ def estimate(
         shapes: Of the prepared model.
         speed: Of the machine.
         private: Whether gradients are clipped.
-        max_length: Of a record in tokens; they are taken to be three quarters as long.
+        typical_length: Of a record in tokens, as ``Task.typical`` has it.
         micro_batch_size: As in training.
         expected_batch_size: As in training.
         steps: Steps planned.
         peak_memory_bytes: Of a process, as ``rank_memory`` plans it.
     """
     size = min(micro_batch_size, expected_batch_size)
-    typical = max(1, round(TYPICAL_SHARE * max_length))
-    tokens = typical * expected_batch_size
+    tokens = typical_length * expected_batch_size
     micro_batches = -(-expected_batch_size // size)
     gradients = (
         tokens * operations_per_token(shapes, private=private) / speed.operations_per_second
@@ -161,7 +158,7 @@ def estimate(
         seconds_per_step=seconds,
         seconds_total=seconds * steps + proof,
         peak_memory_bytes=peak_memory_bytes,
-        typical_length=typical,
+        typical_length=typical_length,
         how=HOW,
     )
 

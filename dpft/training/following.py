@@ -19,11 +19,12 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import restore_randomness
 from dpft.privacy.step_log import Released
 from dpft.training.checkpoint import help_save
-from dpft.training.compiling import compilation_of, compiled_calls, private_cache
+from dpft.training.compiling import compilation_of, private_cache
+from dpft.training.listeners import StepEvaluation
 from dpft.training.loop import StepEngine, StepStatistics, train
-from dpft.training.ordinary import OrdinaryEngine
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, StepsTogether, share_start
+from dpft.training.session import Clipped, engine_without_noise
 from dpft.training.termination import termination_requests
 from dpft.training.training_state import TrainingState, moved_while_frozen
 
@@ -64,8 +65,8 @@ def follow_privately(recipe: Recipe, plan: PrivacyPlan, privacy: DifferentialPri
                 raise
 
 
-def follow_ordinarily(recipe: Recipe, steps: int) -> None:
-    """Takes the ordinary steps that the first process takes.
+def follow_ordinarily(recipe: Recipe, steps: int, *, clipped: Clipped | None = None) -> None:
+    """Takes the steps without noise that the first process takes, as ``train_ordinarily``.
 
     Raises:
         SaidElsewhere: Another process failed.
@@ -75,17 +76,8 @@ def follow_ordinarily(recipe: Recipe, steps: int) -> None:
     if start.done >= start.last_step:
         return
     recipe.method.begin_step(recipe.model, start.done)
-    engine = OrdinaryEngine(
-        recipe.model,
-        steps=steps,
-        batch_size=recipe.batch_size,
-        seed=recipe.settings.seed,
-        loss_scale=recipe.settings.backward_scale,
-        steps_taken=start.done,
-        ranks=recipe.ranks,
-        shards=recipe.shards,
-    )
-    with compiled_calls(recipe.model, compilation_of(recipe.training_set)):
+    state = start.secrets or None
+    with engine_without_noise(recipe, steps, start.done, state, clipped) as engine:
         _take_steps(recipe, training_state, engine, goes_on=start.goes_on)
 
 
@@ -123,6 +115,8 @@ class AfterFollowedStep:
 
     together: StepsTogether
     """What every process does first."""
+    evaluation: StepEvaluation | None
+    """Scores the model between steps, with the first process."""
     save: Callable[[], None]
     """Writes this process's part of a checkpoint."""
 
@@ -134,6 +128,8 @@ class AfterFollowedStep:
             SaidElsewhere: The checkpoint could not be written.
         """
         ended = self.together.end(statistics)
+        if self.evaluation is not None and not ended.stops:
+            self.evaluation.after_step(statistics.step, None)
         if ended.is_saved:
             self.save()
         if ended.stops:
@@ -157,6 +153,8 @@ def _take_steps(
         private_cache(Path(cache), wanted=compiles),
         termination_requests() as terminated,
     ):
+        if recipe.evaluation is not None:
+            recipe.evaluation.begin(engine.steps_taken, engine.steps, None)
         train(
             recipe.model,
             recipe.training_set,
@@ -167,10 +165,11 @@ def _take_steps(
                 together=StepsTogether(
                     recipe=recipe,
                     last_step=engine.steps,
-                    non_finite=lambda: getattr(engine, "non_finite", 0),
+                    non_finite=lambda: engine.non_finite,
                     terminated=terminated,
                     first_step=engine.steps_taken + 1,
                 ),
+                evaluation=recipe.evaluation,
                 save=save,
             ),
             hooks=recipe.method,

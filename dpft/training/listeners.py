@@ -24,6 +24,22 @@ class PublicStep:
     """Upper bound of what all noisy steps so far have spent; None for a non-private run."""
 
 
+class StepEvaluation(Protocol):
+    """Scores the model between two steps, on all processes of a run together."""
+
+    def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
+        """Hears that steps are taken from now on, ``step`` of them taken before.
+
+        Args:
+            step: Steps that the weights have taken.
+            last_step: The step to end at.
+            epsilon: What is spent by then; None for a non-private run, and beside the first.
+        """
+
+    def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
+        """Scores the model where it is due, leaving it and all randomness as they were."""
+
+
 class StepListener(Protocol):
     """Hears of every step of a session."""
 

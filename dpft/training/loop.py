@@ -42,6 +42,10 @@ class StepEngine(Protocol):
     def steps(self) -> int:
         """The step to end at."""
 
+    @property
+    def non_finite(self) -> int:
+        """Examples left out so far because their loss or gradient was not finite; private."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(

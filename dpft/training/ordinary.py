@@ -1,9 +1,13 @@
-"""Ordinary, non-private gradients behind the interface of the private engine.
+"""Gradients without noise behind the interface of the private engine: ordinary ones, and clipped.
 
-Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon.
+Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon. With a
+clipping norm it is a private run but for its noise (the rows "clipped, no noise" of the papers):
+the same Poisson draws, the same clipped sums, the same divisor. So what it lacks against ordinary
+training is what clipping costs, and what a private run lacks against it is what noise costs.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +20,13 @@ from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.engines.base import LossFunction, check_losses
+from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.dropout import private_dropout
 from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.phased_clipper import PhasedClipper
+from dpft.privacy.plan import ClippingPlan
+from dpft.privacy.randomness import make_randomness, restore_randomness
+from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
 
 
@@ -58,6 +68,7 @@ class OrdinaryEngine:
         self._waiting: list[int] = []
         self._drawn = 0
         self.steps_taken = steps_taken
+        self.non_finite = 0
         self.views = ViewStream(AgingKey(secret_key("views", seed)))
         self._dropout: str | None = None
         if state is not None:
@@ -116,25 +127,117 @@ class OrdinaryEngine:
     def finish_step(self) -> None:
         """Ends a step: adds up the ranks' gradients, and takes the loss scale out."""
         self.steps_taken += 1
-        self._add_up()
+        add_up(self._model, self._ranks, self._shards)
         if self._loss_scale != 1:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     local(parameter.grad).div_(self._loss_scale)
 
-    def _add_up(self) -> None:
-        """Makes each gradient the sum of all ranks', where one of them has any."""
+
+class ClippedEngine:
+    """The steps of a private run but for their noise; nothing that they leave is private.
+
+    Poisson draws, clipped gradients, their sum over the expected batch size: as ``PrivacyEngine``,
+    whose noise and ledger it lacks. Draws and masks come of ``train.seed``, as ordinary ones do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: ClippingPlan,
+        options: ClippingOptions,
+        seed: int,
+        state: Mapping[str, Any] | None = None,
+        steps_taken: int = 0,
+        ranks: Ranks = ALONE,
+        shards: ShardedModel | None = None,
+    ) -> None:
+        """Binds a model to a plan.
+
+        Args:
+            model: As ``PrivacyEngine``.
+            plan: What is drawn, and each phase's clipping norm.
+            options: How to clip; the norm is each phase's own.
+            seed: Of draws, dropout and views.
+            state: Of a run that broke off, to go on with.
+            steps_taken: Steps it had taken then.
+            ranks: The run's processes; each adds up its share of the first one's draw.
+            shards: ``model``, where each rank has but a shard of it.
+
+        Raises:
+            InputError: As ``PerExampleClipper``.
+        """
+        self.steps, self.steps_taken = plan.steps, steps_taken
+        self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards
+        device = next(model.parameters()).device
+        state = make_randomness(device, seed).state(0) if state is None else state
+        self._randomness = restore_randomness(device, state, seed, rank=ranks.rank)
+        self.views = self._randomness.views
+        self._sampler = PoissonSampler(plan, self._randomness.sampling)
+        self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._resources.enter_context(private_dropout(self._randomness.dropout))
+        self._resources.enter_context(self._clipper)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._resources.close()
+
+    def generator_states(self) -> dict[str, Any]:
+        """Returns what the next step draws from, as the parameter ``state`` takes it."""
+        return self._randomness.state(self.steps_taken)
+
+    def draw(self, num_units: int) -> list[int]:
+        """Starts a step: returns the indices of its batch, which may be empty."""
+        self._clipper.begin_step(self.steps_taken)
+        for parameter in self._model.parameters():
+            parameter.grad = None
         if self._shards is not None:
-            self._shards.finish(STRETCH, lambda piece, total: None)
-            return
-        trainable = [p for p in self._model.parameters() if p.requires_grad]
-        there = self._ranks.any(*(p.grad is not None for p in trainable))
-        flat: list[Tensor] = []
-        for parameter in (p for p, is_there in zip(trainable, there, strict=True) if is_there):
-            own = parameter.grad
-            parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
-            flat.extend(parameter.grad.view(-1).split(STRETCH))
-        finish_sums(flat, lambda place, total: None, self._ranks)
+            self._shards.forget_sums()
+        self._randomness.dropout.begin_step(self.steps_taken)
+        return first_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
+
+    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
+        """Adds a micro-batch's clipped sum; as ``PerExampleClipper.accumulate``."""
+        return self._clipper.accumulate(compute_losses, units)
+
+    def finish_step(self) -> None:
+        """Ends a step: every trainable ``grad`` becomes the sum over the expected batch size."""
+        with self._ranks.settled():
+            self._clipper.end_step()
+        if self._shards is None:  # An empty draw is a step, too, whose gradient is zero.
+            for parameter in self._clipper.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        add_up(self._model, self._ranks, self._shards)
+        for parameter in self._clipper.parameters:
+            if parameter.grad is not None:
+                local(parameter.grad).div_(self._plan.expected_batch_size)
+        self.steps_taken += 1
+        self._randomness.forget(self.steps_taken)
+
+    @property
+    def non_finite(self) -> int:
+        """Examples left out so far because their loss or gradient was not finite."""
+        return self._clipper.non_finite
+
+
+def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
+    """Makes each gradient the sum of all ranks', where one of them has any."""
+    if shards is not None:
+        shards.finish(STRETCH, lambda piece, total: None)
+        return
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    there = ranks.any(*(p.grad is not None for p in trainable))
+    flat: list[Tensor] = []
+    for parameter in (p for p, is_there in zip(trainable, there, strict=True) if is_there):
+        own = parameter.grad
+        parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
+        flat.extend(parameter.grad.view(-1).split(STRETCH))
+    finish_sums(flat, lambda place, total: None, ranks)
 
 
 def _written_state(state: Tensor) -> str:

@@ -95,7 +95,7 @@ class PrivateRun:
         """What the bits of its sums depend on."""
         privacy, session = self.privacy, self.session
         settings = session.settings
-        rates = (settings.learning_rate, settings.weight_decay, settings.loss_scale)
+        rates = (settings.peak_learning_rate, settings.weight_decay, settings.loss_scale)
         return environment(
             session.training_set,
             engine=privacy.engine,
@@ -216,8 +216,7 @@ class PrivateRun:
                     "generators": engine.secret_keys(),
                 },
                 goes_on=resume_point is not None,
-                non_finite=lambda: engine.non_finite,
-                max_grad_norm=_one_max_grad_norm(self.plan),
+                max_grad_norm=self.plan.one_max_grad_norm,
                 # of the ledger's steps: more than the weights', where some were taken again
                 epsilon_after=lambda _: self.epsilon_after(ledger.steps),
                 check_state=lambda: check_same(released.digests(), frozen),
@@ -309,9 +308,3 @@ class PrivateRun:
             shards=self.session.shards,
             moved=moved,
         )
-
-
-def _one_max_grad_norm(plan: PrivacyPlan) -> float | None:
-    """Returns the norm above which a gradient is clipped, where all phases share one."""
-    norms = {phase.max_grad_norm for phase in plan.phases}
-    return norms.pop() if plan.clipping == "flat" and len(norms) == 1 else None

@@ -14,14 +14,17 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
+from dpft.phases import TRAINING, end_phases, phase
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.rounding import round_up
 from dpft.training.windows import StepWindows
 
 logger = logging.getLogger(__name__)
 
+DECIMALS = 4
+"""Of epsilon, as the run's end states it: with fewer, rounded up, it would seem to fall there."""
 LOG_LINES = 10
 """Lines a whole run logs, at most, where there is no terminal to draw a bar on."""
 
@@ -42,6 +45,7 @@ class StepProgress:
         epsilon_after: Callable[[int], SpentEpsilon] | None,
         taken: int = 0,
         counted: str = "examples",
+        foretold: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to show ``steps`` steps.
@@ -53,6 +57,7 @@ class StepProgress:
                 run.
             taken: Steps of earlier sessions, which the rate is not of.
             counted: What that size is a number of.
+            foretold: How long it will take, in words, until steps show.
             clock: Seconds, monotonic.
         """
         self._steps = steps
@@ -70,20 +75,22 @@ class StepProgress:
         columns = (
             TextColumn("training"),
             BarColumn(),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
         self._bar = Progress(
             *columns, console=console, disable=not self._draws, refresh_per_second=1
         )
-        first = self._windows.first
-        waits = "" if first is None else f"step {first} is the first that is shown"
-        self._task = self._bar.add_task("training", total=steps, completed=taken, note=waits)
+        self._foretold = foretold
+        waits = [foretold, *self._waits()]
+        note = ", ".join(filter(None, waits))
+        self._task = self._bar.add_task("training", total=steps, completed=taken, note=note)
 
     def __enter__(self) -> Self:
         if self._windows.starts_on_grid:
             self._begin(self._taken)
-        elif self._taken < self._steps:
+            return self
+        phase(TRAINING, self._foretold)
+        if self._taken < self._steps:
             self._say_what_is_silent()
         return self
 
@@ -94,6 +101,7 @@ class StepProgress:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        end_phases()
 
     def advance(self, step: int) -> None:
         """Shows that ``step`` steps are taken, if they end a window."""
@@ -102,7 +110,8 @@ class StepProgress:
         if self._marked is None:
             self._begin(step)
         note = self.note(step)
-        self._bar.update(self._task, completed=step, note=note)
+        counted = ", ".join(filter(None, [f"{step}/{self._steps}", note]))
+        self._bar.update(self._task, completed=step, note=counted)
         if not self._draws and self._lines.shows(step):
             logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
 
@@ -115,7 +124,7 @@ class StepProgress:
         parts = []
         spent = None if self._epsilon_after is None else self._epsilon_after(step)
         if spent is not None and spent.settled:
-            parts.append(f"epsilon {round_up(spent.epsilon, 2):.2f}")
+            parts.append(f"epsilon {round_up(spent.epsilon, DECIMALS):.{DECIMALS}f}")
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
             parts.append(f"{here * self._expected_batch_size / elapsed:.0f} {self._counted}/s")
@@ -127,7 +136,13 @@ class StepProgress:
         self._marked = (step, self._clock())
         # Not before: how long a session took from an odd step, less how long one took from
         # another, would be the time of fewer than ten.
+        end_phases()
         self._bar.start()
+
+    def _waits(self) -> list[str]:
+        """Returns when the first step shows, unless none does."""
+        first = self._windows.first
+        return [] if first is None else [f"steps show from step {first} of {self._steps} on"]
 
     def _say_what_is_silent(self) -> None:
         first = self._windows.first

@@ -10,6 +10,7 @@ from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.training.checkpoint import restore_checkpoint
 from dpft.training.learning_rates import learning_rate_factor
+from dpft.training.listeners import StepEvaluation
 from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import (
     OptimizerConfig,
@@ -38,6 +39,8 @@ class Recipe:
     scheduler: SchedulerConfig
     num_examples: int
     """The public number of training examples."""
+    evaluation: StepEvaluation | None = None
+    """Scores the model between steps; None: it is scored before and after them alone."""
     ranks: Ranks = ALONE
     """The processes that take the steps together."""
     shards: ShardedModel | None = None
@@ -94,9 +97,9 @@ def _fresh_training_state(recipe: Recipe, steps: int) -> TrainingState:
     optimizer = make_optimizer(
         recipe.method.moved_parameters(recipe.model),
         recipe.optimizer,
-        learning_rate=recipe.settings.learning_rate,
+        learning_rate=recipe.settings.peak_learning_rate,
         weight_decay=recipe.settings.weight_decay,
     )
-    factor = learning_rate_factor(recipe.phases, recipe.settings.learning_rate)
+    factor = learning_rate_factor(recipe.phases, recipe.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, recipe.scheduler, steps=steps, factor=factor)
     return TrainingState(model=recipe.model, optimizer=optimizer, scheduler=scheduler)

@@ -4,15 +4,17 @@ What a private run adds, and in which order, is in ``private_run``.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.privacy.plan import ClippingPlan
+from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS, private_path
 from dpft.training.checkpoint import delete_generator_states, save_checkpoint
@@ -21,7 +23,7 @@ from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_of
 from dpft.training.listeners import PublicStep, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, train
-from dpft.training.ordinary import OrdinaryEngine
+from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
 from dpft.training.progress import StepProgress
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
@@ -30,6 +32,14 @@ from dpft.training.termination import termination_requests
 from dpft.training.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """How a non-private run clips."""
+
+    plan: ClippingPlan
+    privacy: Clipping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,45 +58,93 @@ class Session(Recipe):
     """To the witness of the ledger's heads; None: there is none."""
     state_at_start: Mapping[str, str] | None = None
     """Digests of the model's state before it ran on any record; None: it has not run yet."""
+    foretold: str = ""
+    """How long the run will take from here, in words, for a terminal; empty: it is not known."""
 
 
-def train_ordinarily(session: Session, steps: int, resume_point: ResumePoint | None = None) -> None:
-    """Takes ``steps`` ordinary, non-private steps; leaves checkpoint and model.
+def train_ordinarily(
+    session: Session,
+    steps: int,
+    resume_point: ResumePoint | None = None,
+    *,
+    clipped: Clipped | None = None,
+) -> None:
+    """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
 
     Args:
         session: Everything the run trains with.
         steps: The step to end at.
         resume_point: Where the run broke off, to go on from there; None: it begins.
+        clipped: What is drawn and how each gradient is clipped; None: ordinary training.
 
     Raises:
         RunError: A weight is no longer finite.
     """
     training_state = prepare_training_state(session, steps, resume_point)
     done = 0 if resume_point is None else resume_point.checkpoint.step
-    start = Start(done=done, last_step=steps, secrets={}, goes_on=resume_point is not None)
+    state = None if resume_point is None else resume_point.checkpoint.read_keys().content
+    secrets = {} if clipped is None or state is None else state
+    start = Start(done=done, last_step=steps, secrets=secrets, goes_on=resume_point is not None)
     share_start(start, training_state, session.ranks)
     session.method.begin_step(session.model, min(done, steps - 1))
-    engine = OrdinaryEngine(
-        session.model,
-        steps=steps,
-        batch_size=session.batch_size,
-        seed=session.settings.seed,
-        loss_scale=session.settings.backward_scale,
-        state=None if resume_point is None else resume_point.checkpoint.read_keys().content,
-        steps_taken=done,
-        ranks=session.ranks,
-        shards=session.shards,
-    )
-    with compiled_calls(session.model, compilation_of(session.training_set)):
+    with engine_without_noise(session, steps, done, state, clipped) as engine:
         take_steps(
             session,
             engine,
             training_state,
             beside_state=lambda: {"generators": engine.generator_states()},
             goes_on=resume_point is not None,
+            max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
         )
     session.save_model()
     delete_generator_states(session.folder / CHECKPOINTS)
+
+
+@contextmanager
+def engine_without_noise(
+    recipe: Recipe,
+    steps: int,
+    done: int,
+    state: Mapping[str, Any] | None,
+    clipped: Clipped | None,
+) -> Iterator[OrdinaryEngine | ClippedEngine]:
+    """Yields where a non-private run's gradients come from, once the weights are its own.
+
+    Args:
+        recipe: What steps are taken with.
+        steps: The step to end at.
+        done: Steps that the weights have taken.
+        state: Of the engine then; None: it draws from the first step on, or, on another process
+            than the first of an ordinary run, is handed what that one draws.
+        clipped: What is drawn and how each gradient is clipped; None: nothing is clipped.
+    """
+    seed, scale = recipe.settings.seed, recipe.settings.backward_scale
+    compilation = compilation_of(recipe.training_set)
+    if clipped is not None:
+        options = clipped.privacy.clipping_options(scale)
+        yield ClippedEngine(
+            recipe.model,
+            plan=clipped.plan,
+            options=replace(options, compilation=compilation, shards=recipe.shards),
+            seed=seed,
+            state=state,
+            steps_taken=done,
+            ranks=recipe.ranks,
+            shards=recipe.shards,
+        )
+        return
+    with compiled_calls(recipe.model, compilation):
+        yield OrdinaryEngine(
+            recipe.model,
+            steps=steps,
+            batch_size=recipe.batch_size,
+            seed=seed,
+            loss_scale=scale,
+            state=state,
+            steps_taken=done,
+            ranks=recipe.ranks,
+            shards=recipe.shards,
+        )
 
 
 def take_steps(
@@ -96,7 +154,6 @@ def take_steps(
     *,
     beside_state: Callable[[], Mapping[str, Any]],
     goes_on: bool,
-    non_finite: Callable[[], int] = lambda: 0,
     max_grad_norm: float | None = None,
     epsilon_after: Callable[[int], SpentEpsilon] | None = None,
     check_state: Callable[[], None] = lambda: None,
@@ -109,7 +166,6 @@ def take_steps(
         training_state: What its steps move.
         beside_state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
         goes_on: Whether the checkpoint to begin with is there already.
-        non_finite: How many examples were left out so far; private.
         max_grad_norm: Norm above which a gradient counts as clipped; None: nothing is counted.
         epsilon_after: What is spent once the weights have taken a number of steps; None for a
             non-private run.
@@ -127,6 +183,7 @@ def take_steps(
         expected_batch_size=session.batch_size,
         epsilon_after=epsilon_after,
         counted="examples" if session.training_set.units is None else "units",
+        foretold=session.foretold,
     )
 
     def save(step: int) -> None:
@@ -146,7 +203,7 @@ def take_steps(
                 together=StepsTogether(
                     recipe=session,
                     last_step=engine.steps,
-                    non_finite=non_finite,
+                    non_finite=lambda: engine.non_finite,
                     terminated=terminated,
                     first_step=engine.steps_taken + 1,
                     check_state=check_state,
@@ -158,6 +215,9 @@ def take_steps(
             )
             for listener in session.listeners:
                 listener.begin(engine.steps_taken)
+            if session.evaluation is not None:
+                spent = None if epsilon_after is None else epsilon_after(engine.steps_taken)
+                session.evaluation.begin(engine.steps_taken, engine.steps, spent)
             train(
                 session.model,
                 session.training_set,
@@ -201,7 +261,10 @@ class AfterStep:
         """
         ended, step = self.together.end(statistics), statistics.step
         self._write_diagnostics(ended)
-        self._tell_listeners(step)
+        spent = None if self.epsilon_after is None else self.epsilon_after(step)
+        self._tell_listeners(step, spent)
+        if self.session.evaluation is not None and not ended.stops:
+            self.session.evaluation.after_step(step, spent)
         if ended.is_saved:
             self.save(step)
         self.progress.advance(step)
@@ -215,14 +278,14 @@ class AfterStep:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
 
-    def _tell_listeners(self, step: int) -> None:
+    def _tell_listeners(self, step: int, epsilon: SpentEpsilon | None) -> None:
         if not self.session.listeners:
             return
         public = PublicStep(
             step=step,
             last_step=self.together.last_step,
             learning_rate=learning_rate_of(self.training_state, step),
-            epsilon=None if self.epsilon_after is None else self.epsilon_after(step),
+            epsilon=epsilon,
         )
         for listener in self.session.listeners:
             listener.after_step(public)

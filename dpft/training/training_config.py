@@ -1,8 +1,8 @@
 """How a run trains: the public recipe, and what only changes its speed."""
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import check_loss_scale
@@ -16,6 +16,15 @@ DEVICES = ("auto", "cpu", "cuda")
 LARGEST_DEFAULT_BATCH = 1024
 DEFAULT_BATCHES = 4
 """Batches that few examples make where no batch size is configured."""
+FEW_EXAMPLES = 5_000
+"""Up to so many, half of a user's own records are drawn in a step: noise is spread over more of
+them, and of the fewer steps each has less."""
+OWN_EPOCHS = 10
+OWN_LEARNING_RATES = {"linear_probe": 5e-2}
+"""By method. A head alone has few parameters, and so little noise beside its signal."""
+SMALL_LEARNING_RATE, LARGE_LEARNING_RATE = 2e-3, 1e-2
+"""Of a method that trains the model's own weights, and of one that adds or chooses a few."""
+OF_ALL_WEIGHTS = frozenset(("full", "retrain", "top2", "two_phase", "rgp"))
 AUTO = "auto"
 HALF_BUCKET, BUCKET = 16, 8
 """Tokens that an accelerator's matrix units take at a time, in half precision and in float32."""
@@ -97,12 +106,13 @@ class TrainingConfig(DeviceConfig):
     logits never exist whole. auto does on a CPU for a large vocabulary's plain dense head, with
     the whole model in each process, one record a unit and no fp16; true also on an accelerator.
     Changes memory and speed, never the gradient."""
-    epochs: float = 10
-    """Passes over the data in expectation; sets the number of steps where steps is null."""
+    epochs: float | None = 10
+    """Passes over the data in expectation; sets the number of steps where steps is null. Null takes
+    10."""
     steps: int | None = None
     """Noisy steps; where given, replaces epochs."""
-    learning_rate: float = 2e-3
-    """Learning rate, that of the schedule's full height."""
+    learning_rate: float | None = 2e-3
+    """Learning rate, that of the schedule's full height; null takes one for the method."""
     weight_decay: float = 0.0
     """Weight decay of the optimizer; reads no record."""
     seed: int = 0
@@ -134,21 +144,51 @@ class TrainingConfig(DeviceConfig):
             _at_least(1, "or null", checkpoint_every=self.checkpoint_every)
         if not 0 <= self.seed < 2**63:
             raise InputError(f"train.seed must be in [0, 2^63), got {self.seed}.")
-        _finite(epochs=self.epochs, learning_rate=self.learning_rate)
-        _finite(weight_decay=self.weight_decay)
+        given = {name: getattr(self, name) for name in ("epochs", "learning_rate")}
+        given = {name: value for name, value in given.items() if value is not None}
+        _finite(weight_decay=self.weight_decay, **given)
         check_loss_scale(self.loss_scale)
         if self.precision not in PRECISIONS:
             raise InputError(
                 f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
             )
-        if self.epochs <= 0:
+        if self.epochs is not None and self.epochs <= 0:
             raise InputError(
                 f"train.epochs must be positive, got {self.epochs}; a part of one, such as 0.5, "
                 "is allowed, and train.steps counts steps instead."
             )
         for name in ("learning_rate", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise InputError(f"train.{name} must be at least 0, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InputError(f"train.{name} must be at least 0, got {value}.")
+
+    def for_own_data(self, num_examples: int, *, method: str, own: bool) -> Self:
+        """Returns it with the values that null stands for, chosen by a public number of examples.
+
+        Args:
+            num_examples: The number that counts as public.
+            method: What trains.
+            own: Whether the records are a user's own, for whose number no recipe is published: of
+                up to 5,000, a batch is half of them. Of others, and of more, it stays null.
+        """
+        batch = self.expected_batch_size
+        if batch is None and own and num_examples <= FEW_EXAMPLES:
+            batch = min(LARGEST_DEFAULT_BATCH, max(1, num_examples // 2))
+        usual = SMALL_LEARNING_RATE if method in OF_ALL_WEIGHTS else LARGE_LEARNING_RATE
+        rate = OWN_LEARNING_RATES.get(method, usual)
+        return replace(
+            self,
+            expected_batch_size=batch,
+            epochs=OWN_EPOCHS if self.epochs is None else self.epochs,
+            learning_rate=rate if self.learning_rate is None else self.learning_rate,
+        )
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate, once ``for_own_data`` has chosen one where none is given."""
+        if self.learning_rate is None:
+            raise RuntimeError("peak_learning_rate must follow for_own_data.")
+        return self.learning_rate
 
     @property
     def most_rows(self) -> int:
@@ -203,8 +243,9 @@ class TrainingConfig(DeviceConfig):
         batch_size = self.batch_size(num_examples, of=of)
         if self.steps is not None:
             return self.steps
+        epochs = OWN_EPOCHS if self.epochs is None else self.epochs
         return planned_steps(
-            epochs=self.epochs, num_examples=num_examples, expected_batch_size=batch_size
+            epochs=epochs, num_examples=num_examples, expected_batch_size=batch_size
         )
 
 

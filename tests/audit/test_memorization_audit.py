@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertForMaskedLM, GPT2LMHeadModel, T5ForConditionalGeneration
 
 from dpft.audit.memorization_audit import (
     SETS,
@@ -15,7 +16,9 @@ from dpft.audit.memorization_audit import (
     audit_memorization,
 )
 from dpft.errors import InputError
+from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
 from dpft.training.training_config import DeviceConfig
+from tests.models import small
 from tests.stories.tiny import Workspace, make_workspace
 
 CPU = DeviceConfig(device="cpu")
@@ -92,6 +95,99 @@ def test_a_model_that_writes_no_texts_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run must be the folder of a dpft run"):
         audited(str(tmp_path / "none"))
+
+
+CORPORA = {
+    "span_corruption": (SEQ2SEQ, ["task.max_length=12", "task.chunks_per_record=2"]),
+    "prefix_lm": (SEQ2SEQ, ["task.objective=prefix_lm", "task.max_length=12"]),
+    "causal": (CAUSAL, ["task.max_length=12", "task.chunks_per_record=3"]),
+    "mlm": (MASKED, ["task.max_length=12", "task.chunks_per_record=2", "privacy.unit=chunk"]),
+}
+"""Runs of each objective, most of them in chunks: the kind of their model, and their words."""
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A run of each objective, on the lines of ``texts.txt``, the longest of several chunks."""
+    workspace = Workspace(tmp_path_factory.mktemp("corpora"))
+    order = random.Random(2)
+    lines = [" ".join(order.choices(small.WORDS[5:], k=4 + 8 * (n % 4))) for n in range(48)]
+    (workspace.root / "texts.txt").write_text("".join(line + "\n" for line in lines))
+    for kind in (SEQ2SEQ, CAUSAL, MASKED):
+        save_model(kind, workspace.root / kind)
+    for name, (kind, words) in CORPORA.items():
+        done = workspace.run(
+            "train", "task=corpus", "task.data_dir=texts.txt", f"model.path={kind}", *words,
+            "eval.held_out=0.4", "eval.enabled=false", "train.expected_batch_size=8",
+            "train.steps=1", "train.micro_batch_size=3", "privacy.noise_multiplier=1",
+            "privacy.accountant=rdp", "privacy.self_check=false", f"hydra.run.dir={name}",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+    return workspace
+
+
+def save_model(kind: str, folder: Path) -> None:
+    tokenizer = small.wordpiece(folder) if kind == MASKED else small.blank_words(closes=True)
+    if kind == SEQ2SEQ:
+        names = [f"<extra_id_{number}>" for number in range(9)]
+        tokenizer.add_special_tokens({"additional_special_tokens": names})
+    size = {"vocab_size": len(tokenizer)}
+    made: Any = {
+        SEQ2SEQ: lambda: T5ForConditionalGeneration(small.t5_config(**size)),
+        CAUSAL: lambda: GPT2LMHeadModel(small.gpt2_config(**size)),
+        MASKED: lambda: BertForMaskedLM(small.bert_config(**size)),
+    }[kind]()
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("objective", CORPORA)
+def test_a_run_of_every_objective_is_audited_on_the_rows_that_it_was_trained_on(
+    corpora: Workspace, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    monkeypatch.chdir(corpora.root)
+    result = audited(objective, prefix_tokens=3)
+    assert result.hidden == ("spans" if objective in ("span_corruption", "mlm") else "continuation")
+    scores = result.scores["train_unique"]
+    assert 0 < scores.records <= scores.rows
+    in_chunks = any("chunks" in word for word in CORPORA[objective][1])
+    assert (scores.records < scores.rows) == in_chunks
+    assert (f"({scores.rows} rows)" in str(result.parts()[0])) == in_chunks
+    assert scores.exact_match <= scores.token_accuracy
+    assert scores.mean_continuation_tokens >= 1
+    assert result.scores["valid_unique"].records > 0
+
+
+def test_other_texts_than_those_trained_on_are_seen_of_a_corpus_in_chunks(
+    corpora: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpora.root)
+    path = corpora.root / "texts.txt"
+    before = path.read_text()
+    lines = before.splitlines(keepends=True)
+    # The second chunk of a long line is another one.
+    lines = [line[:-5] + "film\n" if len(line.split()) > 20 else line for line in lines]
+    assert lines != before.splitlines(keepends=True)
+    path.write_text("".join(lines))
+    try:
+        for objective in CORPORA:
+            with pytest.raises(InputError, match="in the same order, got others"):
+                audited(objective)
+    finally:
+        path.write_text(before)
+
+
+def test_what_follows_a_prefix_is_asked_of_a_model_of_hidden_spans_too(
+    corpora: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Table 3 of Ponomareva et al. 2022 has it; a model of a prefix has no spans to fill."""
+    monkeypatch.chdir(corpora.root)
+    result = audited("span_corruption", hidden="continuation", limit=4)
+    assert result.scores["train_unique"].records == 4
+    assert result.record()["hidden"] == "continuation"
+    for objective, hidden in (("prefix_lm", "spans"), ("mlm", "continuation")):
+        with pytest.raises(InputError, match=rf"audit\.hidden={hidden} needs a"):
+            audited(objective, hidden=hidden)
 
 
 def sentences() -> list[str]:

@@ -29,6 +29,7 @@ CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 WHERE = {
     "audit_config.AuditConfig.__post_init__": ASKED,
     "base.expect": ASKED,
+    "prefixes.hidden_of": ASKED,
     "kinds.memorization.Memorization.__post_init__": ASKED,
     "kinds.synthetic.SyntheticText.__post_init__": ASKED,
     "utility.label_task": ASKED,

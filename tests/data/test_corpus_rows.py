@@ -102,3 +102,44 @@ def test_a_masked_model_reads_a_text_between_its_marks(
     learned = [at for at, label in enumerate(read.labels) if label != IGNORED_LABEL]
     assert learned
     assert [read.labels[at] for at in learned] == [row.input_ids[at] for at in learned]
+
+
+def test_gaps_of_a_prompt_are_sentinels_and_it_ends_as_all_that_is_read(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    made = encoding(tokenizer, SEQ2SEQ, max_length=16, span_corruption=True)
+    (found,) = prompts(made, "ab ____ cd _____")
+    blank, first = 3, FIRST
+    one, two = made.asked_sentinels[:2]
+    assert found == [blank, first, first + 1, one, blank, first + 2, first + 3, two, END]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("abc", r"in the gaps \(____\) of a text alone, got a text without"),
+        ("____ a " * 4, r"at most 2 gaps \(____\) in a text, .*, got 4"),
+        ("abcdefghij" * 2 + "____", r"at most task\.max_length \(16\) tokens .*, got 23"),
+    ],
+)
+def test_a_prompt_whose_gaps_cannot_be_filled_is_refused(
+    tokenizer: PreTrainedTokenizerBase, text: str, words: str
+) -> None:
+    made = encoding(tokenizer, SEQ2SEQ, max_length=16, span_corruption=True)
+    with pytest.raises(InputError, match=words):
+        prompts(made, text)
+
+
+def test_what_a_model_goes_on_from_is_the_end_of_a_beginning_or_nothing(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    prefix = encoding(tokenizer, SEQ2SEQ, max_length=6)
+    assert prompts(prefix, "abcdefgh") == [[FIRST + at for at in range(2, 8)]]
+    assert prefix.asked_sentinels == ()
+    causal = encoding(tokenizer, CAUSAL, max_length=6, chunks=2)
+    assert prompts(causal, "") == [[END]], "the start token, from which a whole text is written"
+
+
+def prompts(made: CorpusEncoding, text: str) -> list[list[int]]:
+    example = Example(prompt=text, target="", group=text)
+    return made.prompts([example], max_length=made.max_length, max_new_tokens=2)

@@ -4,6 +4,7 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTModel
 
 from dpft.batch_mixing import check_model
+from dpft.errors import InputError
 from dpft.models.batch_norm import group_norm_like, replace_batch_norm, standardize_weights
 from dpft.standardized_convolution import StandardizedConv2d
 
@@ -27,6 +28,17 @@ def test_every_batch_norm_becomes_a_group_norm_with_its_weights():
         assert new.weight is old.weight and new.bias is old.bias and new.eps == old.eps
     assert not [name for name, _ in model.named_buffers() if "running" in name]
     check_model(model)
+
+
+def test_a_batch_norm_with_an_activation_inside_is_refused_by_its_name():
+    """As timm's EfficientNet has them: a GroupNorm alone would drop the activation."""
+
+    class BatchNormAct(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    with pytest.raises(InputError, match="plain BatchNorm, got BatchNormAct, of which more"):
+        replace_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct(4)))
 
 
 def test_images_no_longer_change_each_other():

@@ -4,7 +4,12 @@ from dataclasses import fields
 import pytest
 
 from dpft.errors import InputError
-from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, privacy_class
+from dpft.privacy.privacy_config import (
+    Clipping,
+    DifferentialPrivacy,
+    NoPrivacy,
+    privacy_class,
+)
 
 
 def test_the_two_choices_are_classes_of_their_own() -> None:
@@ -85,4 +90,32 @@ def test_a_guarantee_answers_for_itself_and_ordinary_training_has_none() -> None
 
 
 def test_what_both_answer_to_is_no_key_of_ordinary_training() -> None:
-    assert [field.name for field in fields(NoPrivacy)] == ["name", "num_examples"]
+    names = {field.name for field in fields(NoPrivacy)}
+    assert names == {field.name for field in fields(Clipping)} | {"num_examples", "max_grad_norm"}
+
+
+def test_without_noise_gradients_are_clipped_where_a_norm_is_given() -> None:
+    plain, clipped = NoPrivacy(name="none"), NoPrivacy(name="none", max_grad_norm=0.5)
+    assert plain.clips is None and clipped.clips is clipped
+    assert clipped.guarantee is None and clipped.clipping_options(4.0).max_grad_norm == 0.5
+    assert plain.alarm == "privacy=none: this run is not private"
+    assert "clips each example's gradient at 0.5 and adds no noise" in str(clipped.alarm)
+    assert DifferentialPrivacy(name="dp", eps=1.0).alarm is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"clipping": "automatic"},
+            "privacy.clipping needs privacy.max_grad_norm with privacy=none",
+        ),
+        ({"engine": "two_pass"}, "privacy.engine needs privacy.max_grad_norm .*, got two_pass"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be positive and finite"),
+        ({"max_grad_norm": 1.0, "clipping": "warp"}, "privacy.clipping must be one of"),
+        ({"max_grad_norm": 1.0, "groups": ("*",)}, "privacy.groups needs privacy.clipping="),
+    ],
+)
+def test_clipping_without_noise_is_checked_as_with_it(given: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        NoPrivacy(name="none", **given)

@@ -35,6 +35,11 @@ def command(*words: str) -> TrainCommand:
             "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
         ),
         (
+            ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
+            "training model=tiny on task=e2e by method=full,"
+            " without privacy: each example clipped at 0.1, no noise",
+        ),
+        (
             ["privacy.noise_multiplier=0.7"],
             "training model=gpt2 on task=e2e by method=full,"
             " with noise_multiplier=0.7 for each example",
@@ -67,9 +72,10 @@ sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
 
 def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) -> None:
     words = ["model=local", f"model.path={tmp_path}", "privacy.eps=3"]
-    assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} on task=e2e")
+    named = f"model.path=…/{tmp_path.name}"
+    assert what_is_trained(command(*words)).startswith(f"{named} on task=e2e")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert what_is_trained(command(*words)).startswith(f"model.path={tmp_path} (bert) on task=e2e")
+    assert what_is_trained(command(*words)).startswith(f"{named} (bert) on task=e2e")
 
 
 def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ import stat
 import subprocess
 from pathlib import Path
 
+from dpft.config.schema import TrainConfig
 from dpft.reports.run.sections import origin_rows, title
-from dpft.runs.begun import checked_out_commit, read_begun, write_begun
+from dpft.runs.begun import checked_out_commit, origin, read_begun, write_begun
+from tests.config.test_conf import loaded
+from tests.models import small
 from tests.reports.run.test_report import CONFIG
 
 
@@ -29,3 +32,16 @@ def test_a_checkout_has_its_commit_and_any_other_folder_none(tmp_path: Path) -> 
 def test_a_report_of_an_older_run_has_no_day() -> None:
     assert title(CONFIG, {}) == "tiny on e2e, method full"
     assert origin_rows(CONFIG, {}) == [("model", "tiny"), ("data", "e2e")]
+
+
+def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path: Path) -> None:
+    base = Path(small.save("bert", tmp_path / "secret" / "mine"))
+    given = ["task=e2e", "model=local", f"model.path={base}", "privacy=none"]
+    config = loaded("train", given)
+    assert isinstance(config, TrainConfig)
+    written = origin(config, tmp_path)
+    assert written["model"] == "mine (bert)"
+    assert title(CONFIG, written).startswith("mine (bert) on ")
+    assert ("model", "mine (bert)") in origin_rows(CONFIG, written)
+    (base / "config.json").unlink()
+    assert origin(config, tmp_path)["model"] == "mine"

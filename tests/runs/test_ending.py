@@ -5,14 +5,29 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from transformers import PretrainedConfig, ViTConfig
 
+from dpft.cli.subcommand import Subcommand
+from dpft.config.composing import compose
 from dpft.config.keys import quoted
+from dpft.config.load import dump
+from dpft.config.location import config_directory
+from dpft.errors import InputError
+from dpft.evaluation.metrics.base import metric_specs
+from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
 from dpft.runs import ending
 from dpft.runs.ending import ending_lines, show_ending
+from dpft.runs.generation import _with_model, prompts_of, written_task
+from dpft.runs.saved_run import saved_run
+from dpft.tasks import classification, corpus, custom_form, glue_texts
+from dpft.tasks.base import TextTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
+from tests.models import small
 from tests.reports.run.folders import write_run
 from tests.reports.run.test_report import non_private, private
 
@@ -198,3 +213,107 @@ def test_next_commands_are_quoted_for_a_shell_and_for_hydra(folder: Path) -> Non
     assert commands[0] == ["dpft", "eval", "run=" + quoted("outputs/two words, it's")]
     spaced = folder.with_name("two words")
     assert shlex.split(lines(write_run(spaced))["next"][0])[2] == "run=outputs/two words"
+
+
+CONF_TASKS = {path.stem: path for path in sorted(config_directory().glob("task/*.yaml"))}
+FORMS = {
+    custom_form.PLAIN: ["text='{text}'"],
+    custom_form.TEMPLATES: ["prompt='{q}: '", "target='{a}'"],
+    custom_form.CHAT: ["messages=messages"],
+    custom_form.LABELS: ["text='{text}'", "label=label", "labels=[no,yes]"],
+}
+"""Keys that choose each form of task=custom; those of the second also with learn_prompt."""
+OBJECTIVES = (*corpus.OBJECTIVES, *classification.OBJECTIVES, glue_texts.TEXT2TEXT)
+ROWS = {
+    "tripleset": [["Inn", "NEAR", "river"]],
+    "personality": ["i like pubs."],
+    "history": ["hello"],
+    "messages": [{"role": "user", "content": "hello"}],
+    "meaning_representation": "name[Inn], eatType[pub]",
+    "task": "rte",
+}
+"""Values of columns of prompts; of any other column a text with a gap."""
+
+
+def words_of_task(name: str) -> list[list[str]]:
+    """The words that choose a task of conf/task, in each of its forms and objectives."""
+    values = yaml.safe_load(CONF_TASKS[name].read_text())
+    if name == "custom":
+        forms = [[f"task.{word}" for word in words] for words in FORMS.values()]
+        learned = [*forms[1], "task.learn_prompt=true"]
+        return [["task=custom", "task.data_dir=d", *words] for words in (*forms, learned)]
+    if "objective" not in values:
+        return [[f"task={name}"]]
+    assert values["objective"] in (None, *OBJECTIVES), "an objective that this test does not know"
+    return [[f"task={name}", f"task.objective={each}"] for each in OBJECTIVES]
+
+
+def composed(command: str, words: list[str]) -> Any:
+    """What a command would be called with, by its own words; an objective of other tasks: None."""
+    own = Subcommand.of(command)
+    made = compose(command, own.expand(words), own.config)
+    return own.load(made.values, made.words)
+
+
+def config_of_model(kind: str, *, image: bool) -> PretrainedConfig:
+    if image:
+        return ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    of_kind = {CAUSAL: small.gpt2_config, SEQ2SEQ: small.t5_config, MASKED: small.bert_config}
+    return of_kind[kind]()
+
+
+@pytest.mark.parametrize("name", CONF_TASKS)
+def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objective(
+    name: str, folder: Path
+) -> None:
+    """The commands are composed of the words that are printed, and their own checks are called."""
+    done = 0
+    for number, words in enumerate(words_of_task(name)):
+        try:
+            trained = composed("train", [*words, "privacy=none", "model=tiny"]).settings()
+        except InputError as error:
+            assert "task.objective" in str(error)
+            continue
+        done += 1
+        task, run = trained.task, folder.parent / str(number)
+        objective = getattr(task, "objective", None)
+        kind = corpus.OBJECTIVES.get(objective, CAUSAL)
+        kind = SEQ2SEQ if objective == glue_texts.TEXT2TEXT or name == "glue_mixture" else kind
+        run.mkdir(parents=True)
+        dump(trained, run / "config.yaml")
+        config_of_model(kind, image=task.modality == "image").save_pretrained(run / "model")
+        advised = ending._next(run, saved_run(str(run)).task, [])
+        assert [command for command, *_ in advised][::2] == ["eval", "report"]
+        for command, *others in advised:
+            others = [word.replace("=FILE", f"={run}.jsonl") for word in others]
+            made = composed(command, others)
+            if command == "eval":
+                check_scorable(made[0].task)
+            if command == "generate":
+                assert isinstance(task, TextTask)
+                row = {column: ROWS.get(column, "a ____ b") for column in task.given_columns}
+                Path(f"{run}.jsonl").write_text(json.dumps(row) + "\n")
+                _, asked, of_run = _with_model(made, saved_run(str(run)))
+                assert prompts_of(asked, written_task(asked, of_run), of_run)
+        check_others_refused(task.written_from, str(run))
+    assert done
+
+
+def check_scorable(task: Any) -> None:
+    """Each metric is known, and one of a model that writes in gaps alone reads no texts."""
+    specs = metric_specs(task.metrics)
+    assert specs
+    if getattr(task, "objective", None) in corpus.OBJECTIVES:
+        assert all(spec.inputs != TEXTS for spec in specs)
+
+
+def check_others_refused(written_from: str | None, run: str) -> None:
+    """What is not advised is refused by the same property, before a model is loaded."""
+    asked = {NOTHING: "num=3", PROMPTS: f"prompts={run}.jsonl"}
+    for given in {NOTHING, PROMPTS} - {written_from}:
+        made = composed("generate", [f"run={run}", asked[given]])
+        _, config, of_run = _with_model(made, saved_run(run))
+        if getattr(of_run, "learn_prompt", False):
+            continue  # It writes both.
+        with pytest.raises(InputError, match="num|prompts|run must name a model that writes"):
+            prompts_of(config, written_task(config, of_run), of_run)

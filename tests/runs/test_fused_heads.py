@@ -17,7 +17,7 @@ from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses
 from dpft.runs.fused_heads import PLAIN
-from dpft.runs.micro_batch_size import planned_model
+from dpft.runs.run_cost import planned_model
 from dpft.runs.task_model import training_head
 from tests.config.test_conf import loaded
 

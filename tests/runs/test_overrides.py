@@ -4,12 +4,20 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from dpft.config.load import dump
 from dpft.config.schema import EvaluateConfig, TrainCommand
 from dpft.config.words import Words
 from dpft.errors import InputError
-from dpft.runs.overrides import checked_overrides, inherit, with_model_of_path, with_task_of_run
+from dpft.privacy.privacy_config import NoPrivacy
+from dpft.runs.overrides import (
+    checked_overrides,
+    inherit,
+    with_model_of_path,
+    with_task_of_run,
+    without_recipes_promise,
+)
 from tests.config.test_conf import loaded
 
 
@@ -88,8 +96,48 @@ def test_the_users_epochs_win_over_the_steps_of_a_recipe() -> None:
 def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
     with pytest.raises(InputError, match="privacy=none .* no privacy.eps"):
         checked_overrides(["privacy=none", "privacy.eps=3"])
-    words = ["privacy=none", "privacy.num_examples=3"]
+    words = ["privacy=none", "privacy.num_examples=3", "privacy.max_grad_norm=0.1"]
     assert checked_overrides(words) == words
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "norm", "clipping"),
+    [
+        ("li2022_e2e", [], None, "flat"),
+        ("li2022_e2e", ["privacy.max_grad_norm=null"], None, "flat"),
+        ("li2022_e2e", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
+        ("bu2022_full_sst2", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
+    ],
+)
+def test_a_recipes_clipping_norm_is_no_norm_without_privacy_but_the_users_is(
+    recipe: str, given: list[str], norm: float | None, clipping: str
+) -> None:
+    words = [f"experiment={recipe}", "privacy=none", *given]
+    privacy = loaded("train", words).privacy
+    assert isinstance(privacy, NoPrivacy)
+    assert (privacy.max_grad_norm, privacy.clipping) == (norm, clipping)
+    assert privacy.guarantee is None
+
+
+def test_the_users_norm_keeps_how_the_recipe_clips() -> None:
+    """So that the run is the recipe's but for its noise."""
+    composed = OmegaConf.create(
+        {
+            "privacy": {
+                **{"name": "none", "eps": 3, "delta": 1e-5, "clipping": "per_layer"},
+                **{"groups": ["*"], "max_grad_norm": 0.2},
+            },
+            "method": {"name": "two_phase", "bitfit_max_grad_norm": 0.5},
+        }
+    )
+    plain = without_recipes_promise(composed, ["privacy=none"])
+    assert dict(plain.privacy) == {"name": "none"} and plain.method.bitfit_max_grad_norm is None
+    own = ["privacy=none", "privacy.max_grad_norm=0.2"]
+    clipped = without_recipes_promise(composed, own)
+    assert dict(clipped.privacy) == {
+        **{"name": "none", "clipping": "per_layer", "groups": ["*"], "max_grad_norm": 0.2},
+    }
+    assert clipped.method.bitfit_max_grad_norm == 0.5
 
 
 def test_a_folder_alone_is_a_model_of_its_own_and_keeps_nothing_of_gpt2() -> None:

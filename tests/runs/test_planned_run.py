@@ -63,6 +63,8 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     assert record["noise_multiplier"] == plan.noise_multiplier == 1.0
     assert record["epsilon"] == planned.accounting.epsilon
     assert record["trainable_parameters"] == record["total_parameters"] > 0
+    best = 3**0.5 * 1024 / record["total_parameters"] ** 0.5
+    assert record["signal_to_noise"] == pytest.approx(best)
     assert not {"ledger", "steps_taken", "measured"} & record.keys()
 
 
@@ -70,12 +72,44 @@ def test_time_and_memory_are_estimated_where_nothing_is_measured(
     config: PlanConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = describe_run(config).record["estimated"]
-    assert short["typical_length"] == 12, "three quarters of task.max_length"
+    assert short["typical_length"] == 16, "the task's own, as far as task.max_length has room"
     assert short["seconds_total"] > 3 * short["seconds_per_step"] > 0
     assert short["peak_memory_bytes"] > 0
     monkeypatch.setattr(planned_run, "measure", lambda *_: Measured())
     measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record
     assert measured["measured"] == {"seconds": 1.0} and "estimated" not in measured
+
+
+def own_text(folder: Path, *given: str) -> PlanConfig:
+    (folder / "own.csv").write_text("text\n" + "a short note\n" * 40)
+    planned = loaded(
+        "plan",
+        [
+            *("task=custom", f"task.data_dir={folder / 'own.csv'}", "task.text='{text}'"),
+            *("model=tiny", "privacy.noise_multiplier=1", "privacy.accountant=rdp", *given),
+        ],
+    )
+    assert isinstance(planned, PlanConfig)
+    return planned
+
+
+def test_the_lengths_of_private_records_reach_no_estimate_but_that_of_their_owners_terminal(
+    tmp_path: Path,
+) -> None:
+    config = own_text(tmp_path, "task.max_length=200")
+    assert describe_run(config).record["estimated"]["typical_length"] == 150
+    shown = describe_run(config, is_shown=True).record["estimated"]
+    assert 3 <= shown["typical_length"] <= 20
+    stated = own_text(tmp_path, "task.max_length=200", "task.typical_length=30")
+    for is_shown in (False, True):
+        found = describe_run(stated, is_shown=is_shown).record["estimated"]
+        assert found["typical_length"] == 30
+
+
+def test_a_plan_whose_size_is_stated_reads_no_record_for_its_length(tmp_path: Path) -> None:
+    config = own_text(tmp_path, "task.max_length=200", "privacy.num_examples=500")
+    (tmp_path / "own.csv").unlink()
+    assert describe_run(config, is_shown=True).record["estimated"]["typical_length"] == 150
 
 
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:

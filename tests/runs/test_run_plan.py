@@ -76,25 +76,68 @@ OWN = ["task=custom", "task.data_dir=notes.csv", 'task.text="{note}"', "privacy.
 UNITS = ["privacy.unit=customer_id", "train.micro_batch_size=8"]
 
 
-def test_a_batch_size_that_nobody_gave_fits_the_public_number_of_units(caplog) -> None:
-    config = loaded("train", [*OWN, *UNITS])
+def test_few_units_of_ones_own_get_a_batch_of_half_of_them_and_a_word_of_all_that_is_chosen(
+    caplog,
+) -> None:
     with caplog.at_level("INFO"):
-        fitted = with_batch_size(config, lambda: 365)
-    assert fitted.train.expected_batch_size == 91
+        fitted = with_batch_size(loaded("train", [*OWN, *UNITS]), lambda: 365).train
+    assert (fitted.expected_batch_size, fitted.epochs, fitted.learning_rate) == (182, 10, 2e-3)
     assert caplog.messages == [
-        "train.expected_batch_size=91: a quarter of the 365 values of customer_id, since none is"
+        "train.expected_batch_size=182, train.epochs=10, train.learning_rate=0.002: chosen for 365"
+        " values of customer_id and method=full, since none is given"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "batch"), [(600, 300), (3000, 1024), (5000, 1024), (20000, 1024), (5, 2), (1, 1)]
+)
+def test_the_batch_of_ones_own_records(count: int, batch: int) -> None:
+    fitted = with_batch_size(loaded("train", OWN), lambda: count)
+    assert fitted.train.expected_batch_size == batch
+
+
+@pytest.mark.parametrize(
+    ("method", "rate"), [("full", 2e-3), ("linear_probe", 5e-2), ("lora", 1e-2), ("bitfit", 1e-2)]
+)
+def test_the_learning_rate_of_ones_own_records_follows_the_method(method: str, rate: float) -> None:
+    fitted = with_batch_size(loaded("train", [*OWN, f"method={method}"]), lambda: 600)
+    assert fitted.train.learning_rate == rate
+
+
+def test_an_explicit_key_wins_over_what_would_be_chosen(caplog) -> None:
+    given = ["train.expected_batch_size=64", "train.epochs=3", "train.learning_rate=4e-3"]
+    config = loaded("train", [*OWN, *given])
+    with caplog.at_level("INFO"):
+        assert with_batch_size(config, never) is config
+        steps = loaded("train", [*OWN, "train.steps=7", "train.learning_rate=4e-3"])
+        assert with_batch_size(steps, lambda: 600).train.planned_steps(600) == 7
+    assert caplog.messages == [
+        "train.expected_batch_size=300: chosen for 600 examples and method=full, since none is"
+        " given"
+    ]
+
+
+def test_a_published_task_keeps_its_recipe_wherever_its_files_lie(caplog) -> None:
+    words = ["task=e2e", "task.data_dir=e2e", "method=lora", "privacy.eps=8"]
+    with caplog.at_level("INFO"):
+        fitted = with_batch_size(loaded("train", words), lambda: 600).train
+    assert (fitted.expected_batch_size, fitted.epochs, fitted.learning_rate) == (150, 10, 2e-3)
+    assert caplog.messages == [
+        "train.expected_batch_size=150: chosen for 600 examples and method=lora, since none is"
         " given"
     ]
 
 
 def test_a_batch_size_that_was_given_stays_and_is_refused_in_the_units_words() -> None:
     config = loaded("train", [*OWN, *UNITS, "train.expected_batch_size=1024"])
-    assert with_batch_size(config, never) is config
+    config = with_batch_size(config, never)
+    assert config.train.expected_batch_size == 1024
     with pytest.raises(InputError, match="at most the 365 values of customer_id, got 1024"):
         plan_run(config, lambda: 365)
 
 
 def test_many_examples_have_the_published_batch_size_without_a_word(caplog) -> None:
+    config = loaded("train", ["task=e2e", "privacy.eps=8"])
     with caplog.at_level("INFO"):
-        assert with_batch_size(loaded("train", OWN), lambda: 5000).train.expected_batch_size == 1024
+        assert with_batch_size(config, never).train.expected_batch_size == 1024
     assert caplog.messages == []

@@ -74,3 +74,48 @@ def test_trust_rule_8_c4_from_the_hub_is_published_and_nothing_else(split):
     own = corpus(**from_hub, hub_name="allenai/c4", data_dir="texts")
     assert not own.is_published(split)
     assert own.public_num_train_examples is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "given", "written"),
+    [
+        ("causal", (), "num"),
+        (None, (), "num"),
+        ("span_corruption", ("text",), "prompts"),
+        ("prefix_lm", ("text",), "prompts"),
+        ("mlm", (), None),
+    ],
+)
+def test_what_a_model_writes_from_follows_from_what_it_learned(
+    objective: str | None, given: tuple[str, ...], written: str | None
+) -> None:
+    task = CorpusTask(name="corpus", objective=objective)
+    assert (task.given_columns, task.written_from) == (given, written)
+    assert task.prompt_columns == (), "a record has no prompt"
+
+
+def test_gaps_are_filled_in_order_and_prompt_and_fills_stand_beside_the_text() -> None:
+    task = CorpusTask(name="corpus", objective="span_corruption")
+    row = {"text": "A ____ by the ______, ____."}
+    assert task.prompt(row).prompt == row["text"]
+    text = "<extra_id_0> red pub <extra_id_1> river <extra_id_2> cheap"
+    assert task.record(row, text) == {
+        "prompt": row["text"],
+        "fills": ["red pub", "river", "cheap"],
+        "text": "A red pub by the river, cheap.",
+    }
+    assert task.record(row, "<extra_id_0> red <extra_id_1>  <extra_id_2> x") is None
+    assert task.record(row, "red pub") is None
+    for text in ("no gap", "three ___", ""):
+        with pytest.raises(InputError, match=r"at least one gap .* written ____ \(four"):
+            task.prompt({"text": text})
+
+
+def test_a_beginning_is_written_on_after_a_blank() -> None:
+    task = CorpusTask(name="corpus", objective="prefix_lm")
+    for given in ("The Inn", "The Inn "):
+        whole = {"prompt": given, "text": "The Inn is a pub."}
+        assert task.record({"text": given}, "is a pub.") == whole
+    assert task.record({"text": "The"}, " ") is None
+    with pytest.raises(InputError, match="text must not be blank"):
+        task.prompt({"text": " "})

@@ -11,6 +11,8 @@ from dpft.methods.base import Method
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shares import Share
+from dpft.privacy.plan import ClippingPlan
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
 from dpft.training.following import follow_ordinarily, follow_privately
 from dpft.training.loop import TrainingSet
@@ -18,9 +20,9 @@ from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
 from dpft.training.private_run import train_privately
 from dpft.training.recipe import Recipe
 from dpft.training.resume import find_resume_point
-from dpft.training.session import Session, train_ordinarily
+from dpft.training.session import Clipped, Session, train_ordinarily
 from dpft.training.training_config import TrainingConfig
-from tests.parallel.small_steps import Case, plan_of, prepared, records, sharded
+from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded
 from tests.training.toy import privacy, spent
 
 Weights = dict[str, Tensor]
@@ -36,6 +38,8 @@ class Training:
     broken_after: int | None = None
     """The step after whose update every rank dies."""
     goes_on: bool = False
+    clips: bool = False
+    """Whether a run without noise clips."""
     changed_record: bool = False
     """Whether a record is another one than it was."""
 
@@ -67,11 +71,19 @@ def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
     """
     method, model = prepared(run.case)
     recipe = replace(recipe_of(ranks, run, method, model), optimizer=SGD())
+    how = clipped_of(method, run.case) if run.clips else None
     if ranks.is_first:
-        train_ordinarily(session_of(recipe, run.folder), run.case.steps)
+        train_ordinarily(session_of(recipe, run.folder), run.case.steps, clipped=how)
     else:
-        follow_ordinarily(recipe, run.case.steps)
+        follow_ordinarily(recipe, run.case.steps, clipped=how)
     return weights_of(model)
+
+
+def clipped_of(method: Method, case: Case) -> Clipped:
+    """Returns how a run of a case clips without noise: what ``plan_of`` draws and clips."""
+    plan = plan_of(method, case)
+    shared = {entry.name: getattr(plan, entry.name) for entry in fields(ClippingPlan)}
+    return Clipped(ClippingPlan(**shared), NoPrivacy(name="none", max_grad_norm=NORM))
 
 
 def die_after(step: int) -> None:

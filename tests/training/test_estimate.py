@@ -20,7 +20,7 @@ FREE = MachineSpeed(
     operations_per_second=float("inf"), values_per_second=float("inf"),
     noise_per_second=float("inf"), seconds_per_layer=0.0,
 )  # fmt: skip
-RUN = {"max_length": 20, "micro_batch_size": 4, "expected_batch_size": 10, "steps": 3}
+RUN = {"typical_length": 15, "micro_batch_size": 4, "expected_batch_size": 10, "steps": 3}
 
 
 def model(*trains: int) -> nn.Sequential:
@@ -54,7 +54,7 @@ def test_a_matrix_that_trains_costs_three_products_and_a_norm_where_it_is_clippe
 @pytest.mark.parametrize(
     ("speed", "seconds"),
     [
-        # ten records of three quarters of 20 tokens
+        # ten records of 15 tokens
         ({"operations_per_second": 1.0}, 10 * 15 * (2 * 6 + 4 * 35 + 8 * 15)),
         # three micro-batches, four layers
         ({"seconds_per_layer": 1.0}, 3 * 4),

@@ -62,10 +62,13 @@ def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_weights_without_privacy_equal_those_of_one_process(size: int, tmp_path: Path) -> None:
-    case = Case(steps=3)
-    expected = train_ordinarily_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
-    shared = Training(folder=made(tmp_path / "shared"), case=case)
+@pytest.mark.parametrize("clips", [False, True])
+def test_weights_without_privacy_equal_those_of_one_process(
+    clips: bool, size: int, tmp_path: Path
+) -> None:
+    run = Training(folder=made(tmp_path / "alone"), case=Case(steps=3), clips=clips)
+    expected = train_ordinarily_on(ALONE, run)
+    shared = replace(run, folder=made(tmp_path / "shared"))
     answers = on_ranks(train_ordinarily_on, size, shared)
     check_alike(answers)
     assert farthest(answers[0], expected) < 1e-5

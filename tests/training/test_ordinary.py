@@ -1,3 +1,11 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -5,12 +13,22 @@ from dpft.data.collation import TextLayout
 from dpft.data.synthetic import synthetic_rows
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL
+from dpft.methods.base import MethodPhase
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
+from dpft.privacy.planning import make_clipping_plan
+from dpft.privacy.privacy_config import NoPrivacy
+from dpft.privacy.randomness import make_randomness
+from dpft.privacy.sampling import PoissonSampler
 from dpft.training import ordinary as ordinary_module
-from dpft.training.ordinary import OrdinaryEngine
+from dpft.training.listeners import PublicStep
+from dpft.training.optimizers import SGD
+from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
+from dpft.training.resume import find_resume_point
+from dpft.training.session import Clipped, train_ordinarily
 from tests.parallel.forked import on_ranks
 from tests.privacy.clipping.oracle import gpt2
+from tests.training.toy import session, tiny_model, training_set
 
 INPUTS = torch.arange(6.0)[:, None]
 
@@ -83,3 +101,132 @@ def test_a_fused_head_gives_the_same_mean_gradient():
     whole, fused = gradients
     for name, expected in whole.items():
         assert torch.allclose(fused[name], expected, rtol=1e-4, atol=1e-6), name
+
+
+NORM, STEPS, RECORDS = 0.05, 4, 12
+
+
+def without_dropout() -> nn.Module:
+    model = tiny_model()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def clipped(clipping: str = "flat", engine: str = "auto", **settings: Any) -> Clipped:
+    privacy = NoPrivacy(
+        name="none", max_grad_norm=NORM, clipping=clipping, engine=engine, **settings
+    )
+    phases = (MethodPhase(method="full", steps=STEPS),)
+    plan = make_clipping_plan(privacy, num_examples=RECORDS, expected_batch_size=6, phases=phases)
+    return Clipped(plan, privacy)
+
+
+def trained(folder: Path, how: Clipped | None, **settings: Any) -> dict[str, Tensor]:
+    """Returns the weights after a run without noise, by SGD: Adam would hide a gradient's scale."""
+    folder.mkdir()
+    own = replace(session(folder, without_dropout(), **settings), optimizer=SGD())
+    train_ordinarily(own, STEPS, clipped=how)
+    return {name: value.detach().clone() for name, value in own.model.named_parameters()}
+
+
+def one_at_a_time(factor: Callable[[float], float]) -> dict[str, Tensor]:
+    """Returns what ``trained`` should, by a loop over single records, and nothing of the engine."""
+    model, records = without_dropout(), training_set()
+    draws = make_randomness(torch.device("cpu"), 0).sampling
+    moved = dict(model.named_parameters())
+    sizes = []
+    for step in range(STEPS):
+        sums = {name: torch.zeros_like(value) for name, value in moved.items()}
+        drawn = PoissonSampler(clipped().plan, draws).draw(RECORDS, step=step)
+        sizes.append(len(drawn))
+        for index in drawn:
+            (batch,) = records.micro_batches([index])
+            (loss,) = per_example_losses(model, batch)
+            gradients = torch.autograd.grad(loss, list(moved.values()))
+            norm = float(torch.cat([each.flatten() for each in gradients]).norm())
+            for name, gradient in zip(moved, gradients, strict=True):
+                sums[name] += factor(norm) * gradient
+        rate = 1e-2 * (1 - step / STEPS)
+        with torch.no_grad():
+            for name, value in moved.items():
+                value -= rate * sums[name] / 6
+    assert len(set(sizes)) > 1, "Poisson draws differ in size, and the divisor does not"
+    return {name: value.detach() for name, value in moved.items()}
+
+
+@pytest.mark.parametrize(
+    ("clipping", "factor"),
+    [("flat", lambda norm: min(1, NORM / norm)), ("automatic", lambda norm: NORM / (norm + 0.01))],
+)
+def test_clipping_without_noise_is_the_loop_over_single_records(
+    clipping: str, factor: Callable[[float], float], tmp_path: Path
+) -> None:
+    expected = one_at_a_time(factor)
+    found = trained(tmp_path / "run", clipped(clipping))
+    begun = {name: value.detach() for name, value in without_dropout().named_parameters()}
+    assert max(float((expected[name] - begun[name]).abs().max()) for name in expected) > 1e-5
+    for name, value in expected.items():
+        moved = float((value - begun[name]).norm())
+        assert float((found[name] - value).norm()) <= 2e-4 * moved + 1e-7, name
+
+
+@pytest.mark.parametrize("clipping", ["flat", "automatic", "automatic_v", "per_layer"])
+def test_every_style_clips_without_noise_as_the_oracle_does(clipping: str, tmp_path: Path) -> None:
+    fast = trained(tmp_path / "fast", clipped(clipping))
+    oracle = trained(tmp_path / "oracle", clipped(clipping, "loop"), micro_batch_size=1)
+    ordinary = trained(tmp_path / "ordinary", None)
+    assert max(float((fast[name] - oracle[name]).abs().max()) for name in fast) < 1e-7
+    assert max(float((fast[name] - ordinary[name]).abs().max()) for name in fast) > 1e-5
+
+
+def test_a_clipped_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    own = session(whole, checkpoint_every=2)
+    train_ordinarily(own, STEPS, clipped=clipped())
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    broken = session(cut, checkpoint_every=2)
+    listener = SimpleNamespace(begin=lambda step: None, after_step=stop_at_three)
+    with pytest.raises(InterruptedError):
+        train_ordinarily(replace(broken, listeners=(listener,)), STEPS, clipped=clipped())
+    fresh = session(cut, tiny_model(seed=9), checkpoint_every=2)
+    point = find_resume_point(cut)
+    assert point.checkpoint.step == 2
+    train_ordinarily(fresh, STEPS, point, clipped=clipped())
+    for (name, value), again in zip(
+        own.model.named_parameters(), fresh.model.parameters(), strict=True
+    ):
+        assert torch.equal(value, again), name
+    assert not (cut / "ledger.jsonl").exists()
+
+
+def stop_at_three(public: PublicStep) -> None:
+    if public.step == 3:
+        raise InterruptedError
+
+
+def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
+    model, how = nn.Linear(1, 1), clipped()
+    plan = replace(how.plan, sample_rate=1e-9)
+    own = ClippedEngine(model, plan=plan, options=how.privacy.clipping_options(), seed=0)
+    with own:
+        assert own.draw(6) == []
+        own.finish_step()
+    assert own.steps_taken == 1
+    assert torch.equal(model.weight.grad, torch.zeros(1, 1))
+    assert torch.equal(model.bias.grad, torch.zeros(1))
+
+
+def test_an_example_without_a_finite_loss_is_left_out_and_counted() -> None:
+    model, how = nn.Linear(1, 1), clipped()
+    plan = replace(how.plan, sample_rate=1.0)
+    own = ClippedEngine(model, plan=plan, options=how.privacy.clipping_options(), seed=0)
+    with own:
+        own.draw(2)
+        own.accumulate(lambda: model(torch.tensor([[1.0], [math.inf]]))[:, 0])
+        own.finish_step()
+    assert own.non_finite == 1
+    assert model.weight.grad is not None and bool(model.weight.grad.isfinite().all())

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.reports.accounting.epsilon import headline_of
 from dpft.training.progress import LOG_LINES, StepProgress, draws_bars
 from tests.training.toy import spent
 
@@ -20,7 +21,12 @@ class Clock:
 
 
 def progress(
-    steps: int = 100, *, epsilon=None, taken: int = 0, clock: Clock | None = None
+    steps: int = 100,
+    *,
+    epsilon=None,
+    taken: int = 0,
+    clock: Clock | None = None,
+    foretold: str = "",
 ) -> StepProgress:
     return StepProgress(
         steps=steps,
@@ -28,6 +34,7 @@ def progress(
         epsilon_after=epsilon,
         taken=taken,
         clock=clock or Clock(),
+        foretold=foretold,
     )
 
 
@@ -44,10 +51,18 @@ def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -
 
 def test_epsilon_so_far_is_rounded_up_and_shown_only_where_it_is_the_last_word() -> None:
     def after(step: int) -> SpentEpsilon:
-        return SpentEpsilon(epsilon=2.9901, accountant="prv", settled=step > 10)
+        return SpentEpsilon(epsilon=2.99011, accountant="prv", settled=step > 10)
 
     shown = progress(epsilon=after)
-    assert (shown.note(10), shown.note(20)) == ("", "epsilon 3.00")
+    assert (shown.note(10), shown.note(20)) == ("", "epsilon 2.9902")
+
+
+def test_the_last_epsilon_shown_is_the_one_that_the_end_states() -> None:
+    shown = progress(
+        epsilon=lambda step: SpentEpsilon(epsilon=7.9977, accountant="prv", settled=True)
+    )
+    end = headline_of(7.9977, delta=1e-5, accountant="prv", steps="100 steps", unit="example")
+    assert end.startswith(shown.note(100).replace("epsilon", "epsilon =") + " ")
 
 
 def test_the_rate_names_what_it_counts(caplog) -> None:
@@ -65,16 +80,18 @@ def test_the_rate_names_what_it_counts(caplog) -> None:
 def test_trust_rule_7_the_bar_stands_from_the_start_and_moves_at_windows_alone(monkeypatch) -> None:
     monkeypatch.setattr("dpft.training.progress.draws_bars", lambda console: True)
     clock = Clock()
-    with progress(steps=25, clock=clock) as shown:
+    with progress(steps=25, clock=clock, foretold="about 4 minutes") as shown:
         (task,) = shown._bar.tasks
         assert shown._bar.live.is_started
-        assert (task.completed, task.fields["note"]) == (0, "step 10 is the first that is shown")
+        waits = "about 4 minutes, steps show from step 10 of 25 on"
+        assert (task.completed, task.fields["note"]) == (0, waits)
         for step in range(1, 10):
             clock.now += 1.0
             shown.advance(step)
-            assert task.completed == 0
+            assert (task.completed, task.fields["note"]) == (0, waits)
         shown.advance(10)
         assert task.completed == 10
+        assert task.fields["note"].startswith("10/25, ")
 
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(caplog) -> None:
@@ -111,7 +128,7 @@ def test_a_long_time_is_shown_in_hours(caplog) -> None:
 def test_without_a_terminal_a_run_logs_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     logged = lines(caplog, steps=1000, epsilon=spent)
     assert len(logged) == LOG_LINES
-    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.00,")
+    assert logged[-1].startswith("step 1000 of 1000, epsilon 1000.0000,")
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,12 @@ def test_what_each_rank_holds_is_in_the_checkpoints_environment(tmp_path: Path) 
     assert processes["sharding"] == "fsdp, 2 shards x 2 replicas, sums kept whole"
 
 
-def test_weights_without_privacy_equal_those_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+def test_weights_without_privacy_equal_those_of_one_process(clips: bool, tmp_path: Path) -> None:
     case = replace(LONG, steps=3)
-    expected = train_ordinarily_on(ALONE, Training(folder=made(tmp_path / "alone"), case=case))
-    shared = Training(folder=made(tmp_path / "shared"), case=case)
+    alone = Training(folder=made(tmp_path / "alone"), case=case, clips=clips)
+    expected = train_ordinarily_on(ALONE, alone)
+    shared = replace(alone, folder=made(tmp_path / "shared"))
     first, *others = on_ranks(train_ordinarily_on, 2, shared)
     check_alike([first, *others])
     for name, weights in expected.items():

@@ -5,8 +5,10 @@ Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization_audit`` do
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.errors import InputError
+
+CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
 
 
 @AUDITS.register("memorization")
@@ -16,10 +18,16 @@ class Memorization(Audit):
 
     name: str = "memorization"
     prefix_tokens: int = 512
-    """Tokens of a record that the model is given; of a record that has no more, the first half,
-    and always the whole prompt of a task that has one."""
+    """Tokens of a record that the model is given; of a record that has no more, the first half (of
+    task.objective=prefix_lm as much as training reads), and always the whole prompt of a task that
+    has one. With audit.hidden=spans all of it is given but the spans."""
     continuation_tokens: int = 114
-    """Most tokens that it writes; fewer where a record has no more left."""
+    """Most tokens that are asked of it; fewer where a record has no more left."""
+    hidden: str | None = None
+    """What the model is to write: continuation, what follows the prefix; or spans, 15 % of the
+    tokens, three together on average, as T5 hides them, of a corpus learned by span_corruption or
+    mlm. null: spans for these two, continuation for all others. Table 3 of Ponomareva et al. 2022
+    has continuation for span_corruption, too."""
     limit: int = 1000
     """Most records of each set, evenly spread over it."""
 
@@ -28,6 +36,9 @@ class Memorization(Audit):
             value = getattr(self, key)
             if value < 1:
                 raise InputError(f"audit.{key} must be at least 1, got {value}.")
+        expect(
+            self.hidden in (None, *HIDDEN), "hidden", f"be {' or '.join(HIDDEN)}", repr(self.hidden)
+        )
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""

@@ -171,5 +171,5 @@ def check_pillow() -> None:
         import PIL  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "images need Pillow, which is not installed; pip install 'dpft[vision]'."
+            "images need Pillow, which is not installed; pip install pillow."
         ) from error

@@ -30,7 +30,7 @@ def digit_rows(task: Any, split: str) -> Iterator[Row]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise InputError(
-            "task=digits needs scikit-learn, which has the images; pip install 'dpft[vision]'."
+            "task=digits needs scikit-learn, which has the images; pip install scikit-learn."
         ) from error
     images, labels = load_digits(return_X_y=True)
     pixels = (images * 255 / DARKEST).round().astype(np.uint8)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpft.privacy.accounting.rounding import round_up
+from dpft.privacy.accounting.signal import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import PrivacyPlan
-from dpft.reports.accounting.epsilon import accounting_table
+from dpft.reports.accounting.epsilon import accounting_table, warning_lines
 from dpft.reports.accounting.process_table import process_lines
 
 
@@ -24,8 +25,9 @@ def plan_table(
     """
     lines = _parameter_lines(record)
     if plan is None or accounting is None:
-        lines = ["NOT PRIVATE: privacy=none trains without differential privacy.", "", *lines]
-        lines.append(f"{'steps':<20}{record['steps']}")
+        lines = [*_not_private_lines(record), "", *lines]
+        lines.append(f"{'steps':<22}{record['steps']}")
+        lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
         table = accounting_table(
             accounting,
@@ -35,7 +37,7 @@ def plan_table(
             calibration=plan.calibration,
             delta_source=plan.delta_source,
         )
-        lines += ["", table, *_phase_lines(plan)]
+        lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
     lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]
     return "\n".join(lines)
 
@@ -64,6 +66,26 @@ def summary_line(record: Mapping[str, Any]) -> str:
     return ", ".join([*taken, spent])
 
 
+def _not_private_lines(record: Mapping[str, Any]) -> list[str]:
+    lines = ["NOT PRIVATE: privacy=none trains without differential privacy."]
+    if "max_grad_norm" in record:
+        lines.append("Each example's gradient is clipped, and no noise is added.")
+    return lines
+
+
+def _clipped_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    if "max_grad_norm" not in record:
+        return []
+    norms = ", ".join(f"{phase['max_grad_norm']:g}" for phase in record["phases"])
+    return [
+        ("sampler", record["sampler"]),
+        ("sample rate", f"{record['sample_rate']:.6g}"),
+        ("clipping", record["clipping"]),
+        ("max_grad_norm", norms),
+    ]
+
+
 def _of_length(tokens: int) -> str:
     """Returns how long a record is taken to be; one that has no length is 1."""
     return "one size" if tokens == 1 else f"{tokens} tokens"
@@ -85,6 +107,18 @@ def in_words(seconds: float) -> str:
 def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
     names = ("trainable", "new", "total")
     return [f"{f'{name} parameters':<22}{record[f'{name}_parameters']:,}" for name in names]
+
+
+def _signal_lines(record: Mapping[str, Any]) -> list[str]:
+    """Returns how long a run's gradients are at best beside its noise, and what that means."""
+    if "signal_to_noise" not in record:
+        return []
+    share = record["signal_to_noise"]
+    return [
+        "",
+        f"{'signal to noise':<20}{share:.2g} at best: gradients of one direction, over all steps",
+        *warning_lines(signal_notes(share), label="note"),
+    ]
 
 
 def _phase_lines(plan: PrivacyPlan) -> list[str]:

@@ -8,11 +8,13 @@ import math
 from collections.abc import Sequence
 
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.reports.comparison.tables import bases
 from dpft.reports.run.run_record import RunRecord, guarantee
 
-STATED = (
-    "Every ε here is as its run's privacy.json states it; `dpft account run=…` computes it from the"
-    " ledger."
+STATED = "as its run's privacy.json states it; `dpft account run=…` computes it from the ledger."
+APART = (
+    "The ε here are not all by one accountant at one δ, so each names its own, and none compares to"
+    " one of another δ. Each is"
 )
 
 
@@ -37,8 +39,10 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
             f"{unfinished} more {runs} begun and left no report: what was spent there is in none of"
             " these sums; the ledgers tell it."
         )
-    if any("epsilon" in record.privacy for record in records):
-        sentences.append(STATED)
+    found = bases(records)
+    if found:
+        whose = f"Every ε here is by {found.pop()}," if len(found) == 1 else APART
+        sentences.append(f"{whose} {STATED}")
     return sentences
 
 
@@ -63,6 +67,6 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition: their ε add up to"
-        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them to"
-        " a smaller ε."
+        f" {epsilon}, their δ to {delta}; `dpft account runs=…` composes them by pld at the"
+        " smallest of their δ, to a smaller ε."
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dpft.reports.comparison.compare import Comparison
 from dpft.reports.comparison.significance import BOLD_NOTE
 from dpft.reports.comparison.sweeps import EPS
-from dpft.reports.comparison.tables import Cell, Split, printed_epsilon
+from dpft.reports.comparison.tables import Cell, Split, bases, printed_epsilon
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 
 ESCAPES = str.maketrans(
@@ -45,17 +45,19 @@ def latex(comparison: Comparison) -> str:
 
 def _settings_table(comparison: Comparison, split: Split) -> str:
     keys = [key for key in comparison.keys if key != EPS]
+    found = bases(run for setting in comparison.settings for run in setting.runs)
     rows = [
         [
             *(setting.label(key) for key in keys),
-            printed_epsilon(setting.runs),
+            printed_epsilon(setting.runs, with_basis=len(found) > 1),
             str(len(setting.runs)),
             *(_cell(split.cells[metric].get(number)) for metric in split.metrics),
         ]
         for number, setting in enumerate(comparison.settings)
     ]
     several = any(len(setting.runs) > 1 for setting in comparison.settings)
-    caption = f"Scores after fine-tuning{_where(split)}{f' {BOLD_NOTE}' if several else ''}"
+    by = f" ε by {found.pop()}." if len(found) == 1 else ""
+    caption = f"Scores after fine-tuning{_where(split)}{by}{f' {BOLD_NOTE}' if several else ''}"
     return _table(caption, [*keys, "ε", "runs", *split.metrics], rows, words=len(keys))
 
 

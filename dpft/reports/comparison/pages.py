@@ -16,7 +16,7 @@ from dpft.reports.comparison.published import published_pivots
 from dpft.reports.comparison.significance import BOLD_NOTE
 from dpft.reports.comparison.sweep_plots import split_plots
 from dpft.reports.comparison.sweeps import EPS
-from dpft.reports.comparison.tables import parameters, printed_epsilon
+from dpft.reports.comparison.tables import bases, parameters, printed_epsilon
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
 from dpft.run_folder import PAGE, PRIVATE_METRICS, REPORT
@@ -75,6 +75,7 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "seed": run.config.get("train", {}).get("seed", ""),
             "epsilon": run.privacy.get("epsilon", ""),
             "delta": run.privacy.get("delta", ""),
+            "accountant": run.privacy.get("accountant", ""),
             **_with_tokenizer(run.privacy),
             "private": run.privacy.get("private", False),
             "trainable_parameters": run.privacy["trainable_parameters"],
@@ -103,12 +104,13 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
     settings = comparison.settings
     runs = sum(len(setting.runs) for setting in settings)
     several = any(len(setting.runs) > 1 for setting in settings)
+    apart = len(bases(run for setting in settings for run in setting.runs)) > 1
     return {
         "title": f"{runs} runs, {len(settings)} settings",
         "keys": comparison.keys,
         "columns": [key for key in comparison.keys if key != EPS],
         "settings": settings,
-        "epsilons": [printed_epsilon(setting.runs) for setting in settings],
+        "epsilons": [printed_epsilon(setting.runs, with_basis=apart) for setting in settings],
         "parameters": [parameters(setting.runs[0]) for setting in settings],
         "splits": comparison.splits,
         "pivots": [

@@ -149,4 +149,4 @@ def _against_before(
 
 
 def _level(setting: Setting) -> str:
-    return f"ε = {setting.level}" if number(setting.level) else "not private"
+    return f"ε = {setting.level}" if number(setting.level) else setting.level

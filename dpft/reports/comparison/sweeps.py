@@ -15,6 +15,8 @@ from dpft.reports.run.run_record import RunRecord
 
 EPS = "privacy.eps"
 NOT_PRIVATE = "not private"
+CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
+"""Keys that tell settings without noise apart, where their gradients are clipped."""
 SPEED_ONLY = frozenset(
     {
         *("train.device", "train.num_threads", "train.checkpoint_every", "train.compile"),
@@ -78,8 +80,14 @@ def setting_values(config: Mapping[str, Any], *, kept: Sequence[str] = ()) -> di
         or (key not in SPEED_ONLY and not key.endswith("seed") and not key.startswith("tracking."))
     }
     if flat.get("privacy.name") == "none":
-        flat = {key: value for key, value in flat.items() if not key.startswith("privacy.")}
-        flat[EPS] = NOT_PRIVATE
+        norm = flat.get("privacy.max_grad_norm")
+        kept_keys = () if norm is None else CLIPPING
+        flat = {
+            key: value
+            for key, value in flat.items()
+            if key in kept_keys or not key.startswith("privacy.")
+        }
+        flat[EPS] = NOT_PRIVATE if norm is None else f"{NOT_PRIVATE}, clipped at {norm:g}"
     flat.pop("privacy.name", None)
     return flat
 

@@ -1,11 +1,11 @@
 """Tables of many runs: a row for each setting, scores as mean ± standard deviation over seeds."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.reports.comparison.significance import best
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
 from dpft.reports.run.run_record import RunRecord, guarantee
@@ -140,11 +140,32 @@ def _pivot(
     )
 
 
-def printed_epsilon(runs: Sequence[RunRecord]) -> str:
-    """Returns the largest epsilon of the runs, rounded up."""
+def basis(privacy: Mapping[str, Any]) -> str:
+    """Returns by whom and at which delta a private run's ``guarantee`` holds."""
+    by = str(privacy["accountant"])
+    if "epsilon_with_tokenizer" in privacy:
+        by += ", its tokenizer included,"
+    return f"{by} at δ = {delta_up(guarantee(privacy)[1])}"
+
+
+def bases(runs: Iterable[RunRecord]) -> set[str]:
+    """Returns the ``basis`` of each private run: of epsilons that compare there is one."""
+    return {basis(run.privacy) for run in runs if "epsilon" in run.privacy}
+
+
+def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> str:
+    """Returns the largest epsilon of the runs, rounded up.
+
+    Args:
+        runs: Of one setting.
+        with_basis: Whether to say by whom and at which delta it is, since others are otherwise.
+    """
     if any("epsilon" not in run.privacy for run in runs):
-        return NOT_PRIVATE
-    largest = up(max(guarantee(run.privacy)[0] for run in runs))
+        norms = {run.privacy.get("max_grad_norm") for run in runs}
+        return NOT_PRIVATE if None in norms else f"{NOT_PRIVATE}, clipped"
+    largest_run = max(runs, key=lambda run: guarantee(run.privacy)[0])
+    largest = up(guarantee(largest_run.privacy)[0])
+    largest += f" (by {basis(largest_run.privacy)})" if with_basis else ""
     seeded = any(not run.privacy["private"] for run in runs)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
 

@@ -12,7 +12,7 @@ from typing import Any
 from dpft.files import write_text
 from dpft.reports.pages import render_markdown
 from dpft.reports.run.audited import alarms
-from dpft.reports.run.origin import model_name
+from dpft.reports.run.origin import model_name, model_title
 from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
@@ -38,7 +38,7 @@ def render_card(record: RunRecord, folder: Path) -> str:
     """
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry["split_is_public"] and entry["metrics"]]
-    name = model_name(config)
+    name = model_title(config, privacy)
     private = "epsilon" in privacy and privacy["private"]
     return render_markdown(
         "card.md.j2",

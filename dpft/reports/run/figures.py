@@ -103,7 +103,8 @@ def _whose(unit: str) -> str:
 
 def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
     if "epsilon" not in privacy:
-        return [Figure(label="privacy", value="none", note="privacy=none", weak=True)]
+        clipped = ", clipped, no noise" if "max_grad_norm" in privacy else ""
+        return [Figure(label="privacy", value="none", note=f"privacy=none{clipped}", weak=True)]
     if COMPUTABLE in privacy["warnings"]:
         note = "its noise can be computed (SECURITY.md)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]

@@ -3,6 +3,7 @@
 A folder or a file of the user's is named by no path: those name a machine and its owner.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,32 @@ def model_name(config: Mapping[str, Any]) -> str:
     if path and not is_base_model(path):
         return Path(path).name
     return str(config["model"]["name"])
+
+
+def model_title(config: Mapping[str, Any], privacy: Mapping[str, Any]) -> str:
+    """Returns what the base is called where its kind is said, too, as the run wrote it down.
+
+    Args:
+        config: Of the run.
+        privacy: Its privacy.json; that of an older run does not say.
+    """
+    return str(privacy.get("model") or model_name(config))
+
+
+def with_kind(name: str, folder: Path | None) -> str:
+    """Returns a model's name with the type that its config.json states, such as ``mine (bert)``.
+
+    Args:
+        name: What it is called.
+        folder: With its config.json; None: the name says what it is.
+    """
+    if folder is None:
+        return name
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong with it
+        kind = None
+    return f"{name} ({kind})" if isinstance(kind, str) else name
 
 
 def data_name(config: Mapping[str, Any]) -> str:

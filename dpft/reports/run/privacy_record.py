@@ -17,7 +17,7 @@ from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.plan import SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, accounting_record, delta_warnings
 
 NOT_CHECKED = (
@@ -124,16 +124,32 @@ def _taken_again(taken: int, kept: int) -> str:
 
 
 def non_private_record(
-    *, num_examples: int, expected_batch_size: int, steps: int
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    steps: int,
+    clipping: ClippingPlan | None = None,
 ) -> dict[str, Any]:
     """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon.
 
     Args:
         num_examples: Training examples.
-        expected_batch_size: Examples of a step, drawn without replacement within an epoch.
+        expected_batch_size: Examples of a step, drawn without replacement within an epoch; in
+            expectation, where they are clipped.
         steps: Steps planned.
+        clipping: Of a run that clips and adds no noise; None of any other.
     """
-    return {
+    clipped = {}
+    if clipping is not None:
+        clipped = {
+            "sampler": SAMPLER,
+            "sample_rate": clipping.sample_rate,
+            "max_grad_norm": clipping.phases[0].max_grad_norm,
+            "rounding_headroom": rounding_headroom(expected_batch_size),
+            "clipping": clipping.clipping,
+            "phases": [asdict(phase) for phase in clipping.phases],
+        }
+    return clipped | {
         "schema_version": SCHEMA_VERSION,
         "private": False,
         "num_examples": num_examples,

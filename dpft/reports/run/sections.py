@@ -11,7 +11,7 @@ from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
-from dpft.reports.run.origin import data_name, model_name
+from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.processes import network_sentences, process_rows
 from dpft.reports.run.started_from import started_from, starting_sentences
 from dpft.reports.run.witness import witness_rows
@@ -35,13 +35,13 @@ def title(config: Config, privacy: Config) -> str:
     """Returns what was trained on what, how, and when where that is known."""
     day = f", begun {privacy['date']}" if "date" in privacy else ""
     method = config["method"]["name"]
-    return f"{model_name(config)} on {data_name(config)}, method {method}{day}"
+    return f"{model_title(config, privacy)} on {data_name(config)}, method {method}{day}"
 
 
 def origin_rows(config: Config, privacy: Config) -> list[Row]:
     """Returns the names of model and data, the day and the versions as far as they are known."""
     versions = ", ".join(f"{name} {number}" for name, number in privacy.get("versions", {}).items())
-    rows = [("model", model_name(config)), ("data", data_name(config))]
+    rows = [("model", model_title(config, privacy)), ("data", data_name(config))]
     rows += [("begun on (UTC)", privacy["date"])] if "date" in privacy else []
     rows += [("versions", versions)] if versions else []
     return rows + ([("commit of dpft", f"`{privacy['commit']}`")] if "commit" in privacy else [])
@@ -50,10 +50,7 @@ def origin_rows(config: Config, privacy: Config) -> list[Row]:
 def headline(privacy: Config) -> str:
     """Returns epsilon with all that it depends on (docs/design.md, rule 6), or "NOT PRIVATE"."""
     if "epsilon" not in privacy:
-        return (
-            "**NOT PRIVATE: this model was trained without differential privacy (`privacy=none`).**"
-            f"{started_from(privacy)}"
-        )
+        return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
     if not privacy["private"]:
         return (
             "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
@@ -67,6 +64,18 @@ def headline(privacy: Config) -> str:
         f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
         f" {privacy['steps']} planned."
         f"{with_tokenizer(privacy)}{started_from(privacy)}"
+    )
+
+
+def not_private(privacy: Config) -> str:
+    """Returns in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
+    without = "this model was trained without differential privacy (`privacy=none`)"
+    if "max_grad_norm" not in privacy:
+        return without
+    norm = privacy["max_grad_norm"]
+    return (
+        f"{without}: each example's gradient was clipped (`privacy.max_grad_norm={norm:g}`), and no"
+        " noise was added"
     )
 
 
@@ -111,6 +120,7 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
         ("new parameters among them", f"{privacy['new_parameters']:,}"),
         ("steps", f"{privacy['steps']}"),
         ("expected batch size", f"{privacy['expected_batch_size']}{' units' if units else ''}"),
+        *_clipped_rows(privacy),
         *([] if held_out is None else [("held out", kept)]),
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config['train']['weight_decay']:g}"),
@@ -284,6 +294,18 @@ def _chosen_by(config: Config, privacy: Config) -> str:
         return "given"
     accountant, eps = privacy["calibration"]["accountant"], config["privacy"]["eps"]
     return f"the least that {accountant} allows for privacy.eps={eps:g}"
+
+
+def _clipped_rows(privacy: Config) -> list[Row]:
+    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    if "epsilon" in privacy or "max_grad_norm" not in privacy:
+        return []
+    return [
+        ("noise", "none"),
+        ("sampler", privacy["sampler"]),
+        ("sample rate", f"{privacy['sample_rate']:.8g}"),
+        *_clipping_rows(privacy),
+    ]
 
 
 def _clipping_rows(privacy: Config) -> list[Row]:

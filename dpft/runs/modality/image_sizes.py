@@ -7,6 +7,7 @@ from transformers.models.auto import modeling_auto
 
 from dpft.data.images.decoding import COLOR, GRAY, ImageForm
 from dpft.errors import InputError
+from dpft.models.source import TIMM
 
 USUAL_SIZE = 224
 """Of models that take any size: what their checkpoints on ImageNet were trained at."""
@@ -27,12 +28,10 @@ def own_size(config: PretrainedConfig, place: str) -> int:
             f"task needs a classifier of images, got {place} of model type {config.model_type};"
             " choose one, such as model=vit-base."
         )
-    size: Any = getattr(config, "image_size", None)
-    if isinstance(size, list | tuple):
-        if len(set(size)) != 1:
-            raise InputError(f"the model must see square images, got {place}, made for {size}.")
-        size = size[0]
-    return USUAL_SIZE if size is None else int(size)
+    _, sides = _made_for(config)
+    if len(set(sides)) > 1:
+        raise InputError(f"the model must see square images, got {place}, made for {[*sides]}.")
+    return sides[0] if sides else USUAL_SIZE
 
 
 def channels_of(config: PretrainedConfig) -> int:
@@ -41,7 +40,7 @@ def channels_of(config: PretrainedConfig) -> int:
     Raises:
         InputError: It is another number.
     """
-    channels = int(getattr(config, "num_channels", COLOR))
+    channels, _ = _made_for(config)
     if channels not in (GRAY, COLOR):
         raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
     return channels
@@ -56,12 +55,12 @@ def check_size(form: ImageForm, config: PretrainedConfig) -> None:
     Raises:
         InputError: It is such a size.
     """
-    made_for: Any = getattr(config, "image_size", None)
-    made_for = made_for[0] if isinstance(made_for, list | tuple) else made_for
+    _, sides = _made_for(config)
     has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
-    if has_positions and made_for is not None and form.height != made_for:
+    has_positions = has_positions or bool(_timm_checkpoint(config).get("fixed_input_size"))
+    if has_positions and sides and form.height != sides[0]:
         raise InputError(
-            f"task.image_size must be {made_for}, which the positions of the model are for, got"
+            f"task.image_size must be {sides[0]}, which the positions of the model are for, got"
             f" {form.height}; leave it out."
         )
     least = smallest_size(config)
@@ -81,3 +80,20 @@ def smallest_size(config: Any) -> int:
         return int(4 * first * 2 ** (len(config.hidden_sizes) - 1))
     patch = getattr(config, "patch_size", 1)
     return int(patch if isinstance(patch, int) else max(patch))
+
+
+def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
+    """Returns channels, and height and width, of a model's images; no size where any will do."""
+    channels, size = getattr(config, "num_channels", COLOR), getattr(config, "image_size", None)
+    if config.model_type == TIMM:
+        # What timm makes the model with goes before what its checkpoint was trained on.
+        channels, *size = _timm_checkpoint(config).get("input_size") or [COLOR]
+        told = config.model_args or {}
+        channels, size = told.get("in_chans", channels), told.get("img_size", size)
+    sides = size if isinstance(size, list | tuple) else [] if size is None else [size]
+    return int(channels), tuple(int(side) for side in sides)
+
+
+def _timm_checkpoint(config: Any) -> dict[str, Any]:
+    """Returns what the config.json of a model of timm says of its checkpoint; of others nothing."""
+    return getattr(config, "pretrained_cfg", None) or {}

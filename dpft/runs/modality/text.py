@@ -16,7 +16,7 @@ from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture
-from dpft.models.heads import padding_id
+from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import language_head, load_tokenizer, meta_model
 from dpft.models.positions import takes_position_ids, takes_token_types
 from dpft.models.vocabulary import add_tokens, known_tokens
@@ -40,8 +40,12 @@ class TextModality(Modality):
     def fitted(
         self, task: TextualTask, architecture: Architecture, extra_positions: int
     ) -> TextualTask:
-        """See ``Modality.fitted``: the length of the longest example."""
-        return fitted_task(task, architecture, extra_positions)
+        """See ``Modality.fitted``: the longest example, and what a corpus's model learns."""
+        fitted = fitted_task(task, architecture, extra_positions)
+        if not isinstance(fitted, CorpusTask) or fitted.objective is not None:
+            return fitted
+        kind = language_kind(architecture.config())
+        return replace(fitted, objective=fitted.objective_for(kind))
 
     def check_fit(
         self,

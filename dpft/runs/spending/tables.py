@@ -123,7 +123,8 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
 
 def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: EpsilonBound) -> str:
     """Returns each run's own epsilon and that of all of them on the same data."""
-    lines = [f"{'steps':>12}{'noise':>12}{'sample rate':>14}{'delta':>12}{'own epsilon':>14}  run"]
+    columns = f"{'steps':>10}{'noise':>12}{'sample rate':>13}{'own delta':>11}{'own epsilon':>13}"
+    lines = [f"{columns}  {'by':<5}run"]
     for run, own in runs:
         lines += _run_lines(run, own)
     if together.epsilons:
@@ -131,8 +132,15 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
     steps = f"{sum(run.steps for run, _ in runs)} steps of {len(runs)} runs"
     lines += ["", _headline(together, steps, runs[0][0].unit)]
     added = _added_up(runs)
+    apart = (
+        f"the epsilon of all is by {together.accountant} at delta = {delta_up(together.delta)};"
+        " each run's own is at its own delta, by the accountant beside it, and compares to no other"
+    )
     simple = f"added up, each run's own: epsilon {up(added['epsilon'])}, delta"
-    lines += warning_lines([f"{simple} {delta_up(added['delta'])}"], label="note")
+    notes = [f"{simple} {delta_up(added['delta'])}"]
+    if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
+        notes = [apart, *notes]
+    lines += warning_lines(notes, label="note")
     lines += warning_lines([SAME_DATA, *_copies(runs)], label="note")
     lines += warning_lines([_not_covered([run for run, _ in runs])], label="note")
     for run, own in runs:
@@ -236,9 +244,10 @@ def _threshold_words(noise: Noise) -> str:
 def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
     """Returns a line for each noise of a run; the first has its epsilon and its folder."""
     lines = []
-    end = f"{delta_up(own.delta):>12}{up(own.epsilon):>14}  {run.folder}"
+    spent = f"{delta_up(own.delta):>11}{up(own.epsilon):>13}"
+    end = f"{spent}  {own.accountant:<5}{run.folder}"
     for noise, steps in run.taken.items():
-        values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>14.6g}"
-        lines.append(f"{steps:>12}{values}{end}")
+        values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>13.6g}"
+        lines.append(f"{steps:>10}{values}{end}")
         end = ""
-    return lines or [f"{0:>12}{'':>26}{end}"]
+    return lines or [f"{0:>10}{'':>25}{end}"]

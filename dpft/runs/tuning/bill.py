@@ -193,14 +193,28 @@ def _cost(spending: EpsilonBound | None) -> dict[str, Any]:
 def _words(bill: dict[str, Any]) -> str:
     number = len(bill["runs"])
     unit = f", unit {bill['unit']}" if "error" not in bill["composed"] else ""
-    own = ", ".join(
-        f"{run['run']}: {up(run['epsilon']) if run['private'] else 'not private'}"
-        for run in bill["runs"]
-    )
     return (
         f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}{unit}:"
-        f" {_together_in_words(bill['composed'])}; each alone {own}{_tokenizer_words(bill)}"
+        f" {_together_in_words(bill['composed'])}; each alone{_alone_in_words(bill['runs'])}"
+        f"{_tokenizer_words(bill)}"
     )
+
+
+def _alone_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns each run's own epsilon; delta and accountant once if all share them, else each's."""
+    bases = {_basis(run) for run in runs if run["private"]}
+    (shared,) = bases if len(bases) == 1 else ("",)
+    words = [
+        f"{run['run']}: {up(run['epsilon'])}{'' if shared else f' ({_basis(run)})'}"
+        if run["private"]
+        else f"{run['run']}: not private"
+        for run in runs
+    ]
+    return f"{f' ({shared})' if shared else ''} {', '.join(words)}"
+
+
+def _basis(run: Mapping[str, Any]) -> str:
+    return f"by {run['accountant']} at delta = {delta_up(run['delta'])}"
 
 
 def _tokenizer_words(bill: dict[str, Any]) -> str:

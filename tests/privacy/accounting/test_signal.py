@@ -7,7 +7,13 @@ import pytest
 
 from dpft.privacy.accounting import calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.accounting.signal import LEAST_SHARE, LEAST_STRENGTH, noise_warnings
+from dpft.privacy.accounting.signal import (
+    LEAST_SHARE,
+    LEAST_STRENGTH,
+    noise_warnings,
+    signal_notes,
+    signal_share,
+)
 from dpft.privacy.plan import default_delta, planned_steps
 
 GPT2, GPT2_LARGE, ROBERTA_LARGE = 124_439_808, 774_030_080, 355_359_744
@@ -74,6 +80,25 @@ def test_the_thresholds_are_of_strength_and_of_its_share(parameters: int) -> Non
         noisy = mechanism("demo", math.sqrt(46) * 256 / strength)
         warnings = noise_warnings(noisy, expected_batch_size=256, trainable_parameters=parameters)
         assert len(warnings) == count
+
+
+def test_few_records_leave_little_to_all_weights_of_an_encoder_and_enough_to_its_head() -> None:
+    """The rows of docs/how-to/bad-scores.md: epsilon 8, 20 steps of half of the records."""
+    own = SampledGaussian(noise_multiplier=1.25, sample_rate=0.5, steps=20, delta=1e-4)
+    shares = [
+        signal_share(own, expected_batch_size=300, trainable_parameters=parameters)
+        for parameters in (22_713_986, 770)
+    ]
+    assert shares == pytest.approx([0.225, 38.7], rel=0.01)
+    (note,) = signal_notes(shares[0])
+    assert "leaves little to learn" in note
+    for way_out in ("more examples", "higher eps", "fewer trainable parameters", "larger batches"):
+        assert way_out in note
+    assert signal_notes(shares[1]) == []
+
+
+def test_where_nothing_is_left_to_learn_the_warning_speaks_alone() -> None:
+    assert signal_notes(0.99 * LEAST_SHARE) == [] != signal_notes(1.01 * LEAST_SHARE)
 
 
 def test_the_best_case_is_the_signal_to_noise_of_aligned_gradients() -> None:

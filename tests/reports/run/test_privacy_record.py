@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -14,6 +15,7 @@ from dpft.reports.run.privacy_record import (
     plan_record,
     privacy_record,
 )
+from dpft.schemas import schema
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
 CALIBRATION = Calibration(accountant="prv", epsilon=2.99, grid="eps_error 0.01")
@@ -164,6 +166,19 @@ def test_a_run_without_privacy_has_no_epsilon() -> None:
         "new_parameters": 0,
         "total_parameters": 9,
     }
+
+
+def test_a_run_that_clips_without_noise_says_how_and_has_no_epsilon() -> None:
+    own = plan()
+    content = parameter_record(COUNTS) | non_private_record(
+        num_examples=100, expected_batch_size=10, steps=4, clipping=own
+    )
+    assert content["private"] is False
+    assert not {"epsilon", "delta", "noise_multiplier"} & set(content)
+    assert content["max_grad_norm"] == own.phases[0].max_grad_norm
+    assert (content["clipping"], content["sampler"]) == ("flat", "poisson")
+    assert content["sample_rate"] == own.sample_rate
+    Draft202012Validator(schema("privacy")).validate(content | {"model": "tiny", "data": "e2e"})
 
 
 @pytest.mark.parametrize(

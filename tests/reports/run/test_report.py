@@ -21,7 +21,7 @@ from dpft.reports.run.metrics_files import (
 from dpft.reports.run.privacy_record import non_private_record, parameter_record
 from dpft.reports.run.report import render, write_report
 from dpft.reports.run.sections import HEAD_COMMAND
-from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES
+from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES, plan
 from tests.reports.run.test_privacy_record import record as private
 
 ROOM = ", of which 0.01% is left for the rounding of the sum"
@@ -58,6 +58,12 @@ def non_private() -> dict:
     return parameter_record(COUNTS) | public
 
 
+def clipped(**changes: object) -> dict:
+    """Of a run that clips and adds no noise."""
+    sizes = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
+    return parameter_record(COUNTS) | non_private_record(**sizes, clipping=plan(**changes))
+
+
 def tables(report: str) -> list[list[str]]:
     """Returns the report's tables, each the lines between two that are not of a table."""
     groups = itertools.groupby(report.splitlines(), key=lambda line: line.startswith("|"))
@@ -77,6 +83,12 @@ KINDS = {
     "held out": ({**CONFIG, "eval": {"held_out": 0.2}}, private(unit="customer_id"), BOTH),
     "two phases": (CONFIG, private(phases=TWO_PHASES), BOTH),
     "not private": ({**CONFIG, "privacy": {"name": "none"}}, non_private(), BOTH),
+    "clipped": ({**CONFIG, "privacy": {"name": "none"}}, clipped(), BOTH),
+    "clipped in two phases": (
+        {**CONFIG, "privacy": {"name": "none"}},
+        clipped(phases=TWO_PHASES),
+        BOTH,
+    ),
 }
 
 
@@ -110,9 +122,19 @@ def test_the_first_line_is_the_whole_promise() -> None:
         assert part in first
 
 
-@pytest.mark.parametrize("kind", ["seeded", "not private"])
+@pytest.mark.parametrize("kind", ["seeded", "not private", "clipped", "clipped in two phases"])
 def test_a_run_that_is_not_private_says_so_in_the_first_line(kind: str) -> None:
     assert render(*KINDS[kind]).startswith("**NOT PRIVATE")
+
+
+def test_a_run_that_clips_without_noise_says_so_and_nothing_of_epsilon() -> None:
+    report = render(*KINDS["clipped"])
+    first = report.splitlines()[0]
+    assert "clipped (`privacy.max_grad_norm=0.1`), and no noise was added.**" in first
+    assert f"| clipping | flat, max_grad_norm 0.1, sensitivity 0.1{ROOM} |" in report
+    assert "| noise | none |" in report and "| sampler | poisson |" in report
+    assert "ε" not in report and "ledger" not in report
+    assert "| clipping |" not in render(*KINDS["not private"])
 
 
 def test_a_seeded_run_claims_no_cover() -> None:

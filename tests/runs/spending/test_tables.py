@@ -97,9 +97,10 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     runs = [(ended, BOUND), (broken, replace(BOUND, epsilon=0.5, warnings=()))]
     together = replace(BOUND, epsilon=2.0, epsilons={}, warnings=())
     table = together_table(runs, together)
-    assert rows(table)[1] == ["5", "1.5", "0.2", "0.0125", "1.2345", ended.folder]
+    by = BOUND.accountant
+    assert rows(table)[1] == ["5", "1.5", "0.2", "0.0125", "1.2345", by, ended.folder]
     # its epsilon and its folder stand once, beside the first of its noises
-    first = ["2", "1.5", "0.2", "0.0125", "0.5000", broken.folder]
+    first = ["2", "1.5", "0.2", "0.0125", "0.5000", by, broken.folder]
     assert rows(table)[2:4] == [first, ["1", "3", "0.2"]]
     assert "8 steps of 2 runs" in table and "epsilon = 2.0000" in table
     said = "".join(table.split())  # however the lines are wrapped
@@ -109,6 +110,10 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
         "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
         " others, were trained on the same data"
     )
+    assert "compares to no other" not in table, "all are by one accountant at one delta"
+    for other in ({"delta": 0.001}, {"accountant": "pld"}):
+        apart = together_table(runs, replace(together, **other))
+        assert "compares to no other" in " ".join(apart.split())
     record = together_record(runs, together)
     assert (record["steps_taken"], record["same_data"]) == (8, SAME_DATA)
     assert [run["epsilon"] for run in record["runs"]] == [1.2345, 0.5]

@@ -11,7 +11,7 @@ import yaml
 
 from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.runs.tuning.bill import _bill, _swept, _words, write_tuning_bill
+from dpft.runs.tuning.bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
 from tests.runs.spending.run_folders import edit
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
@@ -59,9 +59,23 @@ def test_the_bill_is_printed_once(sweep: Outcome) -> None:
     assert re.fullmatch(
         r"tuning bill of 3 runs on task e2e from data, unit example: epsilon = \d+\.\d{4}"
         r" at delta = 0\.0125 for all of them \(upper bound by pld\);"
-        r" each alone 0: \d+\.\d{4}, 1: .*",
+        r" each alone \(by rdp at delta = 0\.0125\) 0: \d+\.\d{4}, 1: \d+\.\d{4}, 2: \d+\.\d{4}",
         line,
     )
+
+
+def test_runs_of_other_deltas_or_accountants_each_name_their_own() -> None:
+    own = {"private": True, "epsilon": 1.5, "delta": 0.01, "accountant": "rdp"}
+    first = {"run": "0", **own}
+    for other in ({"delta": 0.001}, {"accountant": "prv"}):
+        words = _alone_in_words(
+            [first, {"run": "1", **own, **other}, {"run": "2", "private": False}]
+        )
+        by, at = other.get("accountant", "rdp"), other.get("delta", 0.01)
+        assert words == (
+            f" 0: 1.5000 (by rdp at delta = 0.01), 1: 1.5000 (by {by} at delta = {at}),"
+            " 2: not private"
+        )
 
 
 @pytest.mark.slow

@@ -153,10 +153,10 @@ class LossCompany:
             question = replace(question, expected=expected)
         if _is_one_company(survey, question.expected):
             return next(self._readings(survey, question, draws), None)
-        few = self._alike(survey, question, draws)
+        # One graph at a time: the last is the one that is gone on with.
         for other in survey.others(question.expected):
             self._alike(other, question, draws)
-        return few
+        return self._alike(survey, question, draws)
 
     def _with_draws(self, question: Question) -> tuple[Draws, Tensor]:
         """Returns what the caller draws for all rows, and the losses with that.

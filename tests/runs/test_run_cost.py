@@ -11,8 +11,8 @@ import torch
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
-from dpft.runs import micro_batch_size as module
-from dpft.runs.micro_batch_size import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs import run_cost as module
+from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.task_model import fitted_to, training_head
 from dpft.training import usable_memory as memory_module
 from tests.config.test_conf import loaded

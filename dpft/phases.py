@@ -1,0 +1,154 @@
+"""What a run does before its first steps show, on one line of a terminal from the first second on.
+
+Reading, importing, loading, proving and encoding take minutes of silence on a large model. Each
+says by ``phase`` that it begins; where no line is drawn (a pipe, a program), that does nothing. The
+line is redrawn once a second, and no step moves it (docs/design.md, rule 7). It is drawn without a
+library: those that draw bars take part of the time that it is there to bridge.
+
+    with shown_phases():
+        phase(READING)
+        ...
+        end_phases()  # a bar of its own follows
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Event, Lock, Thread
+from typing import TextIO
+
+READING = "reading the records"
+LIBRARIES = "loading the libraries"
+PLANNING = "choosing the noise"
+LOADING = "loading the model"
+CHECKING = "checking the clipper"
+ENCODING = "encoding the records"
+PROBING = "timing the machine"
+TRAINING = "training"
+PHASES = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, PROBING, TRAINING)
+"""In their order; a run may leave some out."""
+EVERY = 1.0
+"""Seconds from one drawing to the next."""
+BAR = 24
+"""Columns of the bar."""
+ERASE = "\r\x1b[2K"
+
+
+class PhaseLine:
+    """The line of one run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Prepares to draw on a terminal."""
+        self._stream = stream
+        self._began = time.monotonic()
+        self._what: str | None = None
+        self._foretold = ""
+        self._lock, self._ended = Lock(), Event()
+        self._thread = Thread(target=self._redraw, name="phases", daemon=True)
+
+    def begin(self, what: str, foretold: str = "") -> None:
+        """Shows what the run does from now on, and the time that it will take once that is known.
+
+        Args:
+            what: One of ``PHASES``.
+            foretold: Such as "about 4 minutes"; empty: nothing is known yet.
+        """
+        with self._lock:
+            is_new = self._what is None
+            self._what, self._foretold = what, foretold or self._foretold
+            if is_new:
+                self._draw()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def hide(self) -> None:
+        """Takes the line away until another phase begins."""
+        with self._lock:
+            self._erase()
+            self._what = None
+
+    def close(self) -> None:
+        """Takes the line away for good."""
+        self._ended.set()
+        self.hide()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Makes room for a log line that is about to be written; the next second draws anew."""
+        with self._lock:
+            self._erase()
+        return True
+
+    def text(self) -> str:
+        """Returns the line: how many phases have begun, which one it is, the time since the start.
+
+        What is foretold stands last.
+        """
+        if self._what is None:
+            return ""
+        begun = PHASES.index(self._what) + 1
+        done = BAR * (begun - 1) // len(PHASES)
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        parts = [f"{self._what} {minutes}:{seconds:02d}", self._foretold]
+        full, empty = ("━", "─") if "utf" in (self._stream.encoding or "").lower() else ("#", "-")
+        return f"{full * done}{empty * (BAR - done)} {', '.join(filter(None, parts))}"
+
+    def _redraw(self) -> None:
+        while not self._ended.wait(EVERY):
+            with self._lock:
+                self._draw()
+
+    def _draw(self) -> None:
+        if self._what is not None and not self._ended.is_set():
+            self._stream.write(ERASE + self.text())
+            self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._what is not None:
+            self._stream.write(ERASE)
+            self._stream.flush()
+
+
+_line: ContextVar[PhaseLine | None] = ContextVar("phases", default=None)
+
+
+@contextmanager
+def shown_phases() -> Iterator[None]:
+    """Draws the phases of the run in the block, where stderr is a terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    line = PhaseLine(sys.stderr)
+    token = _line.set(line)
+    # Those alone that write to the same terminal.
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
+    ]
+    for handler in handlers:
+        handler.addFilter(line)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(line)
+        _line.reset(token)
+        line.close()
+
+
+def phase(what: str, foretold: str = "") -> None:
+    """Says what the run does from now on; see ``PhaseLine.begin``."""
+    line = _line.get()
+    if line is not None:
+        line.begin(what, foretold)
+
+
+def end_phases() -> None:
+    """Takes the line away before something else is drawn."""
+    line = _line.get()
+    if line is not None:
+        line.hide()

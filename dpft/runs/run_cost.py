@@ -1,0 +1,260 @@
+"""What a run costs before it has begun: the records that fit into memory, the time of its steps.
+
+The micro-batch follows from public numbers alone: the model's shapes, ``task.max_length``, the
+configuration and how much memory the device has. The time does as well, and from a probe of the
+machine: of it ``dpft plan`` and a run's first line say the same. Where it is shown to the records'
+owner on a terminal, it may follow their mean length (``own_length``).
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dpft.config.schema import TrainConfig
+from dpft.data.token_rows import TokenRows
+from dpft.errors import InputError
+from dpft.kinds import Head
+from dpft.methods.base import input_embeddings
+from dpft.models.architecture import Architecture, read_architecture
+from dpft.models.loading import meta_model, new_names
+from dpft.models.vocabulary import grow_as_planned
+from dpft.phases import PROBING, phase
+from dpft.reports.accounting.plan_table import in_words
+from dpft.runs.fused_heads import with_fused_head
+from dpft.runs.run_plan import RunPlan
+from dpft.runs.spent_epsilon import leading_accountant
+from dpft.runs.task_model import layout_of, training_head
+from dpft.tasks.base import TextualTask
+from dpft.training.estimate import (
+    Estimate,
+    ModelShapes,
+    estimate,
+    largest_micro_batch,
+    model_shapes,
+)
+from dpft.training.positions import record_positions
+from dpft.training.probe import probe_machine
+from dpft.training.training_config import AUTO
+from dpft.training.usable_memory import usable_memory
+
+LEAST_PROBED = 1024
+"""Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
+Config = TypeVar("Config", bound=TrainConfig)
+logger = logging.getLogger(__name__)
+
+
+def check_micro_batch_tokens(config: TrainConfig) -> None:
+    """Refuses micro-batches that the longest record or unit allowed does not fit into.
+
+    Raises:
+        InputError: ``train.micro_batch_tokens`` is less than they may have.
+    """
+    tokens, longest, records = config.train.micro_batch_tokens, config.task.longest, _least(config)
+    if tokens is None:
+        return
+    if tokens < longest * records:
+        whose = "a record"
+        if records > 1:
+            whose = f"a unit of {records} records (privacy.records_per_unit)"
+        raise InputError(
+            f"train.micro_batch_tokens must be at least {longest * records}, the tokens of {whose}"
+            f" of task.max_length={longest}, got {tokens}; raise it, lower task.max_length, or set"
+            " it to null."
+        )
+    rows = config.train.micro_batch_size
+    if isinstance(rows, int) and rows * longest <= tokens:
+        logger.warning(
+            "train.micro_batch_tokens=%d changes nothing: train.micro_batch_size=%d records of"
+            " task.max_length=%d are no more; raise train.micro_batch_size",
+            *(tokens, rows, longest),
+        )
+
+
+def with_micro_batch_size(
+    config: Config, architecture: Architecture, head: Head, device: torch.device
+) -> Config:
+    """Returns the configuration with the micro-batch size that ``auto`` stands for.
+
+    Args:
+        config: With the length of its examples and its batch size.
+        architecture: Of the model.
+        head: What it answers with.
+        device: Where it is trained.
+
+    Raises:
+        InputError: The device's memory is unknown, or not even one record, or unit, fits.
+    """
+    if config.train.micro_batch_size != AUTO:
+        return config
+    clips, longest = config.privacy.clips, config.task.longest
+    if clips is not None and clips.engine == "loop":
+        size = 1
+    else:
+        size = _largest(config, architecture, head, device)
+    logger.info(
+        "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
+        " holds by the estimate of dpft plan, since auto was asked for",
+        *(size, longest),
+    )
+    return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def planned_model(
+    config: TrainConfig, architecture: Architecture, head: Head
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Returns the shapes of the model that would be trained, without weights, and what is new."""
+    new = new_names(architecture, head)
+    model = meta_model(architecture, head)
+    grow_as_planned(model, architecture, head, config.task.special_tokens)
+    prepared = config.method.prepare(model, new)
+    return with_fused_head(prepared, config, architecture, head), new
+
+
+def planned_shapes(config: TrainConfig, architecture: Architecture, head: Head) -> ModelShapes:
+    """Returns what the cost of a step follows from, of the model that would be trained."""
+    positions = None
+    layout = layout_of(config.task, architecture, head)
+    if not layout.has_lengths:
+        positions = record_positions(planned_model(config, architecture, head)[0], layout)
+    return model_shapes(
+        planned_model(config, architecture, head)[0],
+        enters_early=config.method.extra_positions > 0,
+        positions=positions,
+    )
+
+
+def estimated_cost(
+    config: TrainConfig,
+    plan: RunPlan,
+    architecture: Architecture,
+    head: Head,
+    *,
+    peak_memory_bytes: int = 0,
+    typical_length: int | None = None,
+) -> Estimate:
+    """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
+
+    Of many processes it is the time of one with its share of the records, without the network's.
+
+    Args:
+        config: As it would run.
+        plan: Its mechanism and steps.
+        architecture: Of the model.
+        head: What it answers with.
+        peak_memory_bytes: Of a process, as planned.
+        typical_length: Of a record in tokens, where it was measured; a length that the task states
+            is preferred.
+    """
+    task = config.task
+    if typical_length is None or (isinstance(task, TextualTask) and task.typical_length):
+        typical_length = task.typical
+    device, settings = config.train.prepare(), config.train
+    clips = config.privacy.clips
+    processes = config.parallel.planned_processes
+    batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
+    size = min(settings.most_rows, batch_size)
+    speed = probe_machine(
+        device,
+        width=_width(planned_model(config, architecture, head)[0]),
+        tokens=max(size * config.task.longest, LEAST_PROBED),
+        options=clips.clipping_options(settings.backward_scale) if clips else None,
+        precision=settings.precision,
+    )
+    return estimate(
+        planned_shapes(config, architecture, head),
+        speed,
+        private=clips is not None,
+        typical_length=typical_length,
+        micro_batch_size=settings.most_rows,
+        expected_batch_size=batch_size,
+        steps=plan.steps,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+
+
+def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: int) -> float:
+    """Returns the seconds that the steps of a run will take, and logs them.
+
+    Args:
+        config: Of the run, as prepared.
+        plan: Of the run.
+        rows: Its records, encoded: on a terminal, which its owner looks at, their mean length is
+            what records are taken to have.
+        taken: Steps of earlier sessions.
+    """
+    phase(PROBING)
+    architecture = read_architecture(config.model)
+    found = estimated_cost(
+        config,
+        plan,
+        architecture,
+        training_head(config, architecture),
+        typical_length=own_length(rows) if sys.stderr.isatty() else None,
+    )
+    seconds = found.seconds_total * (plan.steps - taken) / plan.steps
+    length = "" if sys.stderr.isatty() else f", records of {found.typical_length} tokens"
+    epsilon = ""
+    if plan.privacy is not None:
+        epsilon = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
+    logger.info(
+        "training takes about %s by an estimate (%d steps%s)%s",
+        *(in_words(seconds), plan.steps - taken, length, epsilon),
+    )
+    return seconds
+
+
+def own_length(rows: Sequence[Any]) -> int | None:
+    """Returns the mean length of encoded records in tokens, private; None where they have none."""
+    if not isinstance(rows, TokenRows) or not len(rows):
+        return None
+    return max(1, round(float(rows.lengths.mean())))
+
+
+def _width(model: nn.Module) -> int:
+    """Returns the width that a probe's product has: that of what a token, or a patch, becomes."""
+    tables = [table for table in input_embeddings(model) if table.dim() > 1]
+    if not tables:  # convolutions alone
+        return max(len(weight) for weight in model.parameters() if weight.dim() > 1)
+    return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
+
+
+def _largest(
+    config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
+) -> int:
+    """Returns the largest micro-batch that fits, at most a step's records.
+
+    Raises:
+        InputError: As ``with_micro_batch_size``.
+    """
+    memory, least, train = usable_memory(device), _least(config), config.train
+    clips, longest = config.privacy.clips, config.task.longest
+    assert train.expected_batch_size is not None
+    size = largest_micro_batch(
+        planned_shapes(config, architecture, head),
+        memory_bytes=memory,
+        clipper_bytes=None if clips is None else clips.clipper_memory_mb * 2**20,
+        max_length=longest + config.method.extra_positions,
+        most=train.expected_batch_size * least,
+        micro_batch_tokens=train.micro_batch_tokens,
+    )
+    if size < least:
+        raise InputError(
+            f"train.micro_batch_size=auto must hold at least {least} records of"
+            f" task.max_length={longest}, got room for {size} in the {memory / 2**30:.1f} GiB that"
+            " may be used by the estimate; set a number, lower task.max_length, or choose a"
+            " smaller model or method=lora."
+        )
+    return size
+
+
+def _least(config: TrainConfig) -> int:
+    """Returns the records that must be in one micro-batch: those of a unit are clipped as one."""
+    guarantee = config.privacy.guarantee
+    has_units = guarantee is not None and guarantee.has_units
+    return guarantee.records_per_unit if guarantee is not None and has_units else 1

@@ -1,0 +1,143 @@
+"""Scores of a public split while a run trains, ``eval.every_steps`` or ``eval.every_epochs``.
+
+What figures of score against epochs are drawn of (Bu et al. 2022, Figures 1, 3, 4 and 5; Li et al.
+2022, Figure 4). The model is scored between two steps, in eval mode and with torch's random state
+put back, so that training goes on as without it. Each point has the upper bound of epsilon that the
+steps so far had spent; scores of a public split cost nothing.
+
+A point that appears tells how long the steps before it took, so that points are made at multiples
+of ten steps and appear at boundaries of ``StepWindows`` alone (docs/design.md, rule 7). Until then
+they wait in private/, where a run that goes on finds them.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from dpft.evaluation.evaluate import Evaluation
+from dpft.files import read_json, write_json
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP, private_path
+from dpft.runs.evaluation import evaluate
+from dpft.runs.prepared_run import Prepared
+from dpft.training.windows import WINDOW, StepWindows
+
+logger = logging.getLogger(__name__)
+
+
+def scheduled_scores(
+    prepared: Prepared, folder: Path | None, ranks: Ranks = ALONE
+) -> "ScheduledScores | None":
+    """Returns what scores a run's model between its steps; None where nothing asks for it.
+
+    Args:
+        prepared: The run.
+        folder: Of the run; None on all processes but the first.
+        ranks: The run's processes, each of which reads a share of the records.
+    """
+    config, size = prepared.config, prepared.plan.size.num_examples
+    every = config.eval.steps_between(size, config.train.batch_size(size))
+    if every is None or not prepared.division.scored:
+        return None
+    return ScheduledScores(prepared, folder, every=-(-every // WINDOW) * WINDOW, ranks=ranks)
+
+
+class ScheduledScores:
+    """Scores a model at every multiple of ``every`` steps but the last; a ``StepEvaluation``."""
+
+    def __init__(
+        self, prepared: Prepared, folder: Path | None, *, every: int, ranks: Ranks
+    ) -> None:
+        """Scores ``prepared``'s model; see ``scheduled_scores``."""
+        self._prepared, self._folder, self._every, self._ranks = prepared, folder, every, ranks
+        known = [] if folder is None else _read(folder / PRIVATE_SCORES_BY_STEP)
+        self._points = {point["step"]: point for point in known}
+        self._windows = StepWindows(0, 0, every)
+        self._due = self._windows
+
+    def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
+        """Goes on after ``step`` steps; scores of later ones are of weights that are gone."""
+        self._windows = StepWindows(step, last_step, self._every)
+        self._due = StepWindows(0, last_step, self._every)
+        if self._folder is not None:
+            logger.info(
+                "scores of the public split %s every %d steps, in %s",
+                self._prepared.config.eval.split, self._every, SCORES_BY_STEP,
+            )  # fmt: skip
+            if last_step < 2 * self._every:
+                logger.warning(
+                    "%s=%g scores nothing while training: %d steps have no %d before the last %d",
+                    *self._asked(), last_step, self._every, self._every,
+                )  # fmt: skip
+            self._points = {known: self._points[known] for known in self._points if known <= step}
+        (is_missing,) = self._ranks.any(
+            self._folder is not None and self._is_due(step) and step not in self._points
+        )
+        if is_missing:  # It broke off between the step's checkpoint and its score.
+            self._score(step, epsilon)
+
+    def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
+        """Scores the model if it is due, and shows what may be shown."""
+        if self._is_due(step):
+            self._score(step, epsilon)
+        if self._windows.shows(step):
+            self.publish()
+
+    def publish(self) -> None:
+        """Writes all points into the public file; on the first process, at a time that may show."""
+        if self._folder is None or not self._points:
+            return
+        path = self._folder / SCORES_BY_STEP
+        known = {point["step"] for point in _read(path)}
+        points = [self._points[step] for step in sorted(self._points)]
+        write_json(path, {"every": self._every, "points": points})
+        for point in points:
+            if point["step"] not in known:
+                logger.info("step %d: %s", point["step"], _in_words(point))
+
+    def _asked(self) -> tuple[str, float]:
+        config = self._prepared.config.eval
+        given = config.every_steps if config.every_epochs is None else config.every_epochs
+        return str(config.schedule_key), float(given or 0)
+
+    def _is_due(self, step: int) -> bool:
+        return step < self._due.last_step and self._due.shows(step)
+
+    def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
+        prepared = self._prepared
+        scores = evaluate(
+            prepared.config,
+            prepared.model,
+            prepared.encoding,
+            prepared.division.scored,
+            extra_positions=prepared.config.method.extra_positions,
+            ranks=self._ranks,
+            shown=False,  # A bar of the steps may stand there, and its lines would tell times.
+        )
+        if self._folder is None:
+            return
+        self._points[step] = _point(step, epsilon, scores)
+        points = [self._points[known] for known in sorted(self._points)]
+        path = private_path(self._folder, PRIVATE_SCORES_BY_STEP)
+        write_json(path, {"every": self._every, "points": points}, mode=0o600)
+
+
+def _point(step: int, epsilon: SpentEpsilon | None, scores: list[Evaluation]) -> dict[str, Any]:
+    spent = {}
+    if epsilon is not None:
+        spent = {"epsilon": epsilon.epsilon, "accountant": epsilon.accountant}
+    kept = ("task", "split", "examples", "metrics")
+    entries = [{name: each.record()[name] for name in kept} for each in scores]
+    return {"step": step, **spent, "evaluations": entries}
+
+
+def _in_words(point: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{entry['split']} {', '.join(f'{k} {v:.4g}' for k, v in entry['metrics'].items())}"
+        for entry in point["evaluations"]
+    )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return list(read_json(path)["points"]) if path.exists() else []

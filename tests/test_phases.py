@@ -1,0 +1,114 @@
+"""The line of a run's phases: on a terminal from the first second, and nowhere else."""
+
+import io
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from dpft import phases
+from dpft.phases import (
+    ERASE,
+    LOADING,
+    READING,
+    TRAINING,
+    PhaseLine,
+    end_phases,
+    phase,
+    shown_phases,
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(phases, "sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr(phases, "EVERY", 3600.0)
+    return stream
+
+
+def test_the_first_phase_shows_at_once_and_the_line_is_gone_at_the_end(terminal: Terminal) -> None:
+    with shown_phases():
+        phase(READING)
+        assert terminal.getvalue() == f"{ERASE}{'─' * 24} reading the records 0:00"
+    assert terminal.getvalue().endswith(ERASE)
+    phase(LOADING)
+    assert "loading the model" not in terminal.getvalue(), "no run is shown any more"
+
+
+def test_a_phase_that_follows_waits_for_the_next_second(terminal: Terminal) -> None:
+    with shown_phases():
+        phase(READING)
+        drawn = terminal.getvalue()
+        phase(LOADING)
+        assert terminal.getvalue() == drawn, "at most once a second"
+
+
+def test_the_line_is_redrawn_as_time_goes_by(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "EVERY", 0.01)
+    with shown_phases():
+        phase(READING)
+        phase(LOADING)
+        line = phases._line.get()
+        assert line is not None
+        for _ in range(500):
+            if "loading the model" in terminal.getvalue():
+                break
+            line._ended.wait(0.01)
+        assert "loading the model" in terminal.getvalue()
+
+
+def test_what_is_foretold_stays_through_the_phases(terminal: Terminal) -> None:
+    line = PhaseLine(terminal)
+    line.begin(LOADING, "about 4 minutes")
+    line.begin(TRAINING)
+    assert line.text().endswith("training 0:00, about 4 minutes")
+    line.close()
+    assert line.text() == ""
+
+
+def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
+    handler = logging.StreamHandler(terminal)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with shown_phases():
+            phase(READING)
+            root.warning("said")
+        assert f"reading the records 0:00{ERASE}said\n" in terminal.getvalue()
+        assert not handler.filters
+    finally:
+        root.removeHandler(handler)
+
+
+def test_another_bar_has_the_terminal_to_itself(terminal: Terminal) -> None:
+    with shown_phases():
+        phase(READING)
+        end_phases()
+        assert terminal.getvalue().endswith(ERASE)
+        phase(TRAINING)
+        assert "training 0:00" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_pipe_or_a_dumb_terminal_gets_nothing(
+    term: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    stream = terminal if term == "dumb" else io.StringIO()
+    monkeypatch.setattr(phases, "sys", SimpleNamespace(stderr=stream))
+    with shown_phases():
+        phase(READING)
+    assert stream.getvalue() == ""
