@@ -3,8 +3,8 @@
 Run: python -m docs.tools.gpu_hours li2022_e2e li2022_sst2 …
 
 Hours are steps x expected batch x tokens of a record x operations of a token, over ``RATE``. A text
-has three quarters of ``task.max_length`` tokens, as in a plan; an image 197, as many as the patches
-of a transformer. Evaluation, which writes texts by beam search, is left out.
+is as long as a plan takes it to be; an image has 197 tokens, as many as a transformer has patches.
+Evaluation, which writes texts by beam search, is left out.
 """
 
 import shlex
@@ -21,7 +21,7 @@ from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.runs.overrides import without_recipes_promise
-from dpft.training.estimate import TYPICAL_SHARE, model_shapes, operations_per_token
+from dpft.training.estimate import model_shapes, operations_per_token
 
 RATE = 2e13
 """Operations a second: what an A100 is rated at in float32, 19.5e12."""
@@ -55,9 +55,9 @@ def hours(recipe: str, *words: str) -> float:
     with torch.device("meta"):
         model = _model(config)
     plain = without_recipes_promise(config, overrides)
-    method = load(plain, CONFIG, polymorphic=POLYMORPHIC).method
-    prepared = method.prepare(model)
-    length = PATCHES if "image_size" in config.task else TYPICAL_SHARE * config.task.max_length
+    loaded = load(plain, CONFIG, polymorphic=POLYMORPHIC)
+    prepared = loaded.method.prepare(model)
+    length = PATCHES if "image_size" in config.task else loaded.task.typical
     operations = operations_per_token(model_shapes(prepared), private=private)
     return _records(config) * length * operations / RATE / 3600
 
