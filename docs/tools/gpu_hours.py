@@ -3,8 +3,8 @@
 Run: python -m docs.tools.gpu_hours li2022_e2e li2022_sst2 …
 
 Hours are steps x expected batch x tokens of a record x operations of a token, over ``RATE``. A text
-has three quarters of ``task.max_length`` tokens, as in a plan; an image 197, as many as the patches
-of a transformer. Evaluation, which writes texts by beam search, is left out.
+is as long as a plan takes it to be; an image has 197 tokens, as many as a transformer has patches.
+Evaluation, which writes texts by beam search, is left out.
 """
 
 import shlex
@@ -21,7 +21,7 @@ from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.runs.overrides import without_recipes_promise
-from dpft.training.estimate import TYPICAL_SHARE, model_shapes, operations_per_token
+from dpft.training.estimate import model_shapes, operations_per_token
 
 RATE = 2e13
 """Operations a second: what an A100 is rated at in float32, 19.5e12."""
@@ -47,26 +47,31 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def hours(recipe: str, *words: str) -> float:
     """Returns hours of one run of a recipe, changed by words of the command line."""
-    config = _composed(recipe, words)
+    overrides = _words(recipe, words)
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("train", overrides=overrides)
     private = config.privacy.name != "none"
     with torch.device("meta"):
         model = _model(config)
-    method = load(without_recipes_promise(config, words), CONFIG, polymorphic=POLYMORPHIC).method
-    prepared = method.prepare(model)
-    length = PATCHES if "image_size" in config.task else TYPICAL_SHARE * config.task.max_length
+    plain = without_recipes_promise(config, overrides)
+    loaded = load(plain, CONFIG, polymorphic=POLYMORPHIC)
+    prepared = loaded.method.prepare(model)
+    length = PATCHES if "image_size" in config.task else loaded.task.typical
     operations = operations_per_token(model_shapes(prepared), private=private)
     return _records(config) * length * operations / RATE / 3600
 
 
-def _composed(recipe: str, words: tuple[str, ...]) -> DictConfig:
+def _words(recipe: str, words: tuple[str, ...]) -> list[str]:
+    """Returns the words of the command in a recipe's head, and what replaces some of them."""
     head = (config_directory() / f"experiment/{recipe}.yaml").read_text().splitlines()[1]
-    own = [word for word in shlex.split(head.rpartition("dpft train ")[2]) if word[:2] != "--"]
-    own = [word for word in own if not word.endswith(("=DIR", "TIME", "TIME/model"))]
     given = {word.partition("=")[0] for word in words}
-    own = [word for word in own if word.partition("=")[0] not in given]
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return compose("train", overrides=[*own, *words])
+    own = [
+        word
+        for word in shlex.split(head.rpartition("dpft train ")[2])
+        if not word.startswith("--") and not word.endswith(("=DIR", "TIME", "TIME/model"))
+    ]
+    return [*(word for word in own if word.partition("=")[0] not in given), *words]
 
 
 def _model(config: DictConfig) -> "transformers.PreTrainedModel":

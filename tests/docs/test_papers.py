@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from docs.tools.gpu_hours import hours
 from docs.tools.pages import DOCS
 from dpft.config.location import config_directory
 
@@ -22,6 +23,7 @@ STANDS = re.compile(
     r"(run here at size|run here in small|needs a GPU and [\d,.]+ hours)( \(\[\w+\]\(\w+\.md\)\))?"
 )
 RECIPES = {path.stem for path in config_directory().glob("experiment/*.yaml")}
+TUNINGS = {path.stem for path in config_directory().glob("tuning/*.yaml")}
 
 
 def rows(paper: str) -> dict[str, list[str]]:
@@ -58,7 +60,7 @@ def test_each_table_and_figure_has_a_row_with_its_command_and_where_it_stands(pa
         what, command, stands = row
         assert what, name
         if (paper, name) in DRAWINGS:
-            assert (command, stands) == ("", "nothing to run")
+            assert (command, stands) == ("–", "nothing to run")
             continue
         assert re.match(r"`(dpft|make|python -m) |as Table \d", command), (name, command)
         for part in stands.split("; "):
@@ -69,8 +71,10 @@ def test_each_table_and_figure_has_a_row_with_its_command_and_where_it_stands(pa
 def test_every_recipe_on_disk_is_in_the_map_and_every_one_in_it_is_on_disk() -> None:
     words = expanded(PAGE.read_text())
     named = {word for word in words if re.match(r"(li|bu|ponomareva)2022_\w", word)}
-    assert named - RECIPES == set()
+    assert RECIPES and named - RECIPES - TUNINGS == set()
     assert RECIPES - words == set()
+    run = set(re.findall(r"experiment=(\w+)", PAGE.read_text()))
+    assert run and run - RECIPES == set()
 
 
 def test_a_recipe_stands_in_the_row_of_the_table_that_its_head_names() -> None:
@@ -87,3 +91,25 @@ def test_a_recipe_stands_in_the_row_of_the_table_that_its_head_names() -> None:
         if named[2] in ("9", "10", "11") and paper.startswith("Bu"):
             continue  # tables of settings, which many recipes follow
         assert path.stem in words, (path.stem, named[0])
+
+
+OF_ONE_RUN = {
+    ("Li et al. 2022", "Table 1"): ("li2022_mnli",),
+    ("Li et al. 2022", "Table 2"): ("li2022_e2e",),
+    ("Li et al. 2022", "Table 3"): ("li2022_personachat",),
+    ("Li et al. 2022", "Table 9"): ("li2022_table9",),
+    ("Bu et al. 2022", "Table 4"): ("bu2022_adapter_mnli",),
+    ("Bu et al. 2022", "Table 15"): ("bu2022_cifar10_full",),
+    ("Ponomareva et al. 2022", "Table 3"): ("ponomareva2022_t5_small_prefix",),
+}
+"""Rows whose hours are those of one run, and the recipe of their command."""
+
+
+@pytest.mark.parametrize(("row", "recipe"), OF_ONE_RUN.items(), ids=lambda one: " ".join(one))
+def test_the_hours_of_a_row_are_those_of_its_command(
+    row: tuple[str, str], recipe: tuple[str, ...]
+) -> None:
+    _, command, stands = rows(row[0])[row[1]]
+    assert f"experiment={recipe[0]}" in command
+    said = float(re.search(r"GPU and ([\d,.]+) hours", stands)[1].replace(",", ""))
+    assert said == pytest.approx(hours(*recipe), rel=0.1)
