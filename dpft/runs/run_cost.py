@@ -30,7 +30,7 @@ from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spent_epsilon import leading_accountant
 from dpft.runs.task_model import layout_of, training_head
-from dpft.tasks.base import TextualTask
+from dpft.tasks.base import Task, TextualTask
 from dpft.training.estimate import (
     Estimate,
     ModelShapes,
@@ -135,8 +135,8 @@ def estimated_cost(
     architecture: Architecture,
     head: Head,
     *,
+    typical_length: int,
     peak_memory_bytes: int = 0,
-    typical_length: int | None = None,
 ) -> Estimate:
     """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
 
@@ -147,13 +147,9 @@ def estimated_cost(
         plan: Its mechanism and steps.
         architecture: Of the model.
         head: What it answers with.
+        typical_length: Of a record in tokens, of ``taken_length``.
         peak_memory_bytes: Of a process, as planned.
-        typical_length: Of a record in tokens, where it was measured; a length that the task states
-            is preferred.
     """
-    task = config.task
-    if typical_length is None or (isinstance(task, TextualTask) and task.typical_length):
-        typical_length = task.typical
     device, settings = config.train.prepare(), config.train
     guarantee = config.privacy.guarantee
     processes = config.parallel.planned_processes
@@ -195,7 +191,7 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         plan,
         architecture,
         training_head(config, architecture),
-        typical_length=own_length(rows) if sys.stderr.isatty() else None,
+        typical_length=taken_length(config.task, own_length(rows) if sys.stderr.isatty() else None),
     )
     seconds = found.seconds_total * (plan.steps - taken) / plan.steps
     length = "" if sys.stderr.isatty() else f", records of {found.typical_length} tokens"
@@ -207,6 +203,12 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         *(in_words(seconds), plan.steps - taken, length, epsilon),
     )
     return seconds
+
+
+def taken_length(task: Task, measured: int | None) -> int:
+    """Returns how long a record is taken to be: as the task states, else as measured, in tokens."""
+    states = isinstance(task, TextualTask) and task.typical_length is not None
+    return task.typical if states or measured is None else measured
 
 
 def own_length(rows: Sequence[Any]) -> int | None:
