@@ -116,14 +116,26 @@ def planned_model(
     return with_fused_head(prepared, config, architecture, head), new
 
 
-def planned_shapes(config: TrainConfig, architecture: Architecture, head: Head) -> ModelShapes:
-    """Returns what the cost of a step follows from, of the model that would be trained."""
+def planned_shapes(
+    config: TrainConfig,
+    architecture: Architecture,
+    head: Head,
+    model: PreTrainedModel | None = None,
+) -> ModelShapes:
+    """Returns what the cost of a step follows from, of the model that would be trained.
+
+    Args:
+        config: As it would run.
+        architecture: Of the model.
+        head: What it answers with.
+        model: What ``planned_model`` returned, where it is there already.
+    """
     positions = None
     layout = layout_of(config.task, architecture, head)
     if not layout.has_lengths:
         positions = record_positions(planned_model(config, architecture, head)[0], layout)
     return model_shapes(
-        planned_model(config, architecture, head)[0],
+        planned_model(config, architecture, head)[0] if model is None else model,
         enters_early=config.method.extra_positions > 0,
         positions=positions,
     )
@@ -155,15 +167,16 @@ def estimated_cost(
     processes = config.parallel.planned_processes
     batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
     size = min(settings.most_rows, batch_size)
+    model, _ = planned_model(config, architecture, head)
     speed = probe_machine(
         device,
-        width=_width(planned_model(config, architecture, head)[0]),
+        width=_width(model),
         tokens=max(size * config.task.longest, LEAST_PROBED),
         options=guarantee.clipping_options(settings.backward_scale) if guarantee else None,
         precision=settings.precision,
     )
     return estimate(
-        planned_shapes(config, architecture, head),
+        planned_shapes(config, architecture, head, model),
         speed,
         private=guarantee is not None,
         typical_length=typical_length,
