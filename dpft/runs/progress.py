@@ -65,7 +65,12 @@ def batch_progress(
     to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
     end_phases()
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), amount, *to_go, console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        amount,
+        *to_go,
+        console=console,
+        refresh_per_second=1,
     ) as progress:
 
         def show(what: str, done: int, total: int) -> None:
