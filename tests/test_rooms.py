@@ -126,7 +126,7 @@ def test_a_torch_free_room_imports_no_torch(room: str) -> None:
 
 
 def library_files() -> set[Path]:
-    """Returns the files of dpft that ``LIBRARY`` imports, and those that they import."""
+    """Returns the clipper's files, those that ``LIBRARY`` imports, and what they import."""
     modules = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES
     }
@@ -137,7 +137,7 @@ def library_files() -> set[Path]:
         found |= new
         new = {name for each in new for name in imported_modules(modules[each].read_text())}
         new = (new & set(modules)) - found
-    return {modules[name] for name in found}
+    return {modules[name] for name in found} | {*(PACKAGE / "privacy/clipping").rglob("*.py")}
 
 
 def named_keys(source: str) -> list[str]:

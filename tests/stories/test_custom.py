@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -143,6 +144,25 @@ def test_a_made_up_label_makes_no_synthetic_row(
     apart = (workspace.root / "new.unparsed.jsonl").read_text()
     assert [json.loads(line)["text"] for line in apart.splitlines()] == ["pgative: day 4"]
     assert json.loads((workspace.root / "new.privacy.json").read_text())["unparsed"] == 1
+
+
+def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command = readme[readme.index("dpft train task=custom") :].partition("\n\n")[0]
+    _, _, *words = shlex.split(command.replace("\\\n", " "))
+    with (workspace.root / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["customer_id", "review", "stars"])
+        for n in range(400):
+            review = ('"Good",\nshe said \N{GRINNING FACE}', "word " * 5000, "")[n % 3 * (n < 9)]
+            table.writerow([f"c{n % 150}", review, ("bad", "good", "")[n % 2 + (n == 5)]])
+    small = ("model.path=model", "train.micro_batch_size=16", "privacy.accountant=rdp")
+    planned = workspace.run("plan", *words, *small, "output=json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    assert (plan["num_examples"], plan["unit"], plan["steps"]) == (150, "customer_id", 20)
+    refused = workspace.refusal("plan", *words, *small, "task.invalid=error")
+    assert "line" in refused and "task.invalid=skip" in refused
 
 
 @pytest.mark.parametrize(
