@@ -8,7 +8,7 @@ each kind of work.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -86,32 +86,30 @@ def _logged(
         timed: Whether lines say the time to go, the first of them before any part is done.
         clock: In seconds.
     """
-    clock = clock or time.monotonic
-    begun, logged, is_foretold = clock(), list[float](), False
+    seconds = clock or time.monotonic
+    begun, is_foretold = seconds(), False
+    logged: list[float] = []
     reached: dict[str, int] = {}
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal is_foretold
-        now, part = clock(), parts * done // total
+        now, part = seconds(), parts * done // total
         left = clock_time((now - begun) / done * (total - done)) if timed and done else ""
         if left and not is_foretold and now - begun >= FORETOLD_AFTER and part < 1:
             is_foretold = True
             form = "%s%d %s to score, about %s to go"
             logger.info(form, _begin(doing), total - done, what, left)
-        news = part > reached.get(what, 0)
+        before = reached.get(what, 0)
         # the next part of a split begins anew
-        reached[what] = part if parts == 1 else part % parts
-        if not news or (parts > 1 and not _may_log(logged, now)):
+        reached[what] = max(before, part) if parts == 1 else part % parts
+        apart = not logged or now - logged[-1] >= APART
+        if part <= before or (parts > 1 and not (apart and len(logged) < LOG_LINES)):
             return
         logged.append(now)
         to_go = f", about {left} to go" if left and part < parts else ""
         logger.info("%s%d %% of %s%s", _begin(doing), 100 * part // parts, what, to_go)
 
     return show
-
-
-def _may_log(logged: Sequence[float], now: float) -> bool:
-    return len(logged) < LOG_LINES and (not logged or now - logged[-1] >= APART)
 
 
 def _begin(doing: str) -> str:
