@@ -30,6 +30,7 @@ from dpft.runs.task_model import (
 )
 from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import Task, chosen_task_class
+from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabeledExample
@@ -180,11 +181,11 @@ def test_texts_longer_than_the_models_positions_are_refused(models):
 def test_a_corpus_says_what_its_model_learns_once_the_model_is_known(models):
     learned = {"bert": "mlm", "gpt2": "causal", "t5": "span_corruption"}
     for name, objective in learned.items():
-        fitted = TrainedModel(architecture=models[name]).fitted(task("corpus"))
+        fitted = TrainedModel(architecture=models[name]).fitted(CorpusTask(name="corpus"))
         assert fitted.objective == objective
         written = None if objective == "mlm" else 7
         assert written_tokens(fitted, DecodeConfig(max_new_tokens=7)) == written
-    chosen = task("corpus", objective="prefix_lm")
+    chosen = CorpusTask(name="corpus", objective="prefix_lm")
     assert TrainedModel(architecture=models["t5"]).fitted(chosen).objective == "prefix_lm"
 
 
