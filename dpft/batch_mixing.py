@@ -45,7 +45,8 @@ def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
 
 def _way_out(module: nn.Module) -> str:
     if isinstance(module, _BatchNorm):
-        return "choose a model without it, or replace it by model.replace_batch_norm=true"
+        replacement = "`dpft.models.batch_norm.replace_batch_norm(model)`"
+        return f"choose a model without it, or replace it by {replacement}"
     return "choose a model without it"
 
 

@@ -1,6 +1,7 @@
 """Dependencies point one way, as the layout of the package promises."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ ALLOWED_BETWEEN_EQUALS = {
     ("data", "dpft.tasks.records"),
     ("reports", "dpft.evaluation.metrics.base"),
 }
+LIBRARY = ("dpft.privacy.clipping.clipper", "dpft.models.batch_norm")
+"""What those import who train by a loop of their own, and have no configuration."""
+KEY = re.compile(r"(?<![\w.])(privacy|train|model|method|task|eval|optimizer|scheduler)\.[a-z_]+")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -119,3 +123,44 @@ def test_a_torch_free_room_imports_no_torch(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         roots = {module.split(".")[0] for module in imported_modules(path.read_text())}
         assert not roots & {"torch", "transformers"}, path
+
+
+def library_files() -> set[Path]:
+    """Returns the clipper's files, those that ``LIBRARY`` imports, and what they import."""
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES
+    }
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    found: set[str] = set()
+    new = set(LIBRARY)
+    while new:
+        found |= new
+        new = {name for each in new for name in imported_modules(modules[each].read_text())}
+        new = (new & set(modules)) - found
+    return {modules[name] for name in found} | {*(PACKAGE / "privacy/clipping").rglob("*.py")}
+
+
+def named_keys(source: str) -> list[str]:
+    """Returns the configuration keys in a source's texts but for its docstrings."""
+    tree = ast.parse(source)
+    bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body")]
+    statements = [each for body in bodies if isinstance(body, list) for each in body]
+    docs = {id(each.value) for each in statements if isinstance(each, ast.Expr)}
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    ]
+    return [found.group() for text in texts for found in KEY.finditer(text)]
+
+
+def test_the_library_names_its_arguments_and_no_configuration_key() -> None:
+    files = library_files()
+    assert len(files) > 60 and PACKAGE / "batch_mixing.py" in files
+    found = {str(path): named_keys(path.read_text()) for path in files}
+    assert {path: keys for path, keys in found.items() if keys} == {}
+
+
+def test_a_configuration_key_in_a_text_is_seen() -> None:
+    assert named_keys('raise E(f"{x} fails; choose privacy.engine=loop.")') == ["privacy.engine"]
+    assert named_keys('def f():\n    """privacy.engine."""\n    import dpft.privacy.plan') == []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.saved_run import saved_run
 
 PRIVATE = "Private: for the owner of the run alone; epsilon does not cover it."
+WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
 logger = logging.getLogger(__name__)
 
 
@@ -78,12 +80,19 @@ def release(finding: Finding, name: str, folder: Path) -> None:
 
 
 def show(finding: Finding, config: AuditConfig) -> None:
-    """Prints what was found and where it is kept; as JSON, one object on stdout."""
+    """Prints what was found and where it is kept; as JSON, one object on stdout.
+
+    What may not be released is shown on a terminal alone; a pipe, or the log of a job, is told
+    where it is (docs/design.md, rule 8). JSON is for a program of the owner's, who asks for it.
+    """
     if config.output == "json":
         for sentence in finding.files:
             logger.info("%s", sentence)
         content = {"schema_version": SCHEMA_VERSION, "audit": config.audit.name, **finding.record}
         print(json.dumps(content, indent=2, sort_keys=True))
+        return
+    if finding.released is None and not sys.stdout.isatty():
+        terminal.show([WITHHELD.format(name=config.audit.name), *finding.files])
         return
     terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])
 

@@ -102,9 +102,11 @@ def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
             "audit=membership needs records that were not trained on, and"
             f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
         )
+    # A record is scored by its first chunk, which a unit of too many chunks may have lost.
+    trained = [each for each, rows in zip(read.training, read.rows, strict=True) if 0 in rows]
     kept = [
         [each[at] for at in spread(len(each), limit)]
-        for each in (read.training, scorer.encoding.readable(read.unseen.records))
+        for each in (trained, scorer.encoding.readable(read.unseen.records))
     ]
     return Records(members=kept[0], others=kept[1], split=read.unseen.split)
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -19,6 +21,48 @@ ADDED = {"task.default_delta": PUBLISHED}
 
 WITNESS = "privacy.witness"
 """A key that no file of a run's folder may hold: it may name a program, and its arguments."""
+
+
+KEYS_OF_THE_LIBRARY = {
+    "clipping": "privacy.clipping",
+    "compilation": "train.compile=true",
+    "compilation=None": "train.compile=false",
+    "engine": "privacy.engine",
+    "groups": "privacy.groups",
+    "loss_scale": "train.loss_scale",
+    "max_grad_norm": "privacy.max_grad_norm",
+    "memory_mb": "privacy.clipper_memory_mb",
+    "b=1": "train.micro_batch_size=1",
+    "fuse_head(model)": "a fused head (train.fused_head=false)",
+    "dpft.models.batch_norm.replace_batch_norm(model)": "model.replace_batch_norm=true",
+}
+"""What a message of the clipper names in backticks, its own arguments and calls, and the
+configuration keys that stand for it."""
+
+
+def in_keys(message: str) -> str:
+    """Returns a message of the library with configuration keys for the arguments that it names.
+
+    >>> in_keys("`engine` must be one of auto, loop, got 'x'; choose `engine='loop'`.")
+    "privacy.engine must be one of auto, loop, got 'x'; choose privacy.engine=loop."
+    """
+
+    def key(found: re.Match[str]) -> str:
+        code = found[1]
+        name, given, value = code.partition("=")
+        if code in KEYS_OF_THE_LIBRARY or name not in KEYS_OF_THE_LIBRARY:
+            return KEYS_OF_THE_LIBRARY.get(code, found[0])
+        return KEYS_OF_THE_LIBRARY[name] + given + value.strip("'")
+
+    return re.sub("`([^`]+)`", key, message)
+
+
+class KeyFormatter(logging.Formatter):
+    """Formats log lines of a command, which name configuration keys (``in_keys``)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        return in_keys(super().format(record))
 
 
 def join_key(parent: str, name: object) -> str:

@@ -142,8 +142,9 @@ class CorpusEncoding(TokenEncoding):
             )
         if gaps > len(self.sentinels):
             raise InputError(
-                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text, as many"
-                f" sentinels as were learned, got {gaps}; give fewer."
+                "prompts must have no more gaps (____) in a text than the model learned to fill,"
+                f" {len(self.sentinels)} with task.max_length={self.max_length}, got {gaps}; give"
+                " fewer."
             )
         stripped = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
         *before, last = token_ids(stripped, self.tokenizer)
@@ -168,7 +169,7 @@ class CorpusEncoding(TokenEncoding):
         ends = self.layout.kind != MASKED and not self.span_corruption
         whole, size = [*ids, *([self.end] if ends else [])], self.raw_length
         pieces = [whole[at : at + size] for at in range(0, max(1, len(whole)), size)]
-        if len(pieces) > 1 and pieces[-1] == [self.end]:
+        if ends and len(pieces) > 1 and pieces[-1] == [self.end]:
             del pieces[-1]  # An end alone teaches nothing.
         kept = pieces[: self.chunks]
         is_cut = len(kept) < len(pieces)

@@ -7,7 +7,8 @@ sentence as ``InputError``, ``RunError`` or ``StateError``.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,12 +17,13 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import AccountConfig
+from dpft.config.keys import in_keys
 from dpft.config.load import from_values
 from dpft.config.words import given_text
 from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
 from dpft.data.prompts import PROMPTS
 from dpft.data.readers import file_rows
-from dpft.errors import InputError
+from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.models.loading import quiet_transformers
 from dpft.runs import run as runs
@@ -83,6 +85,16 @@ class Objects:
     tokenizer: PreTrainedTokenizerBase | None
 
 
+@contextmanager
+def _named_by_keys() -> Iterator[None]:
+    """Names what the block refuses by the keys of its caller's words (``in_keys``)."""
+    try:
+        yield
+    except DpftError as error:
+        error.args = tuple(in_keys(str(sentence)) for sentence in error.args)
+        raise
+
+
 def train(
     overrides: Sequence[str] = (),
     *,
@@ -142,6 +154,7 @@ def tune(
     return _carried_out(TUNE_COMMAND, run_search.run, overrides, objects, folder)
 
 
+@_named_by_keys()
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
     """Returns what ``train`` of these words would do and cost, as ``dpft plan`` says it.
 
@@ -282,6 +295,7 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     return Figures(answer(from_values(given, AccountConfig)).record)
 
 
+@_named_by_keys()
 def _carried_out(
     command: Command,
     run: Callable[..., None],

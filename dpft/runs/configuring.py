@@ -154,8 +154,14 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
     Raises:
         InputError: There is no such run, or another model is given with it; or nothing says what
-            to score.
+            to score, or it is to be scored while training.
     """
+    scheduled = sorted({"eval.every_steps", "eval.every_epochs"} & set(given_overrides(overrides)))
+    if scheduled:
+        raise InputError(
+            f"{scheduled[0]} is for dpft train, which scores between its steps, got it for dpft"
+            " eval, which scores once; drop it."
+        )
     if not SCORED & {key.partition(".")[0] for key in given_overrides(overrides)}:
         raise InputError(
             "nothing says what to score; give run=RUN, the folder of a run, or another model with"

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from dpft.config.keys import in_keys
 from dpft.errors import DpftError, SaidElsewhere, records_were_read
 from dpft.parallel.silence import is_beside_first, let_first_speak, voice
 from dpft.runs.crashes import FULL_OR_FORBIDDEN, where
@@ -36,11 +37,11 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
         if error.to_say is None:
             let_first_speak()
         else:
-            say(f"error: {error.to_say}")
+            say(f"error: {in_keys(error.to_say)}")
         return error.exit_code
     except DpftError as error:
         let_first_speak()
-        print(f"dpft: error: {error}", file=voice(), flush=True)
+        print(f"dpft: error: {in_keys(str(error))}", file=voice(), flush=True)
         return error.exit_code
     except BrokenPipeError:
         return _close_standard_output()

@@ -25,8 +25,10 @@ from dpft.run_folder import (
     PRIVATE_AUDIT,
     PRIVATE_METRICS,
     PRIVATE_REPORT,
+    PRIVATE_SCORES_BY_STEP,
     RELEASED,
     REPORT,
+    SCORES_BY_STEP,
     TEXTS_OF_EVALUATIONS,
     TOKENIZER,
     TRACKING,
@@ -104,8 +106,9 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    public = (REPORT, PAGE, METRICS, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
+    public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
     own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, PRIVATE_METRICS, PRIVATE_REPORT)
+    own = (*own, PRIVATE_SCORES_BY_STEP)
     for name in (*public, *own, AUDIT_KEY, WHITE_BOX):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):

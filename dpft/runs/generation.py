@@ -132,13 +132,13 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
     """
     task = config.task
     if not isinstance(task, TextTask) or task.written_from is None:
-        does, instead = "chooses labels", f"`dpft eval run={config.run}` has it label a split"
+        instead = "eval", "has it label a split"
         if isinstance(task, TextTask):
-            does = "fills in single masked tokens"
-            instead = f"`dpft export run={config.run}` hands it on"
+            instead = "export", "hands it on"
         raise InputError(
             f"run must name a model that writes texts, got {config.run}, whose model"
-            f" (task={task.name}) {does}; {instead}."
+            f" (task={task.name}) {task.answers_how}; `dpft {instead[0]} run={config.run}`"
+            f" {instead[1]}."
         )
     for key in ("learn_prompt", "objective"):
         _refuse_other_learning(key, task, trained)

@@ -25,6 +25,7 @@ from dpft.runs.run_cost import (
     estimated_cost,
     own_length,
     planned_model,
+    taken_length,
     with_micro_batch_size,
 )
 from dpft.runs.run_plan import (
@@ -100,12 +101,14 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         batch_size=config.train.batch_size(plan.size.num_examples),
         device=device,
     ).record()
+    length = None
+    if plan.size.source.startswith(COUNTED) and is_shown:
+        length = length_of_sample(config, data().examples, architecture, head)
+    length = taken_length(config.task, length)
     if config.plan.measure:
-        record["measured"] = dataclasses.asdict(measure(config, plan, architecture, head))
+        measured = measure(config, plan, architecture, head, typical_length=length)
+        record["measured"] = dataclasses.asdict(measured)
     else:
-        length = None
-        if plan.size.source.startswith(COUNTED) and is_shown:
-            length = length_of_sample(config, data().examples, architecture, head)
         peak = record["memory_per_rank_bytes"]["total"]
         estimated = estimated_cost(
             config, plan, architecture, head, peak_memory_bytes=peak, typical_length=length
@@ -169,9 +172,14 @@ def length_of_sample(
 
 
 def measure(
-    config: PlanConfig, plan: RunPlan, architecture: Architecture, head: Head
+    config: PlanConfig,
+    plan: RunPlan,
+    architecture: Architecture,
+    head: Head,
+    *,
+    typical_length: int,
 ) -> Measurement:
-    """Times one micro-batch of a model with random weights, so that none are fetched."""
+    """Times a micro-batch of a model with random weights, so that none are fetched."""
     device = config.train.prepare()
     fresh = dataclasses.replace(architecture.model, init="random")
     untrained = dataclasses.replace(architecture, model=fresh)
@@ -181,6 +189,7 @@ def measure(
     return measure_step(
         model,
         max_length=config.task.longest,
+        typical_length=typical_length,
         micro_batch_size=config.train.most_rows,
         expected_batch_size=config.train.batch_size(plan.size.num_examples),
         steps=plan.steps,

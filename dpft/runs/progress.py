@@ -55,17 +55,19 @@ def batch_progress(
         return
     console = Console(stderr=True)
     if not draws_bars(console):
-        if timed:
-            yield _logged_tenths(doing)
-        else:
-            yield _logged_fifths(doing) if counts else _logged_ends(doing)
+        yield _logged(doing, PARTS if timed else FIFTHS if counts else 1, timed=timed)
         return
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()
     bars: dict[str, TaskID] = {}
     to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
     end_phases()
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), amount, *to_go, console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        amount,
+        *to_go,
+        console=console,
+        refresh_per_second=1,
     ) as progress:
 
         def show(what: str, done: int, total: int) -> None:
@@ -78,57 +80,41 @@ def batch_progress(
         yield show
 
 
-def _logged_fifths(doing: str, clock: Callable[[], float] = time.monotonic) -> OnProgress:
-    """Returns a function that logs how much of a public split is done, now and then."""
+def _logged(
+    doing: str, parts: int, *, timed: bool = False, clock: Callable[[], float] | None = None
+) -> OnProgress:
+    """Returns a function that logs each of some equal parts of a work once it is done.
+
+    Of one part it logs the end of each kind of work, once, however often that kind begins anew.
+
+    Args:
+        doing: What the lines begin with.
+        parts: How many.
+        timed: Whether lines say the time to go, the first of them before any part is done.
+        clock: In seconds.
+    """
+    seconds = clock or time.monotonic
+    begun, is_foretold = seconds(), False
     logged: list[float] = []
     reached: dict[str, int] = {}
 
     def show(what: str, done: int, total: int) -> None:
-        part = FIFTHS * done // total
-        news = part > reached.get(what, 0)
-        # the next part of a split begins anew
-        reached[what] = part % FIFTHS
-        if news and len(logged) < LOG_LINES and (not logged or clock() - logged[-1] >= APART):
-            logger.info("%s%d %% of %s", _begin(doing), 100 * part // FIFTHS, what)
-            logged.append(clock())
-
-    return show
-
-
-def _logged_tenths(doing: str) -> OnProgress:
-    """Returns a function that logs every tenth of work of public size, with the time to go.
-
-    It also logs how long all of it will take, as soon as that is known.
-    """
-    logged: dict[str, int] = {}
-    begun, is_foretold = time.monotonic(), False
-
-    def show(what: str, done: int, total: int) -> None:
         nonlocal is_foretold
-        parts = PARTS * done // total
-        elapsed = time.monotonic() - begun
-        left = clock_time(elapsed / done * (total - done)) if done else ""
-        if left and not is_foretold and elapsed >= FORETOLD_AFTER and parts < 1:
+        now, part = seconds(), parts * done // total
+        left = clock_time((now - begun) / done * (total - done)) if timed and done else ""
+        if left and not is_foretold and now - begun >= FORETOLD_AFTER and part < 1:
             is_foretold = True
             form = "%s%d %s to score, about %s to go"
             logger.info(form, _begin(doing), total - done, what, left)
-        for part in range(logged.get(what, 0) + 1, parts + 1):
-            to_go = f", about {left} to go" if left and part < PARTS else ""
-            logger.info("%s%d %% of %s%s", _begin(doing), 100 * part // PARTS, what, to_go)
+        before = reached.get(what, 0)
         # the next part of a split begins anew
-        logged[what] = parts % PARTS
-
-    return show
-
-
-def _logged_ends(doing: str) -> OnProgress:
-    """Returns a function that logs the end of each kind of work on a private split, once."""
-    logged: set[str] = set()
-
-    def show(what: str, done: int, total: int) -> None:
-        if done == total and what not in logged:
-            logger.info("%s100 %% of %s", _begin(doing), what)
-            logged.add(what)
+        reached[what] = max(before, part) if parts == 1 else part % parts
+        apart = not logged or now - logged[-1] >= APART
+        if part <= before or (parts > 1 and not (apart and len(logged) < LOG_LINES)):
+            return
+        logged.append(now)
+        to_go = f", about {left} to go" if left and part < parts else ""
+        logger.info("%s%d %% of %s%s", _begin(doing), 100 * part // parts, what, to_go)
 
     return show
 

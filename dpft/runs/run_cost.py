@@ -30,7 +30,7 @@ from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spent_epsilon import leading_accountant
 from dpft.runs.task_model import layout_of, training_head
-from dpft.tasks.base import TextualTask
+from dpft.tasks.base import Task, TextualTask
 from dpft.training.estimate import (
     Estimate,
     ModelShapes,
@@ -116,14 +116,26 @@ def planned_model(
     return with_fused_head(prepared, config, architecture, head), new
 
 
-def planned_shapes(config: TrainConfig, architecture: Architecture, head: Head) -> ModelShapes:
-    """Returns what the cost of a step follows from, of the model that would be trained."""
+def planned_shapes(
+    config: TrainConfig,
+    architecture: Architecture,
+    head: Head,
+    model: PreTrainedModel | None = None,
+) -> ModelShapes:
+    """Returns what the cost of a step follows from, of the model that would be trained.
+
+    Args:
+        config: As it would run.
+        architecture: Of the model.
+        head: What it answers with.
+        model: What ``planned_model`` returned, where it is there already.
+    """
     positions = None
     layout = layout_of(config.task, architecture, head)
     if not layout.has_lengths:
         positions = record_positions(planned_model(config, architecture, head)[0], layout)
     return model_shapes(
-        planned_model(config, architecture, head)[0],
+        planned_model(config, architecture, head)[0] if model is None else model,
         enters_early=config.method.extra_positions > 0,
         positions=positions,
     )
@@ -135,8 +147,8 @@ def estimated_cost(
     architecture: Architecture,
     head: Head,
     *,
+    typical_length: int,
     peak_memory_bytes: int = 0,
-    typical_length: int | None = None,
 ) -> Estimate:
     """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
 
@@ -147,27 +159,24 @@ def estimated_cost(
         plan: Its mechanism and steps.
         architecture: Of the model.
         head: What it answers with.
+        typical_length: Of a record in tokens, of ``taken_length``.
         peak_memory_bytes: Of a process, as planned.
-        typical_length: Of a record in tokens, where it was measured; a length that the task states
-            is preferred.
     """
-    task = config.task
-    if typical_length is None or (isinstance(task, TextualTask) and task.typical_length):
-        typical_length = task.typical
     device, settings = config.train.prepare(), config.train
     clips = config.privacy.clips
     processes = config.parallel.planned_processes
     batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
     size = min(settings.most_rows, batch_size)
+    model, _ = planned_model(config, architecture, head)
     speed = probe_machine(
         device,
-        width=_width(planned_model(config, architecture, head)[0]),
+        width=_width(model),
         tokens=max(size * config.task.longest, LEAST_PROBED),
         options=clips.clipping_options(settings.backward_scale) if clips else None,
         precision=settings.precision,
     )
     return estimate(
-        planned_shapes(config, architecture, head),
+        planned_shapes(config, architecture, head, model),
         speed,
         private=clips is not None,
         typical_length=typical_length,
@@ -195,7 +204,7 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         plan,
         architecture,
         training_head(config, architecture),
-        typical_length=own_length(rows) if sys.stderr.isatty() else None,
+        typical_length=taken_length(config.task, own_length(rows) if sys.stderr.isatty() else None),
     )
     seconds = found.seconds_total * (plan.steps - taken) / plan.steps
     length = "" if sys.stderr.isatty() else f", records of {found.typical_length} tokens"
@@ -207,6 +216,12 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         *(in_words(seconds), plan.steps - taken, length, epsilon),
     )
     return seconds
+
+
+def taken_length(task: Task, measured: int | None) -> int:
+    """Returns how long a record is taken to be: as the task states, else as measured, in tokens."""
+    states = isinstance(task, TextualTask) and task.typical_length is not None
+    return task.typical if states or measured is None else measured
 
 
 def own_length(rows: Sequence[Any]) -> int | None:

@@ -71,6 +71,10 @@ class ScheduledScores:
                     *self._asked(), last_step, self._every, self._every,
                 )  # fmt: skip
             self._points = {known: self._points[known] for known in self._points if known <= step}
+            path = self._folder / SCORES_BY_STEP
+            if any(point["step"] > step for point in _read(path)):
+                path.unlink()
+                self.publish()
         (is_missing,) = self._ranks.any(
             self._folder is not None and self._is_due(step) and step not in self._points
         )

@@ -25,6 +25,7 @@ from dpft.models.vocabulary import grow_as_planned, load_with_tokens
 from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.modality.base import modality_of
 from dpft.tasks.base import Task
+from dpft.tasks.corpus import MASKS, CorpusTask
 
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
@@ -143,8 +144,9 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
-    """Returns the most tokens that evaluation writes after a prompt; None for labels."""
-    return decode.max_new_tokens if task.answers == TEXTS else None
+    """Returns the most tokens that evaluation writes after a prompt; None where none are."""
+    masked = isinstance(task, CorpusTask) and task.objective == MASKS
+    return None if masked or task.answers != TEXTS else decode.max_new_tokens
 
 
 def fitted_to(config: Config, architecture: Architecture) -> Config:

@@ -178,6 +178,11 @@ class Task(ABC):
         return None
 
     @property
+    def answers_how(self) -> str:
+        """What a trained model does that writes no texts, in words."""
+        return "chooses labels"
+
+    @property
     def confusable(self) -> tuple[str, ...]:
         """Names of the classes of which reports show which is taken for which; none: not shown."""
         return ()

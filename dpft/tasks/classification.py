@@ -152,7 +152,8 @@ def check_classes(labels: Sequence[str]) -> None:
     least = 2
     if len(set(labels)) != len(labels) or len(labels) < least:
         raise InputError(
-            f"task.labels must name at least {least} different classes, got {list(labels)}."
+            f"task.labels must name at least {least} different classes, as in"
+            f" task.labels=[negative,positive], got {list(labels)}."
         )
 
 

@@ -134,6 +134,11 @@ class CorpusTask(OwnRows, TextTask):
         return None if self.objective == MASKS else super().written_from
 
     @property
+    def answers_how(self) -> str:
+        """See ``Task.answers_how``."""
+        return "fills in single masked tokens"
+
+    @property
     def holds_lists(self) -> bool:
         """See ``TextTask.holds_lists``: what fills the gaps of a text."""
         return self.objective == SPANS

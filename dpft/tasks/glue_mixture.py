@@ -66,6 +66,16 @@ class GlueMixture(SeqToSeqTask):
         return
 
     @property
+    def written_from(self) -> str | None:
+        """See ``Task.written_from``: no prompt of a user's says which task it is of."""
+        return None
+
+    @property
+    def answers_how(self) -> str:
+        """See ``Task.answers_how``."""
+        return "answers for several tasks with their labels"
+
+    @property
     def public_num_train_examples(self) -> int | None:
         """See ``Task.public_num_train_examples``: of all tasks, each at most ``mixture_limit``."""
         if self.effective_source != "hub":

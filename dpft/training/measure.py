@@ -19,18 +19,21 @@ from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Time and memory of training, extrapolated to full-length records."""
+    """Time of training on records of a typical length, and memory of the longest."""
 
     seconds_per_step: float
     seconds_total: float
     peak_memory_bytes: int
     """Of the process so far, or of the accelerator."""
+    typical_length: int
+    """Tokens that a record is taken to have."""
 
 
 def measure_step(
     model: nn.Module,
     *,
     max_length: int,
+    typical_length: int,
     micro_batch_size: int,
     expected_batch_size: int,
     steps: int,
@@ -38,11 +41,15 @@ def measure_step(
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
 ) -> Measurement:
-    """Times one micro-batch of longest records and the noise of a step.
+    """Times a micro-batch of records of a typical length, and the noise of a step.
+
+    One of the longest records comes first, for the memory that it takes; what a clipper proves on
+    its first micro-batches is in neither.
 
     Args:
         model: Prepared for training, on its device.
-        max_length: Length of the synthetic records, an upper bound of the real ones'.
+        max_length: Tokens of the longest record.
+        typical_length: Tokens of the records that are timed.
         micro_batch_size: As in training.
         expected_batch_size: As in training; a step is this many records in micro-batches.
         steps: Steps planned.
@@ -51,27 +58,35 @@ def measure_step(
         precision: As in training.
     """
     size = min(micro_batch_size, expected_batch_size)
-    synthetic = synthetic_losses(model, size, max_length, layout=layout, ragged=False)
     device = next(model.parameters()).device
 
-    def compute_losses() -> Tensor:
-        with autocast(precision, device):
-            return synthetic()
+    def losses_of(length: int) -> Callable[[], Tensor]:
+        synthetic = synthetic_losses(model, size, length, layout=layout, ragged=False)
+
+        def compute_losses() -> Tensor:
+            with autocast(precision, device):
+                return synthetic()
+
+        return compute_losses
 
     model.train()
+    longest, typical = losses_of(max_length), losses_of(typical_length)
     if options is None:
         with losses_added_up():
-            per_batch = _timed(lambda: torch.autograd.backward(compute_losses().sum()))
+            torch.autograd.backward(longest().sum())
+            per_batch = _timed(lambda: torch.autograd.backward(typical().sum()))
         noise = 0.0
     else:
         with options.make(model) as clipper:
-            per_batch = _timed(lambda: clipper.accumulate(compute_losses))
+            clipper.accumulate(longest)
+            per_batch = _timed(lambda: clipper.accumulate(typical))
         noise = _timed(lambda: _add_noise(model))
     per_step = per_batch * expected_batch_size / size + noise
     return Measurement(
         seconds_per_step=per_step,
         seconds_total=per_step * steps,
         peak_memory_bytes=peak_memory(device),
+        typical_length=typical_length,
     )
 
 

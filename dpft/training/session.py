@@ -261,10 +261,7 @@ class AfterStep:
         """
         ended, step = self.together.end(statistics), statistics.step
         self._write_diagnostics(ended)
-        spent = None if self.epsilon_after is None else self.epsilon_after(step)
-        self._tell_listeners(step, spent)
-        if self.session.evaluation is not None and not ended.stops:
-            self.session.evaluation.after_step(step, spent)
+        self._tell_listeners(step, stops=ended.stops)
         if ended.is_saved:
             self.save(step)
         self.progress.advance(step)
@@ -278,9 +275,12 @@ class AfterStep:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
 
-    def _tell_listeners(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        if not self.session.listeners:
+    def _tell_listeners(self, step: int, *, stops: bool) -> None:
+        """Tells all that the step was taken; a run that was asked to stop scores nothing before."""
+        evaluation = None if stops else self.session.evaluation
+        if not self.session.listeners and evaluation is None:
             return
+        epsilon = None if self.epsilon_after is None else self.epsilon_after(step)
         public = PublicStep(
             step=step,
             last_step=self.together.last_step,
@@ -289,3 +289,5 @@ class AfterStep:
         )
         for listener in self.session.listeners:
             listener.after_step(public)
+        if evaluation is not None:
+            evaluation.after_step(step, epsilon)

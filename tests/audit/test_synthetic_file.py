@@ -55,6 +55,29 @@ def test_a_learned_prompt_is_written_too_unless_it_was_given(tmp_path: Path) -> 
         assert read_synthetic(Path("run"), task, file, PRIVACY).texts(1) == [text]
 
 
+@pytest.mark.parametrize("column", ["mood", "Mood"])
+def test_a_row_whose_label_is_none_is_left_out_and_counted(tmp_path: Path, column: str) -> None:
+    task = CustomTexts(
+        name="custom",
+        prompt_template="{mood}: ",
+        target_template="{text}",
+        learn_prompt=True,
+        label_column="mood",
+        labels=("bad", "good"),
+        column_aliases={"Mood": "mood"} if column == "Mood" else {},
+    )
+    file = tmp_path / "new.jsonl"
+    moods = ("bad", "pgative", "good", "")
+    lines = (json.dumps({column: mood, "text": f"day of {mood}"}) for mood in moods)
+    file.write_text("\n".join(lines))
+    found = read_synthetic(Path("run"), task, file, None)
+    assert found.texts(9) == ["bad: day of bad", "good: day of good"]
+    assert found.no_rows == 2
+    file.write_text(json.dumps({column: "pgative", "text": "x"}))
+    with pytest.raises(InputError, match="at least one row"):
+        read_synthetic(Path("run"), task, file, None)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

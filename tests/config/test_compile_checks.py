@@ -16,13 +16,13 @@ COMPILED = TrainingConfig(compile=True)
 
 
 def privacy(engine: str) -> SimpleNamespace:
-    return SimpleNamespace(guarantee=SimpleNamespace(engine=engine))
+    return SimpleNamespace(clips=SimpleNamespace(engine=engine))
 
 
 def test_compiling_goes_with_no_loop_and_no_gradient_checkpoints() -> None:
     plain = ModelConfig(name="tiny", embedded=True)
     check_compile(privacy("auto"), plain, COMPILED)
-    check_compile(SimpleNamespace(guarantee=None), plain, COMPILED)
+    check_compile(SimpleNamespace(clips=None), plain, COMPILED)
     check_compile(privacy("loop"), plain, TrainingConfig())
     with pytest.raises(InputError, match="another engine than privacy.engine=loop"):
         check_compile(privacy("loop"), plain, COMPILED)
@@ -34,16 +34,14 @@ def test_compiling_goes_with_no_loop_and_no_gradient_checkpoints() -> None:
 def test_a_private_run_compiles_one_public_length() -> None:
     plain = ModelConfig(name="tiny", embedded=True)
     bucketed = TrainingConfig(compile=True, pad_to_multiple_of=8)
-    check_compile(SimpleNamespace(guarantee=None), plain, bucketed)
+    check_compile(SimpleNamespace(clips=None), plain, bucketed)
     with pytest.raises(InputError, match=r"pads every micro-batch.*pad_to_multiple_of=8; leave it"):
         check_compile(privacy("auto"), plain, bucketed)
 
 
 def test_the_layout_of_a_private_compiled_run_has_one_length() -> None:
     cpu, task = torch.device("cpu"), SimpleNamespace(longest=100)
-    for guarantee, lengths in ((object(), {100}), (None, {8, 56, 100})):
-        config = SimpleNamespace(
-            train=COMPILED, task=task, privacy=SimpleNamespace(guarantee=guarantee)
-        )
+    for clips, lengths in ((object(), {100}), (None, {8, 56, 100})):
+        config = SimpleNamespace(train=COMPILED, task=task, privacy=SimpleNamespace(clips=clips))
         layout = training_layout(config, TextLayout(), cpu)
         assert {layout.padded_length(longest) for longest in (1, 50, 100)} == lengths

@@ -1,9 +1,14 @@
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 
-from dpft.config.keys import known_keys, nearest_keys, unknown_key
+from dpft.config.keys import KEYS_OF_THE_LIBRARY, in_keys, known_keys, nearest_keys, unknown_key
 from dpft.config.other_names import MEANT
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.methods.lora import Lora
+from dpft.privacy import clipping
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.tasks.custom_form import CustomFields
 from dpft.training.optimizers import AdamW
@@ -67,3 +72,34 @@ def test_where_nothing_is_near_the_keys_of_the_section_are_listed() -> None:
 def test_a_key_of_an_earlier_version_is_refused_with_what_has_become_of_it() -> None:
     sentence = unknown_key("privacy.secure_noise", known_keys(TrainConfig))
     assert sentence.startswith("configuration key privacy.secure_noise is gone: noise always comes")
+
+
+def test_what_stands_for_the_librarys_arguments_are_keys() -> None:
+    every = [*known_keys(TrainConfig), *known_keys(DifferentialPrivacy, parent="privacy")]
+    for key in KEYS_OF_THE_LIBRARY.values():
+        named = re.search(r"\w+\.\w+", key)
+        assert named is not None and named.group() in every
+
+
+def test_each_argument_that_a_message_of_the_clipper_names_has_a_key() -> None:
+    arguments = set(inspect.signature(clipping.PerExampleClipper).parameters)
+    room = Path(clipping.__file__).parent
+    sources = [path.read_text() for path in room.rglob("*.py")]
+    literals = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", "\n".join(sources))
+    named = {code for code in literals if in_keys(f"`{code}`") == f"`{code}`"}
+    # It follows from numbers of a step, and no key sets it.
+    assert len(set(literals) - named) > 8 and named & arguments <= {"headroom"}, named
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("`engine` must be one of auto.", "privacy.engine must be one of auto."),
+        ("choose `engine='loop'`, x.", "choose privacy.engine=loop, x."),
+        ("set `compilation=None`.", "set train.compile=false."),
+        ("`memory_mb` is `dpft eval`'s.", "privacy.clipper_memory_mb is `dpft eval`'s."),
+        ("the engine is `x='y'`", "the engine is `x='y'`"),
+    ],
+)
+def test_a_command_says_keys_where_the_library_says_arguments(message: str, expected: str) -> None:
+    assert in_keys(message) == expected

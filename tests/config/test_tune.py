@@ -27,6 +27,7 @@ def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
         ("task.data_dir=data", "private until a noisy score is accounted inside each trial"),
         ("eval.split=train", "private until a noisy score is accounted inside each trial"),
         ("eval.enabled=false", "tune needs eval.enabled=true"),
+        ("eval.every_steps=10", "tune needs eval.every_steps=null"),
         ("privacy.resume_overspend=true", "tune needs privacy.resume_overspend=false"),
         ("privacy.show_diagnostics=true", "tune needs privacy.show_diagnostics=false"),
         ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),

@@ -12,6 +12,7 @@ from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.tasks.records import Example
 from dpft.tokenizers.pieces import Pieces
 from dpft.tokenizers.saving import save_tokenizer
+from tests.models import small
 
 LETTERS = "abcdefghij"
 END, FIRST = 1, 4
@@ -118,7 +119,7 @@ def test_gaps_of_a_prompt_are_sentinels_and_it_ends_as_all_that_is_read(
     ("text", "words"),
     [
         ("abc", r"in the gaps \(____\) of a text alone, got a text without"),
-        ("____ a " * 4, r"at most 2 gaps \(____\) in a text, .*, got 4"),
+        ("____ a " * 4, r"no more gaps \(____\) .* to fill, 2 with task\.max_length=16, got 4;"),
         ("abcdefghij" * 2 + "____", r"at most task\.max_length \(16\) tokens .*, got 23"),
     ],
 )
@@ -143,3 +144,16 @@ def test_what_a_model_goes_on_from_is_the_end_of_a_beginning_or_nothing(
 def prompts(made: CorpusEncoding, text: str) -> list[list[int]]:
     example = Example(prompt=text, target="", group=text)
     return made.prompts([example], max_length=made.max_length, max_new_tokens=2)
+
+
+def test_a_masked_model_needs_no_end_of_text_token_for_a_text_of_several_chunks(
+    tmp_path: Path,
+) -> None:
+    """BERT's tokenizer has none."""
+    bert = small.wordpiece(tmp_path / "bert")
+    assert bert.eos_token_id is None
+    made = encoding(bert, MASKED, max_length=6, chunks=2)
+    text = Example(prompt="", target="the film was great and the play was dull", group="")
+    rows, counts = made.rows_in_chunks([text])
+    assert counts.tolist() == [2]
+    assert [len(row.input_ids) for row in rows] == [6, 6]

@@ -9,10 +9,12 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import (
     EvalConfig,
     check_held_out,
+    check_schedule,
     eval_split_is_public,
     reads_training_split,
 )
 from dpft.tasks.custom_texts import CustomTexts
+from tests.config.test_conf import loaded
 from tests.evaluation.letters import LetterTask
 
 
@@ -112,3 +114,58 @@ def test_the_yaml_holds_every_field_at_its_default():
     assert set(values) == {field.name for field in fields(EvalConfig)}
     assert values.pop("split") == "${task.eval_split}"
     assert EvalConfig(**values) == EvalConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"every_steps": 10, "every_epochs": 1.0}, "at most one of eval.every_steps and"),
+        ({"every_steps": 0}, "eval.every_steps must be above 0, .*, got 0"),
+        ({"every_epochs": float("nan")}, "eval.every_epochs must be above 0, .*, got nan"),
+    ],
+)
+def test_a_schedule_is_steps_or_epochs(given, sentence):
+    with pytest.raises(InputError, match=sentence):
+        EvalConfig(**given)
+
+
+def test_a_schedule_in_epochs_is_of_the_public_sizes():
+    assert EvalConfig().steps_between(100, 8) is None
+    assert EvalConfig(every_steps=7).steps_between(100, 8) == 7
+    assert EvalConfig(every_epochs=2).steps_between(100, 8) == 25
+    assert EvalConfig(every_epochs=0.001).steps_between(100, 8) == 1
+
+
+def test_trust_rule_8_private_records_are_not_scored_while_training():
+    local = LetterTask(name="letters", source="local", data_dir="mine")
+    published = LetterTask(name="letters", source="embedded")
+    schedule = {"every_epochs": 1.0}
+    check_schedule(local, EvalConfig())
+    check_schedule(published, EvalConfig(**schedule))
+    check_schedule(local, EvalConfig(split_is_public=True, **schedule))
+    private = r"eval.every_epochs needs a public split, got eval.split={} of task letters, which is"
+    for task, split in ((local, "test"), (published, "train")):
+        with pytest.raises(InputError, match=private.format(split)):
+            check_schedule(task, EvalConfig(split=split, **schedule))
+    published_scores = EvalConfig(publish_private_scores=True, **schedule)
+    with pytest.raises(InputError, match=private.format("test")):
+        check_schedule(local, published_scores)
+    with pytest.raises(InputError, match="got eval.held_out of task"):
+        check_schedule(published, EvalConfig(held_out=0.1, **schedule))
+    with pytest.raises(InputError, match="needs eval.enabled=true"):
+        check_schedule(published, EvalConfig(enabled=False, **schedule))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("parallel=fsdp",), "eval.every_steps needs parallel=none or parallel=ddp, got .*fsdp"),
+        (("train.compile=true",), "eval.every_steps needs train.compile=false"),
+    ],
+)
+def test_models_in_shards_and_compiled_ones_are_not_scored_while_training(words, sentence):
+    given = ["task=e2e", "task.source=embedded", "model=tiny", "privacy.eps=3"]
+    given += ["eval.every_steps=10"]
+    loaded("train", [*given, "parallel=ddp"])
+    with pytest.raises(InputError, match=sentence):
+        loaded("train", [*given, *words])

@@ -32,6 +32,12 @@ def test_an_evaluation_of_nothing_says_the_ways_to_name_it(words: list[str]) -> 
     assert evaluate_overrides([*words, "model=tiny"]) == [*words, "model=tiny"]
 
 
+@pytest.mark.parametrize("key", ["eval.every_steps", "eval.every_epochs"])
+def test_a_schedule_is_of_a_training(key: str) -> None:
+    with pytest.raises(InputError, match=f"{key} is for dpft train, which scores between"):
+        evaluate_overrides(["run=RUN", f"{key}=10"])
+
+
 @pytest.mark.parametrize("word", ["model=gpt2", "model.path=DIR", "+model.path=DIR"])
 def test_another_model_beside_a_run_is_refused(run_of_dart: None, word: str) -> None:
     with pytest.raises(InputError, match=r"at most one of run and model[.a-z]* may be given"):

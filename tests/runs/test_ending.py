@@ -243,7 +243,8 @@ def words_of_task(name: str) -> list[list[str]]:
         learned = [*forms[1], "task.learn_prompt=true"]
         return [["task=custom", "task.data_dir=d", *words] for words in (*forms, learned)]
     if "objective" not in values:
-        return [[f"task={name}"]]
+        own = [] if values.get("labels", True) else ["task.labels=[no,yes]", "task.data_dir=d"]
+        return [[f"task={name}", *own]]
     assert values["objective"] in (None, *OBJECTIVES), "an objective that this test does not know"
     return [[f"task={name}", f"task.objective={each}"] for each in OBJECTIVES]
 
@@ -278,7 +279,7 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
         task, run = trained.task, folder.parent / str(number)
         objective = getattr(task, "objective", None)
         kind = corpus.OBJECTIVES.get(objective, CAUSAL)
-        kind = SEQ2SEQ if objective == glue_texts.TEXT2TEXT or name == "glue_mixture" else kind
+        kind = SEQ2SEQ if objective == glue_texts.TEXT2TEXT else kind
         run.mkdir(parents=True)
         dump(trained, run / "config.yaml")
         config_of_model(kind, image=task.modality == "image").save_pretrained(run / "model")

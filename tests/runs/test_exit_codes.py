@@ -17,6 +17,7 @@ from dpft.errors import (
     StateError,
     note_records_read,
 )
+from dpft.privacy.clipping.choices import check_engine_name
 from dpft.runs import exit_codes as exit_codes_module
 from dpft.runs.exit_codes import READER_GONE, exit_code_of_job
 from tests.runs.test_crashes import crash
@@ -42,6 +43,13 @@ def test_what_a_user_can_mend_is_one_line_and_the_code_of_its_kind(
 ) -> None:
     assert exit_code_of_job(raising(error("x must be 1."))) == code
     assert capsys.readouterr() == ("", "dpft: error: x must be 1.\n")
+
+
+def test_what_the_library_refuses_names_the_key_and_not_the_argument(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exit_code_of_job(lambda: check_engine_name("warp"))
+    assert "error: privacy.engine must be one of auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("file", "named"), [("state.json", "state.json"), (None, "a file")])

@@ -75,7 +75,7 @@ def test_time_and_memory_are_estimated_where_nothing_is_measured(
     assert short["typical_length"] == 16, "the task's own, as far as task.max_length has room"
     assert short["seconds_total"] > 3 * short["seconds_per_step"] > 0
     assert short["peak_memory_bytes"] > 0
-    monkeypatch.setattr(planned_run, "measure", lambda *_: Measured())
+    monkeypatch.setattr(planned_run, "measure", lambda *_, **__: Measured())
     measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record
     assert measured["measured"] == {"seconds": 1.0} and "estimated" not in measured
 

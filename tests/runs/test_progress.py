@@ -53,7 +53,7 @@ def test_a_work_whose_size_is_public_says_how_long_it_will_take(
             show("suffixes", done, 100)
     assert caplog.messages[:2] == [
         "audit: 96 suffixes to score, about 2:24 to go",
-        "audit: 10 % of suffixes, about 1:20 to go",
+        "audit: 20 % of suffixes, about 1:20 to go",
     ]
     assert caplog.messages[-1] == "audit: 100 % of suffixes"
 
@@ -86,7 +86,7 @@ def test_a_pipe_gets_ten_lines_at_most_of_a_scoring_and_one_a_second(
 ) -> None:
     caplog.set_level(logging.INFO)
     now, told = 0.0, []
-    show = progress._logged_fifths("", lambda: now)
+    show = progress._logged("", progress.FIFTHS, clock=lambda: now)
     for what in "abcd":
         for done in range(1, 11):
             now += seconds

@@ -3,18 +3,24 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from dpft.config.schema import TrainConfig
+from dpft.data.token_rows import TokenRows
+from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.runs import run_cost as module
-from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs.run_cost import check_micro_batch_tokens, foretell, with_micro_batch_size
+from dpft.runs.run_plan import plan_run
 from dpft.runs.task_model import fitted_to, training_head
+from dpft.training import probe
 from dpft.training import usable_memory as memory_module
+from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
 
@@ -143,3 +149,39 @@ def test_tokens_that_bound_nothing_are_warned_of(
     assert not caplog.records
     check_micro_batch_tokens(with_train(config, micro_batch_tokens=64, micro_batch_size=4))
     assert "changes nothing" in caplog.text and "raise train.micro_batch_size" in caplog.text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_alone(
+    terminal: bool,
+    config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 0.0)
+    monkeypatch.setattr(
+        module, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: terminal))
+    )
+    taken: list[int] = []
+    made = module.estimate
+
+    def estimated(*args: Any, **values: Any) -> Estimate:
+        taken.append(values["typical_length"])
+        return replace(made(*args, **values), seconds_total=400.0)
+
+    monkeypatch.setattr(module, "estimate", estimated)
+    task = replace(config.task, typical_length=None)
+    run = with_train(
+        replace(config, task=task), micro_batch_size=8, expected_batch_size=8, steps=40
+    )
+    plan = plan_run(run, lambda: 100)
+    rows = TokenRows([TokenizedExample(input_ids=[1] * 5, labels=[1] * 5)] * 3)
+    with caplog.at_level("INFO"):
+        seconds = foretell(run, plan, rows, taken=20)
+    assert seconds == 200.0, "half of the steps are left"
+    assert taken == [5 if terminal else 12]
+    length = "" if terminal else ", records of 12 tokens"
+    assert caplog.messages[-1] == (
+        f"training takes about 3 minutes by an estimate (20 steps{length}); epsilon is the upper"
+        " bound by prv"
+    )

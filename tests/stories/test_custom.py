@@ -2,12 +2,14 @@
 
 import csv
 import json
+import shlex
 import stat
 from pathlib import Path
 
 import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
+from dpft.evaluation.outputs import ModelOutputs
 from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow
 from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
@@ -120,6 +122,47 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     assert set(scored(workspace.root / "classes")[1]["metrics"]) == {"accuracy", "f1"}
     model = json.loads((workspace.root / "classes" / "model" / "config.json").read_text())
     assert model["id2label"] == {"0": "bad", "1": "good"}
+
+
+def test_a_made_up_label_makes_no_synthetic_row(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ('task.prompt="{mood}: "', 'task.target="{text}"', "task.learn_prompt=true")
+    labels = ("task=custom", "task.data_dir=moods", "task.label=mood", "task.labels=[bad,good]")
+    trained = workspace.run(
+        "train", *labels, *whole, *QUICK, "eval.enabled=false", "hydra.run.dir=labeled"
+    )
+    assert trained.code == 0, trained.err
+    texts = ["bad: day 3", "pgative: day 4", "good: day 5"]
+    monkeypatch.setattr(
+        ModelOutputs, "texts", lambda *given: [texts[place] for place in given[4].places]
+    )
+    done = workspace.run("generate", "run=labeled", "num=3", "retries=1", "to=new.jsonl")
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in (workspace.root / "new.jsonl").read_text().splitlines()]
+    assert rows == [{"mood": "bad", "text": "day 3"}, {"mood": "good", "text": "day 5"}]
+    apart = (workspace.root / "new.unparsed.jsonl").read_text()
+    assert [json.loads(line)["text"] for line in apart.splitlines()] == ["pgative: day 4"]
+    assert json.loads((workspace.root / "new.privacy.json").read_text())["unparsed"] == 1
+
+
+def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command = readme[readme.index("dpft train task=custom") :].partition("\n\n")[0]
+    _, _, *words = shlex.split(command.replace("\\\n", " "))
+    with (workspace.root / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["customer_id", "review", "stars"])
+        for n in range(400):
+            review = ('"Good",\nshe said \N{GRINNING FACE}', "word " * 5000, "")[n % 3 * (n < 9)]
+            table.writerow([f"c{n % 150}", review, ("bad", "good", "")[n % 2 + (n == 5)]])
+    small = ("model.path=model", "train.micro_batch_size=16", "privacy.accountant=rdp")
+    planned = workspace.run("plan", *words, *small, "output=json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    assert (plan["num_examples"], plan["unit"], plan["steps"]) == (150, "customer_id", 20)
+    refused = workspace.refusal("plan", *words, *small, "task.invalid=error")
+    assert "line" in refused and "task.invalid=skip" in refused
 
 
 @pytest.mark.parametrize(

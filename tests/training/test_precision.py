@@ -64,8 +64,8 @@ def test_the_loss_scale_is_for_float16_alone():
     ("options", "message"),
     [
         ({"precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, got 'fp8'"),
-        ({"loss_scale": 0.0}, "train.loss_scale must be from 1 to .* got 0.0"),
-        ({"loss_scale": float("inf")}, "train.loss_scale must be from 1 to .* got inf"),
+        ({"loss_scale": 0.0}, "`loss_scale` must be from 1 to .* got 0.0"),
+        ({"loss_scale": float("inf")}, "`loss_scale` must be from 1 to .* got inf"),
     ],
 )
 def test_bad_precision_is_refused(options, message):

@@ -9,6 +9,10 @@ PUBLIC: dict[str, tuple[str, str]] = {
         "The scores, before and after training; of a private split, that they are in `private/`.",
         "metrics",
     ),
+    "SCORES_BY_STEP": (
+        "With `eval.every_steps` or `eval.every_epochs`: scores of a public split while training.",
+        "scores_by_step",
+    ),
     "LEDGER": (
         "A line that names the run, and one for each noisy step, on disk before a weight moved.",
         "ledger_line",
@@ -56,6 +60,10 @@ PRIVATE: dict[str, tuple[str, str]] = {
     ),
     "BEGUN": ("The day and the versions with which the run was begun.", ""),
     "PRIVATE_METRICS": ("The scores of private splits, and how many were scored.", "metrics"),
+    "PRIVATE_SCORES_BY_STEP": (
+        "`scores_by_step.json` until ten steps more may show.",
+        "scores_by_step",
+    ),
     "PRIVATE_REPORT": ("The same, to read.", ""),
     "DATA_SUMMARY": ("How many records were read, left out, cut, held out and trained on.", ""),
     "EXACT_HISTOGRAM": "The words of a vocabulary without privacy, as they were counted.",

@@ -190,7 +190,8 @@ recipes. Three switches join with any method: `method.train_biases`, `method.tra
 """,
     "privacy": """
 `privacy=dp` promises (ε, δ); give one of `privacy.eps`, `privacy.noise_multiplier` and
-`privacy.total_eps`. `privacy=none` is ordinary training, and its report begins by saying so.
+`privacy.total_eps`. `privacy=none` is ordinary training, and with `privacy.max_grad_norm` the
+private run but for its noise: clipped, and not private. Either report begins by saying so.
 """,
     "train": """
 The section `train` has the batches, steps and learning rate, and what changes speed and memory
@@ -207,7 +208,7 @@ costs no ε.
     "eval": """
 The section `eval` says which split is scored, how much of it, and whether it may be shown. A
 split counts as public where it is published; your own files count as private unless you say
-otherwise.
+otherwise. A public one can be scored while training as well.
 """,
     "decode": """
 The section `decode` says how texts are written, when a model is scored or writes records. A text

@@ -15,7 +15,7 @@ direction, and about sqrt(d) times that as its length over d trainable parameter
   a signal in few directions can be learnt below 1, and is (private fine-tuning of large models
   works at 0.2 and more in this best case, Li et al. 2022). Far below, an update is noise in all
   but name. An encoder of 23 million parameters learned nothing of 600 sentences at 0.2, and its
-  head alone, at 39, did (docs/how-to/bad-scores.md): below 0.5 ``dpft plan`` says so.
+  head alone, at 34, did (docs/how-to/bad-scores.md): below 0.5 ``dpft plan`` says so.
 """
 
 import math

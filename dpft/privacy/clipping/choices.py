@@ -75,9 +75,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if self.memory_mb < 0:
-            raise InputError(
-                f"privacy.clipper_memory_mb must not be negative, got {self.memory_mb}."
-            )
+            raise InputError(f"`memory_mb` must not be negative, got {self.memory_mb}.")
         check_loss_scale(self.loss_scale)
 
 
@@ -90,7 +88,7 @@ def check_loss_scale(loss_scale: float) -> None:
     least, most = LOSS_SCALES
     if not least <= loss_scale <= most:
         raise InputError(
-            f"train.loss_scale must be from {least:g} to {most:g} (2^24), got {loss_scale}."
+            f"`loss_scale` must be from {least:g} to {most:g} (2^24), got {loss_scale}."
         )
 
 
@@ -102,7 +100,7 @@ def check_engine_name(name: str) -> None:
     """
     if name != "auto" and name not in ENGINE_NAMES:
         known = ", ".join(ENGINE_NAMES)
-        raise InputError(f"privacy.engine must be one of auto, {known}, got {name!r}.")
+        raise InputError(f"`engine` must be one of auto, {known}, got {name!r}.")
 
 
 def check_style_name(name: str) -> None:
@@ -113,7 +111,7 @@ def check_style_name(name: str) -> None:
     """
     if name not in STYLE_NAMES:
         known = ", ".join(STYLE_NAMES)
-        raise InputError(f"privacy.clipping must be one of {known}, got {name!r}.")
+        raise InputError(f"`clipping` must be one of {known}, got {name!r}.")
 
 
 def check_max_grad_norm(max_grad_norm: float) -> None:
@@ -125,6 +123,6 @@ def check_max_grad_norm(max_grad_norm: float) -> None:
     least, most = NORM_RANGE
     if not least <= max_grad_norm <= most:
         raise InputError(
-            f"privacy.max_grad_norm must be positive and finite, from {least:g} to {most:g}, "
+            f"`max_grad_norm` must be positive and finite, from {least:g} to {most:g}, "
             f"got {max_grad_norm}."
         )

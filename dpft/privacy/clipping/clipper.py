@@ -104,7 +104,7 @@ class PerExampleClipper:
         check_model(model)
         check_style_name(clipping)
         if groups is not None and clipping != "per_layer":
-            raise InputError(f"groups needs clipping='per_layer', got {clipping!r}; drop one.")
+            raise InputError(f"`groups` needs `clipping='per_layer'`, got {clipping!r}; drop one.")
         numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
         count = len(set(numbers.values())) or 1
         self.style: ClippingStyle = clipping_style(

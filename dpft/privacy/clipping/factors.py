@@ -44,8 +44,8 @@ class ClippingStyle(ABC):
         check_max_grad_norm(self.max_grad_norm)
         if not 0 <= self.headroom <= MOST_HEADROOM:
             raise InputError(
-                f"headroom must be from 0 to {MOST_HEADROOM}, got {self.headroom}; lower "
-                "train.expected_batch_size, whose float32 sums round too coarsely."
+                f"`headroom` must be from 0 to {MOST_HEADROOM}, got {self.headroom}; add up fewer "
+                "examples in a step, whose float32 sums round too coarsely."
             )
 
     @property

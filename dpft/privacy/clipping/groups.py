@@ -47,14 +47,14 @@ def _by_pattern(names: Sequence[str], patterns: Sequence[str]) -> dict[str, int]
         fitting = [index for index, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
         if not fitting:
             raise InputError(
-                f"privacy.groups must have a pattern for every trainable parameter, got none for "
+                f"`groups` must have a pattern for every trainable parameter, got none for "
                 f"{name}; end the list with '*'."
             )
         groups[name] = fitting[0]
     for index, pattern in enumerate(patterns):
         if index not in groups.values():
             raise InputError(
-                f"privacy.groups must have a trainable parameter for every pattern, got none for "
+                f"`groups` must have a trainable parameter for every pattern, got none for "
                 f"{pattern!r}; drop it, or put it before the pattern that takes its parameters."
             )
     return groups

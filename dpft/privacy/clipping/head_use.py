@@ -225,8 +225,8 @@ class HeadUse(LazyUse):
             raise RunError(
                 "the head's losses came out otherwise when they were computed again for the "
                 "weighted sum, so the norms are not those of what would be added: its weight or "
-                "its input was changed meanwhile, or the device does not repeat its products; set "
-                "train.fused_head=false."
+                "its input was changed meanwhile, or the device does not repeat its products; do "
+                "without `fuse_head(model)`."
             )
 
     def _examples(self) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -104,7 +104,7 @@ def _compare(
         raise RunError(
             f"self-check failed: the clipper differs from the one-example-at-a-time loop by "
             f"{difference:.1e} (allowed {allowed:.0e}), most in parameter {worst_name}; no "
-            "private record was touched. Choose privacy.engine=loop and report this model."
+            "private record was touched. Choose `engine='loop'` and report this model."
         )
     return difference
 

@@ -140,7 +140,11 @@ def _cost_lines(record: Mapping[str, Any]) -> list[str]:
     """Returns time and memory, measured or else estimated, and how that was done."""
     if "measured" in record:
         cost = record["measured"]
-        how = ["measured on one synthetic micro-batch of longest records:"]
+        how = [
+            f"measured on synthetic micro-batches: time for records of"
+            f" {_of_length(cost['typical_length'])},",
+            "memory for the longest ones; loading and evaluation left out:",
+        ]
     elif "estimated" in record:
         cost = record["estimated"]
         how = [

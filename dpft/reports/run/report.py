@@ -22,6 +22,7 @@ from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
 from dpft.reports.run.run_record import RunRecord, guarantee, read_record
 from dpft.reports.run.scores import score_tables
+from dpft.reports.run.scores_by_step import read_points, series_of, series_plot
 from dpft.reports.run.sections import (
     LEDGER_NOTE,
     accountant_rows,
@@ -45,13 +46,15 @@ def write_report(folder: Path) -> None:
     if (folder / MODEL).is_dir():
         write_card(record, folder / MODEL)
     write_text(folder / PAGE, render_page(record))
-    write_text(folder / REPORT, render(record.config, record.privacy, record.evaluations))
+    text = render(record.config, record.privacy, record.evaluations, read_points(folder))
+    write_text(folder / REPORT, text)
 
 
 def render(
     config: Mapping[str, Any],
     privacy: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]],
+    by_step: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns report.md.
 
@@ -59,13 +62,15 @@ def render(
         config: Content of config.yaml.
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
+        by_step: Content of scores_by_step.json; None: there is none.
     """
-    return render_markdown("report.md.j2", **_parts(config, privacy, evaluations))
+    return render_markdown("report.md.j2", **_parts(config, privacy, evaluations, by_step))
 
 
 def render_page(record: RunRecord) -> str:
     """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
-    parts = _parts(record.config, record.privacy, record.evaluations)
+    points = read_points(record.folder)
+    parts = _parts(record.config, record.privacy, record.evaluations, points)
     names = {name for table in parts["tables"] for name, _ in table.rows}
     return render_html(
         "report.html.j2",
@@ -74,6 +79,10 @@ def render_page(record: RunRecord) -> str:
         about=metric_words(record.config, sorted(names)),
         tone=tone(record.privacy),
         plot=epsilon_plot(record.privacy),
+        series_plots=[
+            series_plot(series, record.config, f"series{number}")
+            for number, series in enumerate(parts["by_step"])
+        ],
         confusions=confusions(record.evaluations, record.folder),
         audit_figures=figures_of_audits(record.folder),
         command=command(record),
@@ -86,6 +95,7 @@ def _parts(
     config: Mapping[str, Any],
     privacy: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]],
+    by_step: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
     evaluations = [shown(entry) for entry in evaluations]
@@ -97,6 +107,7 @@ def _parts(
         "meaning": meaning(privacy),
         "warnings": warnings(config, privacy),
         "tables": score_tables(evaluations),
+        "by_step": series_of(by_step or {}, privacy, evaluations),
         "private_split": PRIVATE_SPLIT,
         "private_files": (PRIVATE_METRICS, PRIVATE_REPORT),
         "published": published_table(config, evaluations, epsilon),

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import IO
 
+from dpft.config.keys import KeyFormatter
+
 STANDARD = (1, 2)
 """Descriptors of standard output and error, to which libraries in C write."""
 
@@ -56,7 +58,7 @@ def _descriptors_to(log: IO[str]) -> Iterator[None]:
 @contextmanager
 def _logging_to(log: IO[str]) -> Iterator[None]:
     root, handler = logging.getLogger(), logging.StreamHandler(log)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(KeyFormatter("%(levelname)s: %(message)s"))
     before, root.handlers = root.handlers, [handler]
     try:
         yield

@@ -84,12 +84,12 @@ def test_the_thresholds_are_of_strength_and_of_its_share(parameters: int) -> Non
 
 def test_few_records_leave_little_to_all_weights_of_an_encoder_and_enough_to_its_head() -> None:
     """The rows of docs/how-to/bad-scores.md: epsilon 8, 20 steps of half of the records."""
-    own = SampledGaussian(noise_multiplier=1.25, sample_rate=0.5, steps=20, delta=1e-4)
+    own = SampledGaussian(noise_multiplier=1.4035, sample_rate=0.5, steps=20, delta=1e-4)
     shares = [
         signal_share(own, expected_batch_size=300, trainable_parameters=parameters)
-        for parameters in (22_713_986, 770)
+        for parameters in (22_566_146, 770)
     ]
-    assert shares == pytest.approx([0.225, 38.7], rel=0.01)
+    assert shares == pytest.approx([0.201, 34.45], rel=0.01)
     (note,) = signal_notes(shares[0])
     assert "leaves little to learn" in note
     for way_out in ("more examples", "higher eps", "fewer trainable parameters", "larger batches"):

@@ -100,7 +100,7 @@ def test_the_loop_engine_takes_a_non_finite_example_alone_and_refuses_it_among_o
     losses = batch.losses(model)
     with (
         PerExampleClipper(model, NORM, engine="loop") as clip,
-        pytest.raises(RunError, match="micro_batch_size=1"),
+        pytest.raises(RunError, match="set `b=1`"),
     ):
         clip.accumulate(lambda: losses() * torch.tensor([1, float("nan"), 1, 1]))
     model.zero_grad()

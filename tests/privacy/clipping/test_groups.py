@@ -48,7 +48,7 @@ def test_patterns_that_are_no_partition_are_refused():
 
 
 def test_groups_without_per_layer_clipping_are_refused():
-    with pytest.raises(InputError, match="groups needs clipping='per_layer', got 'flat'"):
+    with pytest.raises(InputError, match="`groups` needs `clipping='per_layer'`, got 'flat'"):
         PerExampleClipper(gpt2(), 1.0, groups=("*",))
 
 

@@ -193,7 +193,7 @@ def test_the_headroom_is_small_grows_with_the_batch_and_shrinks_with_precision()
 
 
 def test_a_batch_whose_rounding_would_take_half_of_the_bound_is_refused():
-    with pytest.raises(InputError, match="headroom must be from 0 to 0.5"):
+    with pytest.raises(InputError, match="`headroom` must be from 0 to 0.5"):
         PerExampleClipper(nn.Linear(2, 2), 1.0, headroom=rounding_headroom(4e6))
 
 

@@ -5,6 +5,7 @@ from tests.reports.run.test_privacy_record import TWO_PHASES, accounting, plan
 COUNTS = {"trainable_parameters": 1234567, "new_parameters": 0, "total_parameters": 1234568}
 COUNTS |= {"micro_batch_size": 64}
 MEASURED = {"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29}
+MEASURED |= {"typical_length": 50}
 
 
 def test_the_table_has_parameters_mechanism_and_headline() -> None:
@@ -40,6 +41,7 @@ def test_phases_are_listed_where_there_are_several() -> None:
 def test_a_measurement_is_added_where_there_is_one() -> None:
     record = plan_record(plan(), accounting()) | COUNTS | {"measured": MEASURED}
     table = plan_table(record, plan(), accounting())
+    assert "time for records of 50 tokens,\nmemory for the longest" in table
     assert "seconds per step      2.50" in table
     assert "training time         2 h 3 min" in table
     assert "peak memory           1.50 GiB" in table
@@ -47,7 +49,7 @@ def test_a_measurement_is_added_where_there_is_one() -> None:
 
 
 def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() -> None:
-    estimated = {**MEASURED, "typical_length": 50, "how": "a probe"}
+    estimated = {**MEASURED, "how": "a probe"}
     record = plan_record(plan(), accounting()) | COUNTS | {"estimated": estimated}
     table = plan_table(record, plan(), accounting())
     assert "estimated by a probe of this machine as it is now, for records of 50 tokens" in table

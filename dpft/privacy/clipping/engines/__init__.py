@@ -48,7 +48,7 @@ def make_engine(
     """
     taken, reason = resolved_engine(name, model, tuning)
     if name == "auto":
-        logger.info("privacy.engine=auto takes %s: %s", taken, reason)
+        logger.info("`engine='auto'` takes %s: %s", taken, reason)
     return ENGINES[taken](model, style, groups=groups, tuning=tuning)
 
 

@@ -32,8 +32,8 @@ class CompilerFailed(RunError):
     def __init__(self, error: Exception) -> None:
         """Says so, without the error's message, which may tell the records' lengths."""
         super().__init__(
-            f"train.compile=true cannot compile this model ({type(error).__name__}); set"
-            " train.compile=false."
+            f"`compilation` cannot compile this model ({type(error).__name__}); set"
+            " `compilation=None`."
         )
 
 
@@ -104,8 +104,8 @@ class CompiledForward:
         """
         if self._graph is not None and counts != self._expected.get(self._graph):
             raise RunError(
-                "train.compile=true gave another number of uses of a parameter than the model"
-                " itself; set train.compile=false."
+                "`compilation` gave another number of uses of a parameter than the model"
+                " itself; set `compilation=None`."
             )
 
 

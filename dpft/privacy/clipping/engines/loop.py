@@ -61,9 +61,9 @@ class LoopEngine(Engine):
             decision = self._add_clipped(loss, last=number == len(groups) - 1)
             if decision.non_finite and len(groups) > 1:
                 raise RunError(
-                    "privacy.engine=loop cannot keep a non-finite example from spoiling the others "
-                    "of its micro-batch (0 * nan is nan); set train.micro_batch_size=1 or another "
-                    "engine."
+                    "`engine='loop'` cannot keep a non-finite example from spoiling the others of "
+                    "its micro-batch (0 * nan is nan); set `b=1`, one example at a time, or "
+                    "another engine."
                 )
             norms.append(decision.norms)
             non_finite += decision.non_finite

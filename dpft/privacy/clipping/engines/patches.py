@@ -256,7 +256,7 @@ def watch_for_unrecorded_gradients(parameters: Mapping[str, Tensor]) -> Iterator
             if parameter.grad is not None:
                 raise RunError(
                     f"parameter {name} is used outside its layer's forward, where its per-example "
-                    "gradients cannot be seen; choose privacy.engine=loop."
+                    "gradients cannot be seen; choose `engine='loop'`."
                 )
     finally:
         for name, gradient in held.items():

@@ -190,7 +190,7 @@ class Prover:
         if forward is None or not self._compiles:
             return False
         if self._patches.has_regions:
-            log_once("train.compile: modules run example by example, so the model runs uncompiled")
+            log_once("modules run example by example, so the model runs uncompiled")
             return False
         return self._plans.are_wholly_proved and forward.takes(arguments)
 

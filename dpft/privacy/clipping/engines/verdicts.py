@@ -128,8 +128,8 @@ class Verdicts:
                 verdict = self._verdict_as_is(asked, None)
         except Disproved as error:
             raise RunError(
-                f"train.compile=true is not exact for {type(self._model).__name__}: {error}; set"
-                " train.compile=false."
+                f"`compilation` is not exact for {type(self._model).__name__}: {error}; set"
+                " `compilation=None`."
             ) from error
         counts = self._patches.counts
         return None if verdict is Verdict.FOR_NOW else counts

@@ -159,7 +159,7 @@ class MappedForward:
             raise RunError(
                 f"a {type(self._region.module).__name__} layer must give outputs that carry the "
                 f"batch in front, got {tuple(stacked.shape[1:])} for one example; choose "
-                "privacy.engine=loop."
+                "`engine='loop'`."
             )
         return stacked.flatten(0, 1)
 

@@ -45,7 +45,7 @@ class RegionArguments:
             raise RunError(
                 f"a {type(region.module).__name__} layer, whose {', '.join(region.expanded)} is "
                 "trainable, must take an input that carries the batch, got none; freeze it or "
-                "choose privacy.engine=loop."
+                "choose `engine='loop'`."
             )
         self.count = tensors[first].shape[_axis(status[first])]
         self.device = tensors[first].device

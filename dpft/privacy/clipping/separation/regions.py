@@ -127,7 +127,7 @@ class RegionPlanner:
         raise InputError(
             f"trainable parameter {use.name} is used without the batch dimension, "
             "and no module around it carries the batch from its inputs to its outputs; "
-            "freeze it or choose privacy.engine=loop."
+            "freeze it or choose `engine='loop'`."
         )
 
     def _regions(

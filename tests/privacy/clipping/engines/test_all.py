@@ -188,7 +188,7 @@ def test_the_choice_of_auto_depends_on_shapes_and_switches_and_is_logged_once(ca
         clipper.accumulate(batch.losses(model))
         clipper.accumulate(batch.losses(model))
     lines = [r.message for r in caplog.records if "engine" in r.message]
-    assert lines == ["privacy.engine=auto takes instantiate: the trainable parameters are few"]
+    assert lines == ["`engine='auto'` takes instantiate: the trainable parameters are few"]
 
 
 @pytest.mark.parametrize(

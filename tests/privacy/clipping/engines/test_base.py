@@ -99,12 +99,12 @@ def test_what_is_not_finite_takes_no_part_and_spoils_no_other():
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 2 * LOSS_SCALES[1], float("nan"), float("inf")])
 def test_a_loss_scale_out_of_range_is_refused(scale):
-    with pytest.raises(InputError, match=r"train\.loss_scale must be from 1 to"):
+    with pytest.raises(InputError, match="`loss_scale` must be from 1 to"):
         Tuning(loss_scale=scale)
 
 
 def test_a_negative_memory_is_refused():
-    with pytest.raises(InputError, match="clipper_memory_mb must not be negative, got -1"):
+    with pytest.raises(InputError, match="`memory_mb` must not be negative, got -1"):
         Tuning(memory_mb=-1)
 
 

@@ -1,0 +1,85 @@
+"""The report's curve of scores against steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.errors import StateError
+from dpft.reports.run.report import write_report
+from dpft.reports.run.scores_by_step import read_points, series_of, series_plot
+from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
+from tests.reports.run.folders import write_run
+from tests.reports.run.test_report import BOTH, CONFIG, non_private, private
+
+HEAD = {"schema_version": 1, "every": 10}
+
+
+def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) -> dict[str, Any]:
+    one = {"task": "e2e", "split": "test", "examples": 630, "metrics": {"bleu": bleu}, **changes}
+    spent = {} if epsilon is None else {"epsilon": epsilon, "accountant": "rdp"}
+    return {"step": step, **spent, "evaluations": [one]}
+
+
+def content(*points: dict[str, Any]) -> dict[str, Any]:
+    return {**HEAD, "points": list(points)}
+
+
+def test_a_series_runs_from_before_training_to_after_it() -> None:
+    privacy = private(epsilon=2.0) | {"steps": 30, "steps_taken": 30}
+    points = content(point(10, 20.0, 1.001), point(20, 40.0, 1.5))
+    (series,) = series_of(points, privacy, BOTH)
+    assert series.rows == [
+        (0, 0.0, {"bleu": 10.0}),
+        (10, 1.001, {"bleu": 20.0}),
+        (20, 1.5, {"bleu": 40.0}),
+        (30, 2.0, {"bleu": 60.5}),
+    ]
+    assert series.printed()[1] == ("10", "1.0010", [20.0])
+    plot = str(series_plot(series, CONFIG, "series"))
+    assert ">1.01<" in plot, "rounded up"
+    assert "ε spent, at most" in plot and ">bleu<" in plot and "steps taken" in plot
+    assert 'aria-label="bleu on split test from 10 after 0 steps to 60.5 after 30"' in plot
+
+
+def test_a_bound_that_was_loose_at_first_falls_to_what_later_steps_are_known_to_have_spent() -> (
+    None
+):
+    """Before the tight curve is computed RDP speaks, and fewer steps spend no more than more."""
+    privacy = private() | {"epsilon": 1.4, "steps": 30, "steps_taken": 30}
+    (series,) = series_of(content(point(10, 1.0, 1.6), point(20, 2.0, 1.2)), privacy, BOTH)
+    assert [epsilon for _, epsilon, _ in series.rows] == [0.0, 1.2, 1.2, 1.4]
+
+
+def test_without_privacy_the_plot_has_no_epsilon() -> None:
+    (series,) = series_of(content(point(10, 20.0)), non_private() | {"steps": 30}, BOTH)
+    assert [epsilon for _, epsilon, _ in series.rows] == [None] * 3
+    assert "ε" not in str(series_plot(series, CONFIG, "series"))
+
+
+def test_a_split_that_is_private_by_now_is_not_shown() -> None:
+    hidden = [{**entry, "split_is_public": False} for entry in BOTH]
+    points = content(point(10, 20.0, 1.0), point(20, 30.0, 1.1, split="other"))
+    assert [series.split for series in series_of(points, private(), hidden)] == ["other"]
+    assert series_of({}, private(), BOTH) == []
+
+
+def test_both_reports_have_the_series(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_report(run)
+    assert "while training" not in (run / REPORT).read_text() + (run / PAGE).read_text()
+    (run / SCORES_BY_STEP).write_text(json.dumps(content(point(10, 20.5, 1.0))))
+    write_report(run)
+    report, page = (run / REPORT).read_text(), (run / PAGE).read_text()
+    assert "## Scores on e2e, split test, while training" in report
+    assert "| 10 | 1.0000 | 20.5000 |" in report
+    assert "<h2>Scores on e2e, split test, while training</h2>" in page
+    assert "series0" in page and "20.5" in page
+
+
+@pytest.mark.parametrize("points", [None, [{"step": 1}], [{"step": "a", "evaluations": []}]])
+def test_a_damaged_series_is_refused_by_its_name(tmp_path: Path, points: object) -> None:
+    (tmp_path / SCORES_BY_STEP).write_text(json.dumps({**HEAD, "points": points}))
+    with pytest.raises(StateError, match="scores_by_step.json is damaged"):
+        read_points(tmp_path)

@@ -1,0 +1,208 @@
+"""Scores of a public split while a run trains: what they show, when, and what they leave alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from dpft.evaluation.eval_config import EvalConfig
+from dpft.evaluation.evaluate import Evaluation
+from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
+from dpft.runs import scheduled_scores as scheduled_module
+from dpft.runs.scheduled_scores import ScheduledScores, scheduled_scores
+from dpft.schemas import schema
+from dpft.training import loop
+from tests.stories.tiny import SETTING, TRAINING, Workspace, make_workspace
+
+SHORT = ("task.metrics=[perplexity]", "eval.limit=2", "privacy.self_check=false")
+PUBLIC = ("eval.split_is_public=true", *SHORT)
+RUN = ("train", *TRAINING, "privacy.noise_multiplier=1", "privacy.noise_seed=1", *PUBLIC)
+LONG = ("train.steps=30", "train.checkpoint_every=4")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_workspace(tmp_path_factory.mktemp("scheduled"))
+
+
+@pytest.fixture(scope="module")
+def scored(workspace: Workspace) -> Path:
+    """A run of 30 steps that was scored at 10 and 20."""
+    done = workspace.run(*RUN, *LONG, "eval.every_steps=7", "hydra.run.dir=scored")
+    assert done.code == 0, done.err
+    return workspace.root / "scored"
+
+
+def points(folder: Path) -> list[dict[str, Any]]:
+    content = json.loads((folder / SCORES_BY_STEP).read_text())
+    Draft202012Validator(schema("scores_by_step")).validate(content)
+    return content["points"]
+
+
+def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path) -> None:
+    found = points(scored)
+    assert [point["step"] for point in found] == [10, 20], "the last step is scored at the end"
+    privacy = json.loads((scored / "privacy.json").read_text())
+    assert 0 < found[0]["epsilon"] <= found[1]["epsilon"] <= privacy["epsilon"]
+    perplexities = [point["evaluations"][0]["metrics"]["perplexity"] for point in found]
+    assert len(set(perplexities)) == 2
+    report = (scored / "report.md").read_text()
+    assert "split test, while training" in report and "| 20 | " in report
+    assert "<svg" in (scored / "report.html").read_text().partition("while training")[2]
+
+
+def test_scores_while_training_leave_every_weight_as_it_was(
+    workspace: Workspace, scored: Path
+) -> None:
+    done = workspace.run(*RUN, *LONG, "hydra.run.dir=unscored")
+    assert done.code == 0, done.err
+    weights = [
+        (folder / "model" / "model.safetensors").read_bytes()
+        for folder in (scored, workspace.root / "unscored")
+    ]
+    assert weights[0] == weights[1]
+    assert not (workspace.root / "unscored" / SCORES_BY_STEP).exists()
+
+
+def test_a_run_that_goes_on_continues_its_series(
+    workspace: Workspace, scored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = loop.check_weights
+
+    def breaks(model: object, step: int) -> None:
+        whole(model, step)
+        if step == 23:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "check_weights", breaks)
+    words = (*RUN, *LONG, "eval.every_steps=10", "hydra.run.dir=broken")
+    assert workspace.run(*words).code == 130
+    monkeypatch.setattr(loop, "check_weights", whole)
+    folder = workspace.root / "broken"
+    assert [point["step"] for point in points(folder)] == [10, 20]
+    done = workspace.run("train", "resume=broken")
+    assert done.code == 0, done.err
+    assert points(folder) == points(scored)
+
+
+def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspace) -> None:
+    words = ("train", *TRAINING, "task.data_dir=nowhere", "privacy.eps=8", "eval.every_epochs=1")
+    sentence = workspace.refusal(*words)
+    assert sentence.startswith("eval.every_epochs needs a public split, got eval.split=test of")
+    assert "covered by no epsilon" in sentence
+    training = workspace.refusal(*words, "eval.split=train", "eval.split_is_public=true")
+    assert "got eval.split=train" in training
+
+
+def test_without_privacy_there_is_no_epsilon(workspace: Workspace) -> None:
+    words = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none", *PUBLIC[:3])
+    clip = ("privacy.max_grad_norm=0.1", "train.steps=20", "eval.every_steps=10")
+    done = workspace.run(*words, *clip, "hydra.run.dir=open")
+    assert done.code == 0, done.err
+    (point,) = points(workspace.root / "open")
+    assert point["step"] == 10 and "epsilon" not in point
+    assert "| 10 | – |" in (workspace.root / "open/report.md").read_text()
+
+
+Make = Callable[..., ScheduledScores]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes what scores a model that is worth the number of times it was scored."""
+    scores = iter(range(1, 100))
+
+    def evaluate(*_: object, **__: object) -> list[Evaluation]:
+        one = Evaluation(
+            task="e2e", split="test", examples=2, stage="after",
+            metrics={"bleu": float(next(scores))}, not_computed={}, predictions=(),
+        )  # fmt: skip
+        return [one]
+
+    monkeypatch.setattr(scheduled_module, "evaluate", evaluate)
+
+    def made(**changes: object) -> ScheduledScores:
+        config = SimpleNamespace(
+            eval=EvalConfig(**{"every_steps": 10, **changes}),
+            method=SimpleNamespace(extra_positions=0),
+            train=SimpleNamespace(batch_size=lambda size: 8),
+        )
+        prepared = SimpleNamespace(
+            config=config, model=None, encoding=None,
+            division=SimpleNamespace(scored={"test": [1]}),
+            plan=SimpleNamespace(size=SimpleNamespace(num_examples=100)),
+        )  # fmt: skip
+        found = scheduled_scores(prepared, tmp_path)
+        assert found is not None
+        return found
+
+    return made
+
+
+def take(scores: ScheduledScores, start: int, last: int, end: int) -> dict[int, list[int]]:
+    """Takes steps; returns at which of them the public file changed, and its steps then."""
+    folder, seen = scores._folder, {}
+    assert folder is not None
+    spent = SpentEpsilon(epsilon=1.0, accountant="rdp")
+    scores.begin(start, last, spent)
+    before: list[int] = []
+    for step in range(start + 1, end + 1):
+        scores.after_step(step, spent)
+        path = folder / SCORES_BY_STEP
+        now = [point["step"] for point in points(folder)] if path.exists() else []
+        if now != before:
+            seen[step], before = now, now
+    return seen
+
+
+def test_trust_rule_7_points_appear_at_multiples_of_ten_and_a_window_after_the_start(
+    make: Make,
+) -> None:
+    assert take(make(every_steps=3), 0, 45, 45) == {10: [10], 20: [10, 20], 30: [10, 20, 30]}
+    # Steps 26 to 30 are too few to show: what they gave waits for the next boundary.
+    again = take(make(), 25, 65, 40)
+    assert again == {26: [10, 20], 40: [10, 20, 30, 40]}
+
+
+def test_what_waits_is_in_private_and_shows_when_training_has_ended(
+    make: Make, tmp_path: Path
+) -> None:
+    scores = make()
+    assert take(scores, 25, 40, 39) == {}
+    waiting = json.loads((tmp_path / PRIVATE_SCORES_BY_STEP).read_text())["points"]
+    assert [point["step"] for point in waiting] == [30]
+    assert (tmp_path / PRIVATE_SCORES_BY_STEP).stat().st_mode & 0o777 == 0o600
+    make().publish()  # as of a run that is only reported anew
+    assert [point["step"] for point in points(tmp_path)] == [30]
+
+
+def test_scores_of_steps_that_are_taken_again_give_way(make: Make, tmp_path: Path) -> None:
+    take(make(), 0, 60, 40)
+    old = {point["step"]: point for point in points(tmp_path)}
+    take(make(), 20, 60, 40)
+    new = {point["step"]: point for point in points(tmp_path)}
+    assert old[20] == new[20] and old[30] != new[30]
+
+
+def test_a_score_that_its_checkpoint_survived_is_made_up_for(make: Make, tmp_path: Path) -> None:
+    scores = make()
+    scores.begin(20, 60, None)
+    scores.publish()
+    assert [point["step"] for point in points(tmp_path)] == [20]
+
+
+def test_epochs_are_steps_of_the_public_number_of_examples(make: Make) -> None:
+    """100 examples by 8 are 12.5 steps: rounded, and then up to whole tens."""
+    assert take(make(every_steps=None, every_epochs=1), 0, 60, 60) == {20: [20], 40: [20, 40]}
+
+
+def test_a_schedule_that_asks_for_nothing_says_so(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert take(make(every_steps=30), 0, 45, 45) == {}
+    assert "eval.every_steps=30 scores nothing while training" in caplog.text
