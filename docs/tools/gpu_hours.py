@@ -20,6 +20,7 @@ from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
+from dpft.errors import InputError
 from dpft.runs.overrides import without_recipes_promise
 from dpft.training.estimate import model_shapes, operations_per_token
 
@@ -75,14 +76,13 @@ def _words(recipe: str, words: tuple[str, ...]) -> list[str]:
 
 
 def _model(config: DictConfig) -> "transformers.PreTrainedModel":
-    if config.model.architecture and config.model.name not in SHAPES:
-        values = dict(OmegaConf.to_container(config.model.architecture))
-        kind = values.pop("model_type")
-        made = transformers.AutoConfig.for_model(kind, **values)
-        return transformers.AutoModelForSeq2SeqLM.from_config(made)
-    shape, auto, sizes = SHAPES[config.model.name]
-    made = getattr(transformers, shape)(**sizes)
-    return getattr(transformers, auto).from_config(made)
+    if config.model.name in SHAPES:
+        shape, auto, sizes = SHAPES[config.model.name]
+        return getattr(transformers, auto).from_config(getattr(transformers, shape)(**sizes))
+    values = dict(OmegaConf.to_container(config.model.architecture))
+    if values.pop("model_type", None) != "t5":
+        raise InputError(f"the shapes of model={config.model.name} must be in SHAPES, got none.")
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**values))
 
 
 def _records(config: DictConfig) -> float:

@@ -98,6 +98,7 @@ OF_ONE_RUN = {
     ("Li et al. 2022", "Table 2"): ("li2022_e2e",),
     ("Li et al. 2022", "Table 3"): ("li2022_personachat",),
     ("Li et al. 2022", "Table 9"): ("li2022_table9",),
+    ("Li et al. 2022", "Table 14"): ("li2022_rgp_sst2",),
     ("Bu et al. 2022", "Table 4"): ("bu2022_adapter_mnli",),
     ("Bu et al. 2022", "Table 15"): ("bu2022_cifar10_full",),
     ("Ponomareva et al. 2022", "Table 3"): ("ponomareva2022_t5_small_prefix",),

@@ -66,6 +66,7 @@ PRIVATE: dict[str, tuple[str, str]] = {
     ),
     "PRIVATE_REPORT": ("The same, to read.", ""),
     "DATA_SUMMARY": ("How many records were read, left out, cut, held out and trained on.", ""),
+    "EXACT_HISTOGRAM": ("The words of a vocabulary without privacy, as they were counted.", ""),
     "FINGERPRINT": ("A keyed hash of the records, by which other records are refused.", ""),
     "HELD_OUT_KEY": ("The key that says which records are held out.", ""),
     "UNIT_KEY": ("The key that says which records of a large unit are trained on.", ""),

@@ -14,7 +14,14 @@ from dpft.files import read_file, sync_tree, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.rounding import up
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import CONFIGURATION, HISTOGRAM, PRIVACY, TOKENIZER, private_path
+from dpft.run_folder import (
+    CONFIGURATION,
+    EXACT_HISTOGRAM,
+    HISTOGRAM,
+    PRIVACY,
+    TOKENIZER,
+    private_path,
+)
 from dpft.runs.answer import Answer
 from dpft.runs.run_plan import PublicSize
 from dpft.runs.tokenizing.histogram_file import (
@@ -98,9 +105,10 @@ def make_without_privacy(
     lines = as_lines((word, count) for word, count in pairs if not is_special(word))
     if not lines:
         raise InputError("the training records must have a word, got none; give other records.")
-    write_text(private_path(folder, HISTOGRAM), lines, mode=0o600)
+    histogram = private_path(folder, EXACT_HISTOGRAM)
+    write_text(histogram, lines, mode=0o600)
     try:
-        made = _saved(command, folder, private_path(folder, HISTOGRAM))
+        made = _saved(command, folder, histogram)
     except VocabularyError as error:
         raise InputError(f"{error}: the words of the records allow no other number.") from None
     write_open_outcome(command, folder, made, size)
