@@ -108,8 +108,7 @@ def start_anew(folder: Path) -> None:
     private = private_folder(folder)
     public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
     own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, PRIVATE_METRICS, PRIVATE_REPORT)
-    own = (*own, PRIVATE_SCORES_BY_STEP)
-    for name in (*public, *own, AUDIT_KEY, WHITE_BOX):
+    for name in (*public, *own, PRIVATE_SCORES_BY_STEP, AUDIT_KEY, WHITE_BOX):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
