@@ -116,8 +116,10 @@ def series_plot(series: Series, config: Mapping[str, Any], name: str) -> Markup 
         name: Of the figure.
     """
     metric = main_metric(config, series.metrics)
+    if metric is None:
+        return None
     rows = [(step, eps, scores[metric]) for step, eps, scores in series.rows if metric in scores]
-    if metric is None or len(rows) < 2:
+    if len(rows) < 2:
         return None
     from matplotlib.ticker import MaxNLocator
 
