@@ -107,8 +107,9 @@ def start_anew(folder: Path) -> None:
         return
     private = private_folder(folder)
     public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
-    own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, PRIVATE_METRICS, PRIVATE_REPORT)
-    for name in (*public, *own, PRIVATE_SCORES_BY_STEP, AUDIT_KEY, WHITE_BOX):
+    scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_SCORES_BY_STEP)
+    own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
+    for name in (*public, *own):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
