@@ -205,5 +205,6 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
     if "decode.max_new_tokens" in words.keys:
         return config
     # The first token of a record is given.
-    longest = saved.decode.max_new_tokens if config.num is None else saved.task.longest - 1
+    whole = max(1, saved.task.longest - 1)
+    longest = saved.decode.max_new_tokens if config.num is None else whole
     return replace(config, decode=replace(config.decode, max_new_tokens=longest))

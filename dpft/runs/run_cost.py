@@ -225,10 +225,13 @@ def taken_length(task: Task, measured: int | None) -> int:
 
 
 def own_length(rows: Sequence[Any]) -> int | None:
-    """Returns the mean length of encoded records in tokens, private; None where they have none."""
+    """Returns the mean length of encoded records in tokens, private; None where they have none.
+
+    It has two digits, as all that a terminal shows its owner of private records.
+    """
     if not isinstance(rows, TokenRows) or not len(rows):
         return None
-    return max(1, round(float(rows.lengths.mean())))
+    return max(1, round(float(f"{rows.lengths.mean():.2g}")))
 
 
 def _width(model: nn.Module) -> int:

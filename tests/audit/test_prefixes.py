@@ -119,7 +119,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase
 
 def corpus(tokenizer: PreTrainedTokenizerBase, kind: str, **changes: Any) -> CorpusEncoding:
     layout = TextLayout(kind=kind, answer=TEXT, pad_token_id=0)
-    return CorpusEncoding(tokenizer=tokenizer, layout=layout, max_length=24, **changes)
+    return CorpusEncoding(tokenizer=tokenizer, layout=layout, **{"max_length": 24, **changes})
 
 
 def word(length: int) -> Example:
@@ -178,9 +178,9 @@ def test_hidden_spans_are_those_of_the_row_as_it_is_scored(
 def test_what_is_written_is_parted_by_any_sentinel_and_what_is_left_out_is_nothing(
     letters: PreTrainedTokenizerBase,
 ) -> None:
-    made = corpus(letters, SEQ2SEQ, span_corruption=True)
+    made = corpus(letters, SEQ2SEQ, span_corruption=True, max_length=40)
     options = Memorization(continuation_tokens=2)
-    (found,) = cut_records([word(26)], made, options)
+    (found,) = cut_records([word(40)], made, options)
     assert sum(map(len, found.asked)) == 2
     first, second = made.sentinels[:2]
     assert found.written([9, first, 5, 6, second, 7])[0] == (5, 6)

@@ -26,8 +26,8 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch, shared_accounting: None) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(
         planned_run,
-        "probe",
-        lambda *_, peak_memory_bytes: Estimate(peak_memory_bytes=peak_memory_bytes, **TOOK),
+        "estimated_cost",
+        lambda *_, peak_memory_bytes, **__: Estimate(peak_memory_bytes=peak_memory_bytes, **TOOK),
     )
 
 

@@ -11,6 +11,7 @@ from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.label_words import LabelWordEncoding
 from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
+from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, load_tokenizer
@@ -19,8 +20,17 @@ from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.modality.lengths import check_lengths
 from dpft.runs.overrides import checked_overrides
-from dpft.runs.task_model import encoding_of, fitted_to, head_of, layout_of, prepare_model
+from dpft.runs.task_model import (
+    encoding_of,
+    fitted_to,
+    head_of,
+    layout_of,
+    prepare_model,
+    written_tokens,
+)
+from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import Task, chosen_task_class
+from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabeledExample
@@ -166,6 +176,17 @@ def test_texts_longer_than_the_models_positions_are_refused(models):
     check_lengths(task("sst2", max_length=500), models["t5"], max_new_tokens=500)
     sentence = refusal(check_lengths, task("e2e"), models["gpt2"], max_new_tokens=64)
     assert "decode.max_new_tokens" in sentence
+
+
+def test_a_corpus_says_what_its_model_learns_once_the_model_is_known(models):
+    learned = {"bert": "mlm", "gpt2": "causal", "t5": "span_corruption"}
+    for name, objective in learned.items():
+        fitted = TrainedModel(architecture=models[name]).fitted(CorpusTask(name="corpus"))
+        assert fitted.objective == objective
+        written = None if objective == "mlm" else 7
+        assert written_tokens(fitted, DecodeConfig(max_new_tokens=7)) == written
+    chosen = CorpusTask(name="corpus", objective="prefix_lm")
+    assert TrainedModel(architecture=models["t5"]).fitted(chosen).objective == "prefix_lm"
 
 
 def test_a_bare_encoder_has_a_masked_kind_until_its_weights_are_asked(tmp_path):

@@ -136,7 +136,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     def private(session: Any, plan: Any, *_: Any, **given: Any) -> None:
         calls.append(("private", SimpleNamespace(session=session, plan=plan, **given)))
 
-    def ordinary(session: Any, steps: int, resume_point: Any) -> None:
+    def ordinary(session: Any, steps: int, resume_point: Any, **_: Any) -> None:
         calls.append(("ordinary", SimpleNamespace(session=session, steps=steps)))
 
     monkeypatch.setattr(training, "train_privately", private)

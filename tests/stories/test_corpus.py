@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import T5ForConditionalGeneration
 
 from dpft.reports.run.metrics_files import read_own_evaluations
+from tests.models import small
 from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
 
 TRAINING = (
@@ -79,3 +81,36 @@ def test_a_text_file_has_no_column_to_be_a_unit(workspace: Workspace) -> None:
     unit = ("privacy.unit=who", "privacy.records_per_unit=2")
     sentence = workspace.refusal("train", *TRAINING, "task.data_dir=texts", *unit)
     assert "notes.txt, line 1: a text file has no columns" in sentence
+
+
+def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
+    tmp_path: Path,
+) -> None:
+    """All that the end of the run advises works: eval, generate and report."""
+    workspace = Workspace(tmp_path)
+    tokenizer = small.blank_words(closes=True)
+    names = [f"<extra_id_{number}>" for number in range(9)]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    config = small.t5_config(vocab_size=len(tokenizer))
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    (tmp_path / "texts.txt").write_text("this film was great and this play was dull\n" * 40)
+    (tmp_path / "gaps.jsonl").write_text('{"text": "this ____ was a ____ play"}\n')
+    done = workspace.run(
+        "train", "task=corpus", "task.data_dir=texts.txt", "model.path=t5", "task.max_length=40",
+        "train.expected_batch_size=8", "train.steps=1", "privacy.noise_multiplier=1",
+        "privacy.accountant=rdp", "privacy.self_check=false", "eval.held_out=0.2",
+        "eval.limit=2", "hydra.run.dir=run",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    advised = [line[11:] for line in done.out.splitlines() if line.startswith("next: dpft ")]
+    assert [line.split()[0] for line in advised] == ["eval", "generate", "report"]
+    for line in advised:
+        done = workspace.run(*line.replace("FILE", "gaps.jsonl").split())
+        assert done.code == 0, done.err
+    (row,) = map(json.loads, (tmp_path / "run/generated/1.jsonl").read_text().splitlines())
+    assert row["prompt"] == "this ____ was a ____ play"
+    first, second = row["fills"]
+    assert first and second
+    assert row["text"] == f"this {first} was a {second} play"
+    assert "goes on from texts with gaps" in workspace.refusal("generate", "run=run", "num=3")

@@ -218,7 +218,8 @@ def test_a_tokenizers_file_says_what_its_ledger_does(tmp_path: Path, changes: di
         known = {"lines": ledger.lines, "head": ledger.head}
     content = {
         "schema_version": 1, "private": True, "num_examples": SIZE, "steps": 1, "warnings": [],
-        "words_kept": 3, "epsilon": histogram.epsilon, "delta": 1e-6, "accountant": "gaussian",
+        "words_kept": 3, "mechanism": "gaussian_histogram", "epsilon": histogram.epsilon,
+        "delta": 1e-6, "accountant": "gaussian",
         "steps_taken": 1, "noise_multiplier": 10.0, "sample_rate": 1.0, "ledger": known,
     }  # fmt: skip
     (tmp_path / "privacy.json").write_text(json.dumps(content))
