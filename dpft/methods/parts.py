@@ -5,7 +5,7 @@ Methods that train a part of the model share these answers. ``PreTrainedModel`` 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from dpft.errors import InputError
 
@@ -69,13 +69,9 @@ def untie_head(model: "PreTrainedModel") -> None:
     """
     from torch import nn
 
-    head, config = output_embeddings(model), model.config
-    if (
-        head is None
-        or config.is_encoder_decoder
-        or not model.can_generate()
-        or list(head.parameters()) != [head.weight]
-    ):
+    config, head = model.config, cast(Any, output_embeddings(model))
+    alone = list(head.parameters()) == [head.weight]
+    if config.is_encoder_decoder or not model.can_generate() or not alone:
         raise InputError(
             f"method.untie=true needs a causal language model, got {type(model).__name__}; choose"
             " method=top2 or method=bitfit."
