@@ -272,7 +272,8 @@ def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
         train: As it was chosen.
         number: Of examples or units, with "and"; empty where no key follows it.
     """
-    given, names = config.train, []
+    given = config.train
+    names: list[str] = []
     if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
         names.append("expected_batch_size")
     if given.epochs is None and given.steps is None:
