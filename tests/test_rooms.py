@@ -136,6 +136,7 @@ def library_files() -> set[Path]:
     while new:
         found |= new
         new = {name for each in new for name in imported_modules(modules[each].read_text())}
+        new |= {name.rpartition(".")[0] for name in new}  # of "module.name"
         new = (new & set(modules)) - found
     return {modules[name] for name in found} | {*(PACKAGE / "privacy/clipping").rglob("*.py")}
 

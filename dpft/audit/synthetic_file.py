@@ -103,7 +103,8 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
         kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
     records = [record for row in kept for record in examples_of(task, row)]
     if not records:
-        raise InputError(f"synthetic must hold at least one row, got none in {name!r}.")
+        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
+        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {name!r}.")
     assert are_texts(records)
     return list(records), len(rows) - len(kept)
 

@@ -9,7 +9,7 @@ import pytest
 from dpft.audit.audit_config import AuditConfig
 from dpft.audit.base import Finding
 from dpft.audit.command import show
-from dpft.audit.kinds.membership import Membership
+from dpft.audit.kinds.membership import MembershipAudit
 from dpft.reports.terminal import Grid
 
 FILES = ["A page with plots: run/private/audit/membership.html"]
@@ -17,7 +17,7 @@ ROWS = [("loss: AUC", "0.871")]
 
 
 def shown(finding: Finding, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
-    show(finding, AuditConfig(run="run", audit=Membership(name="membership"), **options))
+    show(finding, AuditConfig(run="run", audit=MembershipAudit(name="membership"), **options))
     return capsys.readouterr().out
 
 

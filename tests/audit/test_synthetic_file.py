@@ -71,10 +71,12 @@ def test_a_row_whose_label_is_none_is_left_out_and_counted(tmp_path: Path, colum
     lines = (json.dumps({column: mood, "text": f"day of {mood}"}) for mood in moods)
     file.write_text("\n".join(lines))
     found = read_synthetic(Path("run"), task, file, None)
-    assert found.texts(9) == ["bad: day of bad", "good: day of good"]
+    assert found.texts(9) == ["day of bad", "day of good"]
     assert found.no_rows == 2
     file.write_text(json.dumps({column: "pgative", "text": "x"}))
-    with pytest.raises(InputError, match="at least one row"):
+    with pytest.raises(
+        InputError, match="at least one row whose label is of task.labels, got none"
+    ):
         read_synthetic(Path("run"), task, file, None)
 
 
