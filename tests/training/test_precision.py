@@ -65,6 +65,7 @@ def test_the_loss_scale_is_for_float16_alone():
     [
         ({"precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, got 'fp8'"),
         ({"loss_scale": 0.0}, "train.loss_scale must be from 1 to .* got 0.0"),
+        ({"adaptive_loss_scale": True}, "adaptive_loss_scale=true needs train.precision=fp16, got"),
         ({"loss_scale": float("inf")}, "train.loss_scale must be from 1 to .* got inf"),
     ],
 )
