@@ -20,6 +20,7 @@ _OF_KEY = {
     "train.steps": "max_steps num_steps train_steps num_train_steps max_iters iterations",
     "train.seed": "seed random_seed data_seed manual_seed",
     "train.precision": "fp16 bf16 half mixed_precision dtype torch_dtype",
+    "train.adaptive_loss_scale": "dynamic_loss_scale loss_scale_window grad_scaler",
     "train.device": "device cuda gpu no_cuda use_cpu",
     "train.checkpoint_every": "save_steps save_every checkpoint_interval",
     "train.keep": "save_total_limit",

@@ -99,6 +99,19 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
         )
 
 
+def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+    """Refuses a loss scale that moves by noisy gradients where there are none.
+
+    Raises:
+        InputError: The run is not private.
+    """
+    if train.adaptive_loss_scale and privacy.guarantee is None:
+        raise InputError(
+            "train.adaptive_loss_scale=true needs privacy=dp, whose noisy gradients move the scale,"
+            f" got privacy={privacy.name}; set it to false, which keeps train.loss_scale."
+        )
+
+
 def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
     """Refuses two public numbers of one thing that are far apart, before any record is read.
 
@@ -265,6 +278,7 @@ class TrainConfig(CrossChecked):
         (("task", "privacy"), check_public_numbers),
         (("privacy", "train"), check_loop),
         (("task", "privacy", "train"), check_chunks),
+        (("privacy", "train"), check_adaptive_scale),
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
         (("method", "audit"), check_white_box),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping.choices import Compilation
+from dpft.privacy.clipping.choices import Compilation, LossScale
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.options import ClippingOptions
@@ -56,7 +56,7 @@ class PrivacyEngine:
         engine: str = "auto",
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
-        loss_scale: float = 1.0,
+        loss_scale: LossScale = 1.0,
         compilation: Compilation | None = None,
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,

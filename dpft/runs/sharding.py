@@ -22,7 +22,8 @@ def check_sharding(config: TrainConfig) -> None:
     """Refuses what does not go with a sharded model, before anything is read.
 
     Raises:
-        InputError: The run is to be compiled, or its optimizer reads whole parameters.
+        InputError: The run is to be compiled, or its optimizer, its loss scale or its audit reads
+            whole parameters.
     """
     if not config.parallel.shards_model:
         return
@@ -31,6 +32,11 @@ def check_sharding(config: TrainConfig) -> None:
         raise InputError(
             "audit.white_box=true needs the whole model in each process, got parallel=fsdp; set"
             " audit.white_box=false, or parallel=ddp."
+        )
+    if config.train.adaptive_loss_scale:
+        raise InputError(
+            "train.adaptive_loss_scale=true needs the whole model in each process, got"
+            " parallel=fsdp; set train.adaptive_loss_scale=false, or parallel=ddp."
         )
     if config.train.compile:
         raise InputError(

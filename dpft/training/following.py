@@ -22,6 +22,7 @@ from dpft.training.checkpoint import help_save
 from dpft.training.compiling import compilation_of, private_cache
 from dpft.training.listeners import StepEvaluation
 from dpft.training.loop import StepEngine, StepStatistics, train
+from dpft.training.loss_scale import scaled
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, StepsTogether, share_start
 from dpft.training.session import Clipped, engine_without_noise
@@ -91,17 +92,18 @@ def private_engine(
     """Returns the engine of a process that keeps no ledger."""
     ranks = recipe.ranks
     device = recipe.training_set.device
+    log, loss_scale = scaled(recipe.settings, NoLedger(), start.loss_scale)
     return PrivacyEngine(
         recipe.model,
         plan=plan,
-        ledger=NoLedger(),
+        ledger=log,
         randomness=restore_randomness(device, start.secrets, privacy.noise_seed, rank=ranks.rank),
         steps_taken=start.done,
         last_step=start.last_step,
         engine=privacy.engine,
         groups=privacy.groups,
         memory_mb=privacy.clipper_memory_mb,
-        loss_scale=recipe.settings.backward_scale,
+        loss_scale=loss_scale,
         compilation=compilation_of(recipe.training_set),
         ranks=ranks,
         shards=recipe.shards,

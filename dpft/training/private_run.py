@@ -15,6 +15,7 @@ from typing import Any
 from dpft.fused_head import loss_head_of
 from dpft.parallel.gathering import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
@@ -22,9 +23,11 @@ from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
+from dpft.privacy.step_log import StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
+from dpft.training.loss_scale import LOSS_SCALE, scale_record, scaled
 from dpft.training.recipe import prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
@@ -96,11 +99,12 @@ class PrivateRun:
         privacy, session = self.privacy, self.session
         settings = session.settings
         rates = (settings.peak_learning_rate, settings.weight_decay, settings.loss_scale)
+        adapts = ("adaptive",) if settings.adaptive_loss_scale else ()
         return environment(
             session.training_set,
             engine=privacy.engine,
             memory_mb=privacy.clipper_memory_mb,
-            settings=(session.method, session.optimizer, session.scheduler, *rates),
+            settings=(session.method, session.optimizer, session.scheduler, *rates, *adapts),
             ranks=session.ranks,
             shards=session.shards,
             fused_head=loss_head_of(session.model) is not None,
@@ -199,20 +203,25 @@ class PrivateRun:
             last_step=last_step,
             secrets=randomness.state(done),
             goes_on=resume_point is not None,
+            loss_scale=None
+            if resume_point is None
+            else resume_point.checkpoint.run.get(LOSS_SCALE),
         )
         share_start(start, training_state, session.ranks)
+        scale_state = start.loss_scale
         del start  # It holds the keys of the step.
         released, frozen = self._frozen(training_state, resume_point)
         moved = moved_while_frozen(training_state)
         session.method.begin_step(session.model, min(done, self.plan.steps - 1))
         with self._journal(ledger, journaled) as journal:
-            engine = self._engine(journal, randomness, done, last_step, moved)
+            log, loss_scale = scaled(session.settings, journal, scale_state)
+            engine = self._engine(log, loss_scale, randomness, done, last_step, moved)
             take_steps(
                 session,
                 engine,
                 training_state,
                 beside_state=lambda: {
-                    "run": self._bound_to(ledger, journal, frozen),
+                    "run": self._bound_to(ledger, journal, frozen) | scale_record(loss_scale),
                     "generators": engine.secret_keys(),
                 },
                 goes_on=resume_point is not None,
@@ -286,7 +295,8 @@ class PrivateRun:
 
     def _engine(
         self,
-        journal: JournaledLedger,
+        log: StepLog,
+        loss_scale: LossScale,
         randomness: Randomness,
         done: int,
         last_step: int,
@@ -295,14 +305,14 @@ class PrivateRun:
         return PrivacyEngine(
             self.session.model,
             plan=self.plan,
-            ledger=journal,
+            ledger=log,
             randomness=randomness,
             steps_taken=done,
             last_step=last_step,
             engine=self.privacy.engine,
             groups=self.privacy.groups,
             memory_mb=self.privacy.clipper_memory_mb,
-            loss_scale=self.session.settings.backward_scale,
+            loss_scale=loss_scale,
             compilation=compilation_of(self.session.training_set),
             ranks=self.session.ranks,
             shards=self.session.shards,

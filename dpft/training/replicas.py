@@ -36,6 +36,8 @@ class Start:
     """Keys of the next step, or generator states; ready for JSON."""
     goes_on: bool = False
     """Whether the checkpoint to begin with is there already."""
+    loss_scale: Mapping[str, Any] | None = None
+    """Where an adaptive loss scale stands; None: where it starts, or there is none."""
 
 
 def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:

@@ -120,8 +120,11 @@ class TrainingConfig(DeviceConfig):
     precision: str = "fp32"
     """What the model computes in, over float32 parameters: fp32, bf16 or fp16."""
     loss_scale: float = 1024.0
-    """For fp16: the backward pass runs on losses times this constant, and its results are
-    divided by it in float32, so that small gradients survive. Public, never adapted to data."""
+    """For fp16: the backward pass runs on losses times this, and its results are divided by it in
+    float32, so that small gradients survive. Public; never adapted to what a record overflows."""
+    adaptive_loss_scale: bool = False
+    """For fp16 with privacy, the whole model in each process: loss_scale is where the scale starts,
+    and noisy gradients, which epsilon covers, move it where they say that fewer are lost."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; null means one at the start and one at the end."""
     keep: int = 1
@@ -151,6 +154,11 @@ class TrainingConfig(DeviceConfig):
         if self.precision not in PRECISIONS:
             raise InputError(
                 f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
+            )
+        if self.adaptive_loss_scale and self.precision != "fp16":
+            raise InputError(
+                "train.adaptive_loss_scale=true needs train.precision=fp16, got"
+                f" {self.precision}; set it to false."
             )
         if self.epochs is not None and self.epochs <= 0:
             raise InputError(

@@ -66,6 +66,7 @@ def test_the_loss_scale_is_for_float16_alone():
         ({"precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, got 'fp8'"),
         ({"loss_scale": 0.0}, "`loss_scale` must be from 1 to .* got 0.0"),
         ({"loss_scale": float("inf")}, "`loss_scale` must be from 1 to .* got inf"),
+        ({"adaptive_loss_scale": True}, "adaptive_loss_scale=true needs train.precision=fp16, got"),
     ],
 )
 def test_bad_precision_is_refused(options, message):

@@ -20,6 +20,8 @@ NORM_RANGE = (1e-10, 1e10)
 """Clipping norms whose squares, factors and noise float32 can hold."""
 LOSS_SCALES = (1.0, 2.0**24)
 """Scales that lift float16 gradients without taking float32 sums out of range."""
+LossScale = float | Callable[[], float]
+"""A loss scale, or what says the one of the next micro-batch: a number that is public then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,8 @@ class Tuning:
 
     memory_mb: int = DEFAULT_MEMORY_MB
     """For instantiated gradients that are kept until the factors are known."""
-    loss_scale: float = 1.0
+    loss_scale: LossScale = 1.0
     """The backward pass runs on losses times this; norms and sums are of the losses themselves."""
-
     compilation: Compilation | None = None
     """None: the model runs as it is."""
     shards: "Shards | None" = None
@@ -76,7 +77,12 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.memory_mb < 0:
             raise InputError(f"`memory_mb` must not be negative, got {self.memory_mb}.")
-        check_loss_scale(self.loss_scale)
+        check_loss_scale(self.scale)
+
+    @property
+    def scale(self) -> float:
+        """The loss scale as it is now."""
+        return self.loss_scale() if callable(self.loss_scale) else self.loss_scale
 
 
 def check_loss_scale(loss_scale: float) -> None:

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.choices import Compilation, Shards, Tuning, check_style_name
+from dpft.privacy.clipping.choices import (
+    Compilation,
+    LossScale,
+    Shards,
+    Tuning,
+    check_style_name,
+)
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import make_engine
 from dpft.privacy.clipping.engines.base import (
@@ -70,7 +76,7 @@ class PerExampleClipper:
         engine: str = "auto",
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
-        loss_scale: float = 1.0,
+        loss_scale: LossScale = 1.0,
         headroom: float = 0.0,
         compilation: Compilation | None = None,
         shards: Shards | None = None,

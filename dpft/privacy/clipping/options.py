@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import nn
 
-from dpft.privacy.clipping.choices import Compilation, Shards, Tuning
+from dpft.privacy.clipping.choices import Compilation, LossScale, Shards, Tuning
 from dpft.privacy.clipping.clipper import PerExampleClipper
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines import resolved_engine
@@ -21,7 +21,7 @@ class ClippingOptions:
     engine: str = "auto"
     groups: Sequence[str] | None = None
     memory_mb: int = DEFAULT_MEMORY_MB
-    loss_scale: float = 1.0
+    loss_scale: LossScale = 1.0
     headroom: float = 0.0
     compilation: Compilation | None = None
     shards: Shards | None = None

@@ -118,9 +118,13 @@ class Engine(ABC):
         self.sums: Sums = sums or CompensatedSums()
         self.norm_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """What norms and factors are given in."""
-        least = style.least_norm(self.norm_dtype) * self.tuning.loss_scale
-        self.negligible = NEGLIGIBLE_SHARE * least**2 / len(parameters)
+        self._parameters = len(parameters)
+
+    @property
+    def negligible(self) -> float:
         """A parameter's squared norm (of scaled losses) that changes no factor."""
+        least = self.style.least_norm(self.norm_dtype) * self.tuning.scale
+        return NEGLIGIBLE_SHARE * least**2 / self._parameters
 
     def check_unchanged(self) -> None:
         """Refuses a model whose trainable parameters are not those it was prepared with.
@@ -182,7 +186,7 @@ class Engine(ABC):
             finite: Which losses are finite, shape (b or units,).
             doubt: Whether some square cannot be believed, to be looked at as well.
         """
-        scale = self.tuning.loss_scale
+        scale = self.tuning.scale
         # Rounding may leave a square that does not matter below zero; its root would be NaN, and
         # a NaN factor would spoil every example's sum.
         squares = squares.clamp(min=0)

@@ -72,7 +72,7 @@ class LoopEngine(Engine):
 
     def _add_clipped(self, loss: Tensor, *, last: bool) -> ClipDecision:
         """Adds one clipped gradient, unless it is not finite; returns what its norm decided."""
-        scale = torch.full_like(loss, self.tuning.loss_scale)
+        scale = torch.full_like(loss, self.tuning.scale)
         parameters = self.trainable.now()
         used = ordinary_gradients(loss, parameters, weights=scale, retain_graph=not last)
         squares = self.new_squares(1)

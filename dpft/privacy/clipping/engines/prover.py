@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import is_out_of_memory
+from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engines.base import LossFunction, is_a_list
 from dpft.privacy.clipping.engines.compiled import CompiledForward, CompilerFailed
 from dpft.privacy.clipping.engines.patches import Patches
@@ -54,7 +55,7 @@ class Prover:
     """Computes losses for an engine, and proves them where that is due."""
 
     def __init__(
-        self, model: nn.Module, patches: Patches, backward: Backward, loss_scale: float
+        self, model: nn.Module, patches: Patches, backward: Backward, tuning: Tuning
     ) -> None:
         """Prepares for an engine.
 
@@ -62,11 +63,11 @@ class Prover:
             model: As the engine got it, compiled or not.
             patches: The engine's recording forwards.
             backward: The engine's backward pass.
-            loss_scale: What the losses are multiplied by before they are backpropagated.
+            tuning: The engine's, which says what the losses are multiplied by.
         """
         self._model, self._patches, self._plans = model, patches, patches.plans
         self._trainable = patches.trainable
-        self._verdicts = Verdicts(model, patches, backward, loss_scale, self._quiet)
+        self._verdicts = Verdicts(model, patches, backward, tuning, self._quiet)
         self._company = LossCompany(patches.model, patches.calls)
         self._kinds = Kinds()
         self._draws: dict[Hashable, bool] = {}

@@ -41,7 +41,7 @@ class RecordingEngine(Engine):
         super().__init__(model, style, groups=groups, tuning=tuning)
         self.recorder = Recorder(self.trainable)
         self._patches = Patches(model, self.recorder, self.tuning.compilation)
-        self._prover = Prover(model, self._patches, self.backward, self.tuning.loss_scale)
+        self._prover = Prover(model, self._patches, self.backward, self.tuning)
         self._rows: int | None = None
         self.shared = self.trainable.shared
         """Names of the parameters of several layers, whose uses add up before the norm."""
@@ -139,7 +139,7 @@ class RecordingEngine(Engine):
         self.recorder.start(rows or self._rows or len(losses))
         self.recorder.receive = receive
         with torch.enable_grad():
-            total = losses.sum() * self.tuning.loss_scale
+            total = losses.sum() * self.tuning.scale
         try:
             with watch_for_unrecorded_gradients(self.trainable.now()):
                 torch.autograd.backward(total, retain_graph=retain_graph)

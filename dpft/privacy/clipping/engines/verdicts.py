@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import InputError, RunError, is_out_of_memory
+from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.engines.patches import Patches
@@ -66,7 +67,7 @@ class Verdicts:
         model: nn.Module,
         patches: Patches,
         backward: Backward,
-        loss_scale: float,
+        tuning: Tuning,
         quiet: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """Prepares for an engine.
@@ -75,12 +76,12 @@ class Verdicts:
             model: As the engine got it, compiled or not.
             patches: The engine's recording forwards.
             backward: The engine's backward pass.
-            loss_scale: What the losses are multiplied by before they are backpropagated.
+            tuning: The engine's, which says what the losses are multiplied by.
             quiet: Makes the model draw nothing.
         """
         self._model, self._patches, self._plans = model, patches, patches.plans
         self._trainable = patches.trainable
-        self._backward, self._loss_scale, self._quiet = backward, loss_scale, quiet
+        self._backward, self._tuning, self._quiet = backward, tuning, quiet
 
     def widened(self, asked: Computation, few: Few | None) -> Verdict | None:
         """Returns what is proved, widening the plans as long as they are disproved.
@@ -157,7 +158,7 @@ class Verdicts:
         units = asked.units if few is None else few.survey.units
         with self._patches.without():
             losses = self._bare_losses(asked, few)
-            bare = bare_run(losses, self._trainable, self._loss_scale, units)
+            bare = bare_run(losses, self._trainable, self._tuning.scale, units)
             del losses
         graph: Tensor | None = None
 
