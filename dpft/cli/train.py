@@ -9,13 +9,13 @@ from dpft.cli.launched import words_of_processes
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
-from dpft.phases import LIBRARIES, READING, phase, shown_phases
 from dpft.runs.announcing import announce
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.early_calibration import early_calibration
 from dpft.runs.overrides import checked_overrides as expand
 from dpft.runs.run_plan import plan_run
 from dpft.runs.saved_run import saved_run
+from dpft.startup import LIBRARIES, READING, doing, shown_startup
 from dpft.training.trackers.base import TrackerConfig
 
 CONFIG = TrainCommand
@@ -35,8 +35,8 @@ def run(command: TrainCommand) -> None:
     announce(command)
     with ExitStack() as early:
         if not is_beside_first():
-            early.enter_context(shown_phases())
-        phase(READING)
+            early.enter_context(shown_startup())
+        doing(READING)
         calibrate = None
         if command.resume is None:
             from dpft.runs.training_data import read_early
@@ -45,7 +45,7 @@ def run(command: TrainCommand) -> None:
                 command.tracking.check()
             calibrate = early.enter_context(early_calibration(command))
             early.enter_context(read_early(command))
-        phase(LIBRARIES)
+        doing(LIBRARIES)
         from dpft.runs import run as runs
         from dpft.runs.ending import show_ending
 

@@ -22,7 +22,6 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
-from dpft.phases import CHECKING, ENCODING, LOADING, PLANNING, phase
 from dpft.privacy.keys import secret_key
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
@@ -42,6 +41,7 @@ from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
 from dpft.runs.training_data import load_training_data
 from dpft.runs.white_box import check_white_box
+from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.loop import TrainingSet
 from dpft.training.precision import warn_if_slow
@@ -118,13 +118,13 @@ def prepare(
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
     check_compiled_shape(config, lambda: data.num_units)
-    phase(PLANNING)
+    doing(PLANNING)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
     else:
         plan = restored_plan(config, resume_point, lambda: data.num_units)
     warn(config, plan)
-    phase(LOADING)
+    doing(LOADING)
     rows = None
     if config.parallel.shards_model:
         model, new, rows = prepare_in_shards(config, architecture, head)
@@ -137,9 +137,9 @@ def prepare(
         check_white_box(model)
     if not config.parallel.shards_model:
         model.to(device)  # type: ignore[arg-type]
-        phase(CHECKING)
+        doing(CHECKING)
         prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
-    phase(ENCODING)
+    doing(ENCODING)
     key = unit_key(config) if secrets is None else secrets.unit_key
     audit_key = secret_key("audit", config.privacy.noise_seed)
     audit_key = audit_key if secrets is None else secrets.audit_key

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 
 from dpft.evaluation.scored import OnProgress
-from dpft.phases import end_phases
+from dpft.startup import end_startup
 from dpft.training.progress import clock_time, draws_bars
 
 PARTS = 10
@@ -60,7 +60,7 @@ def batch_progress(
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()
     bars: dict[str, TaskID] = {}
     to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
-    end_phases()
+    end_startup()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -24,12 +24,12 @@ from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
-from dpft.phases import PROBING, phase
 from dpft.reports.accounting.plan_table import in_words
 from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spent_epsilon import leading_accountant
 from dpft.runs.task_model import layout_of, training_head
+from dpft.startup import PROBING, doing
 from dpft.tasks.base import Task, TextualTask
 from dpft.training.estimate import (
     Estimate,
@@ -197,7 +197,7 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
             what records are taken to have.
         taken: Steps of earlier sessions.
     """
-    phase(PROBING)
+    doing(PROBING)
     architecture = read_architecture(config.model)
     found = estimated_cost(
         config,

@@ -16,9 +16,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dpft.phases import TRAINING, end_phases, phase
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.rounding import round_up
+from dpft.startup import TRAINING, doing, end_startup
 from dpft.training.windows import StepWindows
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class StepProgress:
         if self._windows.starts_on_grid:
             self._begin(self._taken)
             return self
-        phase(TRAINING, self._foretold)
+        doing(TRAINING, self._foretold)
         if self._taken < self._steps:
             self._say_what_is_silent()
         return self
@@ -101,7 +101,7 @@ class StepProgress:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
-        end_phases()
+        end_startup()
 
     def advance(self, step: int) -> None:
         """Shows that ``step`` steps are taken, if they end a window."""
@@ -136,7 +136,7 @@ class StepProgress:
         self._marked = (step, self._clock())
         # Not before: how long a session took from an odd step, less how long one took from
         # another, would be the time of fewer than ten.
-        end_phases()
+        end_startup()
         self._bar.start()
 
     def _waits(self) -> list[str]:

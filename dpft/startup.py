@@ -1,14 +1,14 @@
 """What a run does before its first steps show, on one line of a terminal from the first second on.
 
 Reading, importing, loading, proving and encoding take minutes of silence on a large model. Each
-says by ``phase`` that it begins; where no line is drawn (a pipe, a program), that does nothing. The
+says by ``doing`` that it begins; where no line is drawn (a pipe, a program), that does nothing. The
 line is redrawn once a second, and no step moves it (docs/design.md, rule 7). It is drawn without a
 library: those that draw bars take part of the time that it is there to bridge.
 
-    with shown_phases():
-        phase(READING)
+    with shown_startup():
+        doing(READING)
         ...
-        end_phases()  # a bar of its own follows
+        end_startup()  # a bar of its own follows
 """
 
 import logging
@@ -29,7 +29,7 @@ CHECKING = "checking the clipper"
 ENCODING = "encoding the records"
 PROBING = "timing the machine"
 TRAINING = "training"
-PHASES = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, PROBING, TRAINING)
+PARTS = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, PROBING, TRAINING)
 """In their order; a run may leave some out."""
 EVERY = 1.0
 """Seconds from one drawing to the next."""
@@ -38,7 +38,7 @@ BAR = 24
 ERASE = "\r\x1b[2K"
 
 
-class PhaseLine:
+class StartupLine:
     """The line of one run."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -48,13 +48,13 @@ class PhaseLine:
         self._what: str | None = None
         self._foretold = ""
         self._lock, self._ended = Lock(), Event()
-        self._thread = Thread(target=self._redraw, name="phases", daemon=True)
+        self._thread = Thread(target=self._redraw, name="startup", daemon=True)
 
     def begin(self, what: str, foretold: str = "") -> None:
         """Shows what the run does from now on, and the time that it will take once that is known.
 
         Args:
-            what: One of ``PHASES``.
+            what: One of ``PARTS``.
             foretold: Such as "about 4 minutes"; empty: nothing is known yet.
         """
         with self._lock:
@@ -66,7 +66,7 @@ class PhaseLine:
             self._thread.start()
 
     def hide(self) -> None:
-        """Takes the line away until another phase begins."""
+        """Takes the line away until another part begins."""
         with self._lock:
             self._erase()
             self._what = None
@@ -83,14 +83,14 @@ class PhaseLine:
         return True
 
     def text(self) -> str:
-        """Returns the line: how many phases have begun, which one it is, the time since the start.
+        """Returns the line: how many parts have begun, which one it is, the time since the start.
 
         What is foretold stands last.
         """
         if self._what is None:
             return ""
-        begun = PHASES.index(self._what) + 1
-        done = BAR * (begun - 1) // len(PHASES)
+        begun = PARTS.index(self._what) + 1
+        done = BAR * (begun - 1) // len(PARTS)
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         parts = [f"{self._what} {minutes}:{seconds:02d}", self._foretold]
         full, empty = ("━", "─") if "utf" in (self._stream.encoding or "").lower() else ("#", "-")
@@ -112,16 +112,16 @@ class PhaseLine:
             self._stream.flush()
 
 
-_line: ContextVar[PhaseLine | None] = ContextVar("phases", default=None)
+_line: ContextVar[StartupLine | None] = ContextVar("startup", default=None)
 
 
 @contextmanager
-def shown_phases() -> Iterator[None]:
-    """Draws the phases of the run in the block, where stderr is a terminal."""
+def shown_startup() -> Iterator[None]:
+    """Draws what the run in the block does until its steps show, where stderr is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
-    line = PhaseLine(sys.stderr)
+    line = StartupLine(sys.stderr)
     token = _line.set(line)
     # Those alone that write to the same terminal.
     handlers = [
@@ -140,14 +140,14 @@ def shown_phases() -> Iterator[None]:
         line.close()
 
 
-def phase(what: str, foretold: str = "") -> None:
-    """Says what the run does from now on; see ``PhaseLine.begin``."""
+def doing(what: str, foretold: str = "") -> None:
+    """Says what the run does from now on; see ``StartupLine.begin``."""
     line = _line.get()
     if line is not None:
         line.begin(what, foretold)
 
 
-def end_phases() -> None:
+def end_startup() -> None:
     """Takes the line away before something else is drawn."""
     line = _line.get()
     if line is not None:

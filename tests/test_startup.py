@@ -1,4 +1,4 @@
-"""The line of a run's phases: on a terminal from the first second, and nowhere else."""
+"""The line of a run until its steps show: on a terminal from the first second, and nowhere else."""
 
 import io
 import logging
@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpft import phases
-from dpft.phases import (
+from dpft import startup
+from dpft.startup import (
     ERASE,
     LOADING,
     READING,
     TRAINING,
-    PhaseLine,
-    end_phases,
-    phase,
-    shown_phases,
+    StartupLine,
+    doing,
+    end_startup,
+    shown_startup,
 )
 
 
@@ -32,36 +32,36 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(phases, "sys", SimpleNamespace(stderr=stream))
-    monkeypatch.setattr(phases, "EVERY", 3600.0)
+    monkeypatch.setattr(startup, "sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr(startup, "EVERY", 3600.0)
     return stream
 
 
-def test_the_first_phase_shows_at_once_and_the_line_is_gone_at_the_end(terminal: Terminal) -> None:
-    with shown_phases():
-        phase(READING)
+def test_the_first_part_shows_at_once_and_the_line_is_gone_at_the_end(terminal: Terminal) -> None:
+    with shown_startup():
+        doing(READING)
         assert terminal.getvalue() == f"{ERASE}{'─' * 24} reading the records 0:00"
     assert terminal.getvalue().endswith(ERASE)
-    phase(LOADING)
+    doing(LOADING)
     assert "loading the model" not in terminal.getvalue(), "no run is shown any more"
 
 
-def test_a_phase_that_follows_waits_for_the_next_second(terminal: Terminal) -> None:
-    with shown_phases():
-        phase(READING)
+def test_a_part_that_follows_waits_for_the_next_second(terminal: Terminal) -> None:
+    with shown_startup():
+        doing(READING)
         drawn = terminal.getvalue()
-        phase(LOADING)
+        doing(LOADING)
         assert terminal.getvalue() == drawn, "at most once a second"
 
 
 def test_the_line_is_redrawn_as_time_goes_by(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "EVERY", 0.01)
-    with shown_phases():
-        phase(READING)
-        phase(LOADING)
-        line = phases._line.get()
+    monkeypatch.setattr(startup, "EVERY", 0.01)
+    with shown_startup():
+        doing(READING)
+        doing(LOADING)
+        line = startup._line.get()
         assert line is not None
         for _ in range(500):
             if "loading the model" in terminal.getvalue():
@@ -70,8 +70,8 @@ def test_the_line_is_redrawn_as_time_goes_by(
         assert "loading the model" in terminal.getvalue()
 
 
-def test_what_is_foretold_stays_through_the_phases(terminal: Terminal) -> None:
-    line = PhaseLine(terminal)
+def test_what_is_foretold_stays_through_all_parts(terminal: Terminal) -> None:
+    line = StartupLine(terminal)
     line.begin(LOADING, "about 4 minutes")
     line.begin(TRAINING)
     assert line.text().endswith("training 0:00, about 4 minutes")
@@ -84,8 +84,8 @@ def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        with shown_phases():
-            phase(READING)
+        with shown_startup():
+            doing(READING)
             root.warning("said")
         assert f"reading the records 0:00{ERASE}said\n" in terminal.getvalue()
         assert not handler.filters
@@ -94,11 +94,11 @@ def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
 
 
 def test_another_bar_has_the_terminal_to_itself(terminal: Terminal) -> None:
-    with shown_phases():
-        phase(READING)
-        end_phases()
+    with shown_startup():
+        doing(READING)
+        end_startup()
         assert terminal.getvalue().endswith(ERASE)
-        phase(TRAINING)
+        doing(TRAINING)
         assert "training 0:00" in terminal.getvalue()
 
 
@@ -108,7 +108,7 @@ def test_a_pipe_or_a_dumb_terminal_gets_nothing(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     stream = terminal if term == "dumb" else io.StringIO()
-    monkeypatch.setattr(phases, "sys", SimpleNamespace(stderr=stream))
-    with shown_phases():
-        phase(READING)
+    monkeypatch.setattr(startup, "sys", SimpleNamespace(stderr=stream))
+    with shown_startup():
+        doing(READING)
     assert stream.getvalue() == ""
