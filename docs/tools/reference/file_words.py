@@ -109,7 +109,14 @@ NOT_FILES = {
 """Names in dpft/run_folder.py that are no file of their own."""
 SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
     "Files": (
-        *("privacy", "tokenizer_privacy", "metrics", "predictions_line", "ledger_line"),
+        *(
+            "privacy",
+            "tokenizer_privacy",
+            "metrics",
+            "scores_by_step",
+            "predictions_line",
+            "ledger_line",
+        ),
         *("witness", "witness_line", "tuning_bill", "generated_privacy"),
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
         *("audit_synthetic", "human_eval_key"),
