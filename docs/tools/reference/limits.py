@@ -11,6 +11,7 @@ from typing import Any
 
 from dpft.config.describe import Key
 from dpft.config.help_text import Command
+from dpft.config.keys import in_keys
 from dpft.config.load import from_values
 from dpft.errors import InputError
 
@@ -77,7 +78,7 @@ def _said_of(
     try:
         from_values(values, command.root, polymorphic=command.polymorphic)
     except InputError as error:
-        for fault in error.faults:
+        for fault in map(in_keys, error.faults):
             said = re.match(rf"{re.escape(key)} must (?:be )?(.+?),? (?:but )?got ", fault)
             if said and not said[1].startswith("null for ") and not _OF_OTHER_KEYS.search(said[1]):
                 yield SHORTER.get(said[1], said[1])
