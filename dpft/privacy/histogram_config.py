@@ -8,6 +8,8 @@ from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
 from dpft.privacy.privacy_config import check_num_examples
 
 HISTOGRAM, NONE = "histogram", "none"
+NOT_PRIVATE = "made_without_privacy"
+"""Key of a tokenizer's own tokenizer_config.json, which goes with it wherever it is copied."""
 
 
 @dataclass(frozen=True, kw_only=True)

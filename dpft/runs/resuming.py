@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
@@ -45,7 +45,7 @@ from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, publi
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import ResumePoint
+from dpft.training.resume import CLIPPING, PLAN, ResumePoint, write_plan
 
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
@@ -133,9 +133,20 @@ def restored_plan(
     size = public_size(config, count_units)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
-    guarantee = config.privacy.guarantee
+    guarantee, began = config.privacy.guarantee, resume_point.checkpoint.run
+    if (guarantee is not None) != (PLAN in began):
+        _refuse_edited(
+            f"privacy={'dp' if PLAN in began else 'none'}, as the run began", config.privacy.name
+        )
     if guarantee is None:
-        return plan_without_noise(config, size, steps, phases)
+        plan = plan_without_noise(config, size, steps, phases)
+        clipping = None if plan.unnoised is None else write_plan(plan.unnoised)
+        if json.loads(json.dumps(clipping)) != began.get(CLIPPING):
+            _refuse_edited(
+                "the draws and the clipping that the run began with",
+                f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
+            )
+        return plan
     bound = resume_point.plan()
     own = make_plan(
         replace(guarantee, eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
@@ -148,11 +159,15 @@ def restored_plan(
     if replace(bound, calibration=None, delta_source=own.delta_source) != own:
         changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
-        raise InputError(
-            f"resume must go on with the plan that the run is bound to, got another {names}; put"
-            f" {CONFIGURATION} and the records back as they were, or begin a new run."
-        )
+        _refuse_edited("the plan that the run is bound to", f"another {names}")
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _refuse_edited(expected: str, got: str) -> NoReturn:
+    raise InputError(
+        f"resume must go on with {expected}, got {got}; put {CONFIGURATION} and the records back as"
+        " they were, or begin a new run."
+    )
 
 
 def read_secrets(folder: Path) -> Secrets:

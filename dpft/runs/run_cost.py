@@ -198,16 +198,17 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         taken: Steps of earlier sessions.
     """
     doing(PROBING)
+    is_owners = _is_said_to_owner_alone()
     architecture = read_architecture(config.model)
     found = estimated_cost(
         config,
         plan,
         architecture,
         training_head(config, architecture),
-        typical_length=taken_length(config.task, own_length(rows) if sys.stderr.isatty() else None),
+        typical_length=taken_length(config.task, own_length(rows) if is_owners else None),
     )
     seconds = found.seconds_total * (plan.steps - taken) / plan.steps
-    length = "" if sys.stderr.isatty() else f", records of {found.typical_length} tokens"
+    length = "" if is_owners else f", records of {found.typical_length} tokens"
     epsilon = ""
     if plan.privacy is not None:
         epsilon = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
@@ -216,6 +217,15 @@ def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: 
         *(in_words(seconds), plan.steps - taken, length, epsilon),
     )
     return seconds
+
+
+def _is_said_to_owner_alone() -> bool:
+    """Returns whether log lines go to a terminal and nowhere else, as to a program's log file."""
+    handlers = [*logging.getLogger().handlers, *logging.getLogger("dpft").handlers]
+    return sys.stderr.isatty() and all(
+        isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
+        for handler in handlers
+    )
 
 
 def taken_length(task: Task, measured: int | None) -> int:

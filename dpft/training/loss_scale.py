@@ -97,7 +97,7 @@ class AdaptiveLossScale:
             start: The scale of the first steps.
             state: As ``state`` returned it; None: nothing was seen yet.
         """
-        self._log = log
+        self._log, self._start = log, start
         self._now = ScaleState(scale=start)
         if state is not None:
             self._now = ScaleState(**{**state, "noise": tuple(state["noise"])})
@@ -109,6 +109,19 @@ class AdaptiveLossScale:
     def state(self) -> dict[str, Any]:
         """Returns where it stands, ready for JSON, for the checkpoint of the last step recorded."""
         return asdict(self._now) | {"noise": list(self._now.noise)}
+
+    def say_where_it_stands(self) -> None:
+        """Logs that it has moved; for the time after the last step.
+
+        Its windows are not on the grid of ``StepWindows``: a line when it moves would tell how long
+        fewer than ten steps took (docs/design.md, rule 7).
+        """
+        if self._now.scale != self._start:
+            logger.info(
+                "train.loss_scale moved from %g to %g: noisy gradients said that fewer examples"
+                " were lost",
+                *(self._start, self._now.scale),
+            )
 
     def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
         """Records a step, and then takes its noisy sum into account.
@@ -145,11 +158,6 @@ class AdaptiveLossScale:
             return
         sure = signal - now.signal > SURE * math.sqrt(variance + now.variance)
         if sure and signal >= GAIN * now.signal:
-            logger.info(
-                "train.loss_scale moves from %g to %g: %d noisy gradients say that fewer"
-                " examples are lost",
-                now.scale, now.tried, 2 * WINDOW,
-            )  # fmt: skip
             now.scale, now.signal, now.variance, now.failed = now.tried, signal, variance, 0
         else:
             now.failed += 1

@@ -27,7 +27,7 @@ from dpft.privacy.step_log import StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
-from dpft.training.loss_scale import LOSS_SCALE, scale_record, scaled
+from dpft.training.loss_scale import LOSS_SCALE, AdaptiveLossScale, scale_record, scaled
 from dpft.training.recipe import prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
@@ -230,6 +230,8 @@ class PrivateRun:
                 epsilon_after=lambda _: self.epsilon_after(ledger.steps),
                 check_state=lambda: check_same(released.digests(), frozen),
             )
+        if isinstance(loss_scale, AdaptiveLossScale):
+            loss_scale.say_where_it_stands()
         session.save_model()
         ledger.close()
         delete_generator_states(session.folder / CHECKPOINTS)

@@ -22,13 +22,15 @@ from dpft.parallel.shards import ShardedModel
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import Calibration, Phase, PrivacyPlan
+from dpft.privacy.plan import Calibration, ClippingPlan, Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
 
+PLAN, CLIPPING = "plan", "clipping"
+"""Keys of a checkpoint: what a private run is bound to, and one that clips without noise."""
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
 
@@ -56,7 +58,7 @@ class ResumePoint:
 
     def plan(self) -> PrivacyPlan:
         """Returns the plan that the run was bound to."""
-        return read_plan(self.checkpoint.run["plan"])
+        return read_plan(self.checkpoint.run[PLAN])
 
 
 def find_resume_point(folder: Path) -> ResumePoint:
@@ -180,7 +182,7 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
     return frozen
 
 
-def write_plan(plan: PrivacyPlan) -> dict[str, Any]:
+def write_plan(plan: ClippingPlan) -> dict[str, Any]:
     """Returns a plan ready for JSON."""
     return asdict(plan)
 

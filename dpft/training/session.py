@@ -27,7 +27,7 @@ from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
 from dpft.training.progress import StepProgress
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
-from dpft.training.resume import ResumePoint
+from dpft.training.resume import CLIPPING, ResumePoint, write_plan
 from dpft.training.termination import termination_requests
 from dpft.training.training_state import TrainingState
 
@@ -87,12 +87,13 @@ def train_ordinarily(
     start = Start(done=done, last_step=steps, secrets=secrets, goes_on=resume_point is not None)
     share_start(start, training_state, session.ranks)
     session.method.begin_step(session.model, min(done, steps - 1))
+    bound = {} if clipped is None else {CLIPPING: write_plan(clipped.plan)}
     with engine_without_noise(session, steps, done, state, clipped) as engine:
         take_steps(
             session,
             engine,
             training_state,
-            beside_state=lambda: {"generators": engine.generator_states()},
+            beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
             goes_on=resume_point is not None,
             max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
         )

@@ -14,6 +14,7 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
+from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run.metrics_files import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
@@ -174,6 +175,38 @@ def test_trust_rule_9_a_configuration_that_was_edited_is_refused(
     edited = replace(config, privacy=replace(guarantee, **changes))
     with pytest.raises(InputError, match=f"got {named}.* put config.yaml and the records back"):
         restored_plan(edited, bound(config), never)
+
+
+@pytest.mark.parametrize(
+    ("began", "edited", "named"),
+    [
+        (None, 0.5, r"draws and the clipping .* others \(privacy.max_grad_norm=0.5\)"),
+        (0.5, None, r"others \(privacy.max_grad_norm=None\)"),
+        (0.5, 0.7, r"others \(privacy.max_grad_norm=0.7\)"),
+        ("dp", None, "privacy=dp, as the run began, got none"),
+        ("dp", 0.5, "privacy=dp, as the run began, got none"),
+        (None, "dp", "privacy=none, as the run began, got dp"),
+        (0.5, "dp", "privacy=none, as the run began, got dp"),
+    ],
+)
+def test_trust_rule_9_a_run_goes_on_with_noise_or_clipping_as_it_began(
+    config: TrainConfig, began: Any, edited: Any, named: str
+) -> None:
+    def having(what: Any) -> TrainConfig:
+        if what == "dp":
+            return config
+        return replace(config, privacy=NoPrivacy(name="none", max_grad_norm=what))
+
+    def stood(what: Any) -> ResumePoint:
+        plan = plan_run(having(what), never)
+        run = {"plan": plan.privacy, "clipping": plan.unnoised}
+        run = {name: write_plan(one) for name, one in run.items() if one is not None}
+        saved = json.loads(json.dumps(run))
+        return ResumePoint(checkpoint=Checkpoint(path=Path(), step=1, run=saved), ledger=None)
+
+    assert restored_plan(having(began), stood(began), never) == plan_run(having(began), never)
+    with pytest.raises(InputError, match=f"{named}.* put config.yaml"):
+        restored_plan(having(edited), stood(began), never)
 
 
 def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What ``auto`` resolves to, and limits that a record or a unit does not fit into."""
 
+import io
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -151,17 +152,27 @@ def test_tokens_that_bound_nothing_are_warned_of(
     assert "changes nothing" in caplog.text and "raise train.micro_batch_size" in caplog.text
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+class Stream(io.StringIO):
+    """A stream that is a terminal, or is not."""
+
+    terminal = False
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(("terminal", "kept"), [(False, False), (True, False), (True, True)])
 def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_alone(
     terminal: bool,
+    kept: bool,
     config: TrainConfig,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(probe, "SECONDS", 0.0)
-    monkeypatch.setattr(
-        module, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: terminal))
-    )
+    stderr = Stream()
+    stderr.terminal = terminal
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stderr))
     taken: list[int] = []
     made = module.estimate
 
@@ -176,12 +187,15 @@ def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_al
     )
     plan = plan_run(run, lambda: 100)
     rows = TokenRows([TokenizedExample(input_ids=[1] * 5, labels=[1] * 5)] * 3)
-    with caplog.at_level("INFO"):
+    handlers = [logging.StreamHandler(stderr), *([caplog.handler] if kept else [])]
+    with caplog.at_level("INFO"), monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", handlers)  # a program's own log beside it
         seconds = foretell(run, plan, rows, taken=20)
     assert seconds == 200.0, "half of the steps are left"
-    assert taken == [5 if terminal else 12]
-    length = "" if terminal else ", records of 12 tokens"
-    assert caplog.messages[-1] == (
+    shown = terminal and not kept
+    assert taken == [5 if shown else 12]
+    length = "" if shown else ", records of 12 tokens"
+    assert stderr.getvalue().splitlines()[-1] == (
         f"training takes about 3 minutes by an estimate (20 steps{length}); epsilon is the upper"
         " bound by prv"
     )

@@ -11,7 +11,7 @@ import pytest
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.rounding import up
 from dpft.runs.opened_run import open_run
-from tests.stories.tiny import MARKER, Workspace, make_workspace
+from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace
 
 LINES = 400
 WORDS = (
@@ -267,17 +267,22 @@ def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_i
     names = {piece for piece, _ in pieces}
     assert algorithm != "char" or letters & names == {n for n in names if len(n) == 1} - {"\u2581"}
     assert (folder / "report.md").read_text().startswith("**NOT PRIVATE: this vocabulary")
-    for given in (folder.name, f"{folder.name}/tokenizer"):
+    copied = f"copied_{algorithm}"
+    shutil.copytree(folder / "tokenizer", workspace.root / copied)
+    for given in (copied, folder.name, f"{folder.name}/tokenizer"):
         given = f"model.tokenizer={given}"
-        assert "made with privacy=none; make one with privacy.eps" in workspace.refusal(
-            *TRAIN, "privacy.eps=4", given
-        )
+        for private in (TRAIN, ("train", *TRAINING, "model.init=random")):
+            assert "made with privacy=none; make one with privacy.eps" in workspace.refusal(
+                *private, "privacy.eps=4", given
+            )
     trained = workspace.run(
         *TRAIN[:3], *TRAIN[4:-3], given, "train.steps=1", "privacy=none", "eval.enabled=false",
         f"hydra.run.dir=open_{algorithm}_run",
     )  # fmt: skip
     assert trained.code == 0, trained.err
     assert "made with privacy=none" in workspace.refusal("tokenizer", f"resume={folder.name}")
+    released = f"model.tokenizer=open_{algorithm}_run/model"
+    assert "made with privacy=none" in workspace.refusal(*TRAIN, "privacy.eps=4", released)
     for more in ("privacy.eps=4", "tokenizer.noise_std=3", "privacy.delta=1e-4"):
         assert "got both; drop one of the two" in workspace.refusal(*words, more)
 

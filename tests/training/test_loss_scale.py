@@ -217,6 +217,24 @@ def test_a_run_whose_examples_all_overflow_recovers_and_one_with_a_constant_scal
     assert left_out[True] <= 0.1 * drawn
 
 
+def test_trust_rule_7_a_scale_that_moves_says_so_after_the_last_step_alone(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(module, "WINDOW", 3)
+    caplog.set_level("INFO", logger="dpft")
+    said: list[int] = []
+    listener = SimpleNamespace(
+        begin=lambda step: None,
+        after_step=lambda public: said.append(caplog.text.count("train.loss_scale")),
+    )
+    settings = {"precision": "fp16", "adaptive_loss_scale": True, "loss_scale": 2.0**24}
+    own = replace(session(tmp_path, tiny_model(), **settings), listeners=(listener,))
+    own = replace(own, training_set=replace(own.training_set, precision="fp16"))
+    train_privately(own, plan(24, noise_multiplier=0.01), privacy(), epsilon_after=spent)
+    assert said == [0] * 24, "a line in between tells how long fewer than ten steps took"
+    assert caplog.text.count("train.loss_scale moved from 1.67772e+07 to") == 1
+
+
 def test_a_run_without_noisy_gradients_or_in_shards_is_refused() -> None:
     adapts = TrainingConfig(precision="fp16", adaptive_loss_scale=True)
     check_adaptive_scale(privacy(), adapts)

@@ -89,7 +89,7 @@ def read_record(folder: Path) -> RunRecord:
     """
     try:
         privacy = read_privacy(folder / PRIVACY)
-        if "mechanism" in privacy:
+        if _is_of_tokenizer(privacy):
             raise InputError(
                 f"{folder} is of dpft tokenizer, which trains no model; its own report says all of"
                 " it."
@@ -141,7 +141,7 @@ def read_privacy(path: Path) -> dict[str, Any]:
         StateError: It is damaged.
     """
     content = read_json(path)
-    needed = NEEDED | ({} if "mechanism" in content else TRAINED)
+    needed = NEEDED | ({} if _is_of_tokenizer(content) else TRAINED)
     needed |= PROMISED if "epsilon" in content else {}
     wrong = sorted(name for name, kind in needed.items() if not isinstance(content.get(name), kind))
     if not wrong and "epsilon" in content:
@@ -154,6 +154,11 @@ def read_privacy(path: Path) -> dict[str, Any]:
     if str(content.get("noise_source", "")).startswith(LINEAR_NOISE):
         content["warnings"] = [COMPUTABLE, *content["warnings"]]
     return content
+
+
+def _is_of_tokenizer(content: Mapping[str, Any]) -> bool:
+    """Returns whether no model was trained; a key that is added to a training's changes nothing."""
+    return "mechanism" in content and not TRAINED.keys() & content.keys()
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:

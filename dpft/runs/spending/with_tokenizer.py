@@ -7,6 +7,7 @@ torch.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +19,11 @@ from dpft.files import read_file
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
-from dpft.privacy.histogram_config import NONE
+from dpft.privacy.histogram_config import NONE, NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER
+from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
 from dpft.runs.spending.bounds import account_taken
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 
@@ -107,7 +108,8 @@ def _check_public(config: TrainConfig) -> None:
         return
     place = Path(str(config.model.tokenizer)).expanduser().resolve()
     record = (place.parent if place.name == TOKENIZER else place) / PRIVACY
-    if record.exists() and read_privacy(record).get("mechanism") == NONE:
+    is_open = record.exists() and read_privacy(record).get("mechanism") == NONE
+    if is_open or any(map(_says_not_private, (place, place / TOKENIZER))):
         raise InputError(
             f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
             " privacy=none; make one with privacy.eps, or, where its texts are public, set"
@@ -126,6 +128,15 @@ def _check_public(config: TrainConfig) -> None:
             " model.tokenizer_is_public=true."
         )
     logger.warning("%s", PUBLIC_TOKENIZER.replace(" (model.tokenizer_is_public=true)", ""))
+
+
+def _says_not_private(tokenizer: Path) -> bool:
+    """Returns whether a tokenizer's own files say that it was made without privacy."""
+    try:
+        content = json.loads((tokenizer / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong with it
+        return False
+    return isinstance(content, dict) and NOT_PRIVATE in content
 
 
 def _check_files(folder: Path) -> None:

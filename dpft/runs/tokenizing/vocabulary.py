@@ -1,6 +1,7 @@
 """From a noisy histogram to a tokenizer and its report: post-processing, at no cost."""
 
 import hashlib
+import json
 import logging
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from dpft.errors import InputError, RunError, StateError
 from dpft.files import read_file, sync_tree, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.rounding import up
+from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import (
     CONFIGURATION,
@@ -20,6 +22,7 @@ from dpft.run_folder import (
     HISTOGRAM,
     PRIVACY,
     TOKENIZER,
+    TOKENIZER_CONFIG,
     private_path,
 )
 from dpft.runs.answer import Answer
@@ -108,15 +111,19 @@ def make_without_privacy(
     histogram = private_path(folder, EXACT_HISTOGRAM)
     write_text(histogram, lines, mode=0o600)
     try:
-        made = _saved(command, folder, histogram)
+        made = _saved(command, folder, histogram, private=False)
     except VocabularyError as error:
         raise InputError(f"{error}: the words of the records allow no other number.") from None
     write_open_outcome(command, folder, made, size)
     return answer(folder)
 
 
-def _saved(command: TokenizerCommand, folder: Path, histogram: Path) -> Made:
+def _saved(
+    command: TokenizerCommand, folder: Path, histogram: Path, *, private: bool = True
+) -> Made:
     """Returns what was made of a histogram: the tokenizer's folder in the run's, whole or not.
+
+    One that is not private says so in its own files: a copy of its folder has no run beside it.
 
     Raises:
         VocabularyError: The words do not allow so many pieces.
@@ -137,6 +144,10 @@ def _saved(command: TokenizerCommand, folder: Path, histogram: Path) -> Made:
             algorithm=tokenizer.algorithm,
             sentinels=tokenizer.sentinels,
         )
+        if not private:
+            own = fresh / TOKENIZER / TOKENIZER_CONFIG
+            content = json.loads(own.read_text(encoding="utf-8")) | {NOT_PRIVATE: True}
+            write_text(own, json.dumps(content, indent=2) + "\n")
         sync_tree(fresh / TOKENIZER)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         (fresh / TOKENIZER).rename(folder / TOKENIZER)
