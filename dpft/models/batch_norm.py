@@ -60,8 +60,8 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
     assert isinstance(norm, BATCH_NORMS)
     if type(norm) not in BATCH_NORMS:
         raise InputError(
-            f"model.replace_batch_norm=true needs plain BatchNorm, got {type(norm).__name__}, of"
-            " which more than the norm would go; choose another model."
+            "`dpft.models.batch_norm.replace_batch_norm(model)` needs plain BatchNorm, got"
+            f" {type(norm).__name__}, of which more than the norm would go; choose another model."
         )
     channels = norm.num_features
     made = nn.GroupNorm(

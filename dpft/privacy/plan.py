@@ -71,6 +71,11 @@ class ClippingPlan:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
 
     @property
+    def drawn_rate(self) -> float:
+        """The chance with which each unit joins a step."""
+        return self.sample_rate
+
+    @property
     def one_max_grad_norm(self) -> float | None:
         """The norm above which a gradient is clipped, where all phases share one."""
         norms = {phase.max_grad_norm for phase in self.phases}
@@ -120,6 +125,11 @@ class PrivacyPlan(ClippingPlan):
         super().__post_init__()
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
+
+    @property
+    def drawn_rate(self) -> float:
+        """The mechanism's, so that units are drawn as they are accounted for."""
+        return self.mechanism().sample_rate
 
     def mechanism(self, steps: int | None = None) -> "SampledGaussian":
         """Returns ``steps`` steps (default: all) as what is carried out and accounted for.

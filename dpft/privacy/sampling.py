@@ -49,14 +49,14 @@ class PoissonSampler:
 
     Guarantees:
         Every unit joins a step independently of all others and of other steps with
-        probability ``plan.sample_rate``, as ``BinomialBlocks`` says: a private plan's mechanism has
-        the same. A batch may be empty. Its size and its members are private. A draw takes time and
-        memory for the units it gives, not for those there are.
+        probability ``plan.drawn_rate``, as ``BinomialBlocks`` says: that of the mechanism, where
+        there is noise. A batch may be empty. Its size and its members are private. A draw takes
+        time and memory for the units it gives, not for those there are.
     """
 
     def __init__(self, plan: ClippingPlan, stream: SamplingStream) -> None:
         """Binds the sampler to the plan that is accounted for, where there is noise."""
-        self._blocks = BinomialBlocks(plan.sample_rate)
+        self._blocks = BinomialBlocks(plan.drawn_rate)
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:

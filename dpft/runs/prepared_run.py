@@ -56,6 +56,7 @@ class Prepared:
     """Everything a run needs before its folder is written to."""
 
     config: TrainConfig
+    architecture: Architecture
     plan: RunPlan
     encoding: Encoding
     processor: Any
@@ -152,6 +153,7 @@ def prepare(
     training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
     return Prepared(
         config=config,
+        architecture=architecture,
         plan=plan,
         encoding=encoding,
         processor=processor,

@@ -214,7 +214,8 @@ def _foretold(prepared: Prepared, resume_point: ResumePoint | None) -> float:
     taken = 0 if resume_point is None else resume_point.checkpoint.step
     if taken >= prepared.plan.steps:
         return 0.0
-    return foretell(prepared.config, prepared.plan, prepared.training_set.examples, taken=taken)
+    rows = prepared.training_set.examples
+    return foretell(prepared.config, prepared.plan, prepared.architecture, rows, taken=taken)
 
 
 def finish(

@@ -21,7 +21,7 @@ from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
 from dpft.kinds import Head
 from dpft.methods.base import input_embeddings
-from dpft.models.architecture import Architecture, read_architecture
+from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
 from dpft.reports.accounting.plan_table import in_words
@@ -187,19 +187,26 @@ def estimated_cost(
     )
 
 
-def foretell(config: TrainConfig, plan: RunPlan, rows: Sequence[Any], *, taken: int) -> float:
+def foretell(
+    config: TrainConfig,
+    plan: RunPlan,
+    architecture: Architecture,
+    rows: Sequence[Any],
+    *,
+    taken: int,
+) -> float:
     """Returns the seconds that the steps of a run will take, and logs them.
 
     Args:
         config: Of the run, as prepared.
         plan: Of the run.
+        architecture: Of its model.
         rows: Its records, encoded: on a terminal, which its owner looks at, their mean length is
             what records are taken to have.
         taken: Steps of earlier sessions.
     """
     doing(PROBING)
     is_owners = _is_said_to_owner_alone()
-    architecture = read_architecture(config.model)
     found = estimated_cost(
         config,
         plan,

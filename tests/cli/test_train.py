@@ -29,6 +29,7 @@ PUBLIC_LINES = re.compile(
     r"WARNING: delta = 0.0125 is above 0.001: .*"
     r"|INFO: (self-check: clipper equals the one-at-a-time loop to [\d.e-]+"
     r"|privacy.engine=auto takes book_keeping: it needs one backward pass"
+    r"|training takes about .* by an estimate \(3 steps.*; epsilon is the upper bound by rdp"
     r"|evaluating (before|after) fine-tuning|evaluating: \d+0 % of (predictions|likelihoods)"
     r"|steps 1 to 3 show no progress: the times of fewer than ten steps would tell of their batches"
     r"|scores and predictions: .*|run: .*)"
@@ -105,7 +106,7 @@ def test_the_results_say_what_the_run_has_come_to_and_a_resumed_run_says_the_sam
     folder: Path, workspace: Workspace, outcome: Outcome
 ) -> None:
     results = outcome.out.splitlines()
-    assert results[0].startswith("trained: model by method full on e2e (local files), 40 ex")
+    assert results[0].startswith("trained: model (gpt2) by method full on e2e (local files), 40 ex")
     assert results[1].startswith("privacy: epsilon = ")
     assert results[2:] == [
         "scores: e2e, split test: private, in run/private/metrics.json",
@@ -123,10 +124,10 @@ def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) ->
     record = json.loads((folder / "privacy.json").read_text())
     assert record["date"] == json.loads((folder / "private/begun.json").read_text())["date"]
     assert set(record["versions"]) == {"dpft", "torch", "transformers"}
-    assert (record["model"], record["data"]) == ("model", "e2e (local files)")
+    assert (record["model"], record["data"]) == ("model (gpt2)", "e2e (local files)")
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text(encoding="utf-8")
-        assert f"model on e2e (local files), method full, begun {record['date']}" in text
+        assert f"model (gpt2) on e2e (local files), method full, begun {record['date']}" in text
         assert f"torch {record['versions']['torch']}" in text
 
 

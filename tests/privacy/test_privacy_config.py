@@ -111,8 +111,8 @@ def test_without_noise_gradients_are_clipped_where_a_norm_is_given() -> None:
             "privacy.clipping needs privacy.max_grad_norm with privacy=none",
         ),
         ({"engine": "two_pass"}, "privacy.engine needs privacy.max_grad_norm .*, got two_pass"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be positive and finite"),
-        ({"max_grad_norm": 1.0, "clipping": "warp"}, "privacy.clipping must be one of"),
+        ({"max_grad_norm": 0.0}, "`max_grad_norm` must be positive and finite"),
+        ({"max_grad_norm": 1.0, "clipping": "warp"}, "`clipping` must be one of"),
         ({"max_grad_norm": 1.0, "groups": ("*",)}, "privacy.groups needs privacy.clipping="),
     ],
 )

@@ -190,7 +190,7 @@ def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_al
     handlers = [logging.StreamHandler(stderr), *([caplog.handler] if kept else [])]
     with caplog.at_level("INFO"), monkeypatch.context() as patch:
         patch.setattr(logging.getLogger(), "handlers", handlers)  # a program's own log beside it
-        seconds = foretell(run, plan, rows, taken=20)
+        seconds = foretell(run, plan, read_architecture(run.model), rows, taken=20)
     assert seconds == 200.0, "half of the steps are left"
     shown = terminal and not kept
     assert taken == [5 if shown else 12]

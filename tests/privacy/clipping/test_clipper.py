@@ -215,7 +215,7 @@ def test_units_of_the_wrong_shape_are_refused(batch):
 
 @pytest.mark.parametrize("norm", [0, -1.0, float("nan"), float("inf"), 1e-46, 1e30])
 def test_a_clipping_norm_that_is_not_positive_and_finite_is_refused(norm):
-    with pytest.raises(InputError, match="max_grad_norm must be positive"):
+    with pytest.raises(InputError, match="`max_grad_norm` must be positive"):
         PerExampleClipper(nn.Linear(1, 1), norm)
 
 
@@ -304,9 +304,9 @@ def test_after_a_batch_failed_half_way_nothing_more_is_added(batch, monkeypatch)
 
 def test_unknown_engine_style_and_nothing_trainable_are_refused():
     model = nn.Linear(1, 1)
-    with pytest.raises(InputError, match=r"engine must be one of auto, book_keeping, two_pass"):
+    with pytest.raises(InputError, match=r"`engine` must be one of auto, book_keeping, two_pass"):
         PerExampleClipper(model, NORM, engine="fast")
-    with pytest.raises(InputError, match="clipping must be one of flat"):
+    with pytest.raises(InputError, match="`clipping` must be one of flat"):
         PerExampleClipper(model, NORM, clipping="global")
     with pytest.raises(InputError, match="trainable"):
         PerExampleClipper(model.requires_grad_(False), NORM)

@@ -70,7 +70,7 @@ def test_only_per_layer_has_groups():
 
 def test_an_unknown_style_is_refused_with_the_known_ones():
     known = "flat, automatic, automatic_v, per_layer"
-    with pytest.raises(InputError, match=rf"privacy\.clipping must be one of {known}, got 'foo'"):
+    with pytest.raises(InputError, match=rf"`clipping` must be one of {known}, got 'foo'"):
         clipping_style("foo", max_grad_norm=1.0)
 
 

@@ -27,7 +27,7 @@ def content(*points: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_series_runs_from_before_training_to_after_it() -> None:
-    privacy = private(epsilon=2.0) | {"steps": 30, "steps_taken": 30}
+    privacy = private() | {"epsilon": 2.0, "steps": 30, "steps_taken": 30}
     points = content(point(10, 20.0, 1.001), point(20, 40.0, 1.5))
     (series,) = series_of(points, privacy, BOTH)
     assert series.rows == [
