@@ -103,6 +103,7 @@ OF_CHECKPOINTS: dict[str, tuple[str, str]] = {
 }
 NOT_FILES = {
     "PRIVATE",  # the folder itself
+    "TOKENIZER_CONFIG",  # within the tokenizer, which is described as a whole
     *("CHECKPOINT", "PARTIAL_CHECKPOINT", "CHECKPOINT_STATES"),  # patterns
     *("TRIAL_SCORE", "TRIAL_LOG"),  # within trials, whose folders are described as a whole
 }
