@@ -76,11 +76,9 @@ def main() -> None:
     notes = (
         f"{len(runs)} runs of `dpft train experiment=demo` in a row, 150 test inputs each. Of the"
         f" first {FIRST} texts of each run {len(looping)} loop, of all texts {looping_of_all}: a"
-        f" loop is one to {LONGEST} words that stand {TIMES} times in a row. Seconds are those of"
-        " the whole command."
+        f" loop is one to {LONGEST} words that stand {TIMES} times in a row."
     )
     scores = {name: [score(run, name) for run in runs] for name in SCORES}
-    scores["seconds"] = [seconds_of(run) for run in runs]
     writer = "`python -m benchmarks.demo_runs`, `benchmarks/demo_runs.py`,"
     table = tables.heading(TITLE, options, writer=writer, notes=notes, columns=COLUMNS)
     rows = "".join(spread(name, values) for name, values in scores.items())

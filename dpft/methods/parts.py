@@ -76,7 +76,7 @@ def untie_head(model: "PreTrainedModel") -> None:
             f"method.untie=true needs a causal language model, got {type(model).__name__}; choose"
             " method=top2 or method=bitfit."
         )
-    head.weight = nn.Parameter(next(head.parameters()).detach().clone())
+    head.weight = nn.Parameter(head.weight.detach().clone())
     for each in (config, config.get_text_config()):
         each.tie_word_embeddings = False
     model.all_tied_weights_keys = {}

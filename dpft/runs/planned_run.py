@@ -102,7 +102,7 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         device=device,
     ).record()
     length = None
-    if plan.size.source.startswith(COUNTED) and is_shown:
+    if plan.size.source == COUNTED and is_shown:
         length = length_of_sample(config, data().examples, architecture, head)
     length = taken_length(config.task, length)
     if config.plan.measure:

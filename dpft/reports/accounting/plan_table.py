@@ -116,7 +116,7 @@ def _signal_lines(record: Mapping[str, Any]) -> list[str]:
     share = record["signal_to_noise"]
     return [
         "",
-        f"{'signal to noise':<20}{share:.2g} at best: gradients of one direction, over all steps",
+        f"{'signal to noise':<20}{share:.2g} at best, if all gradients of all steps point one way",
         *warning_lines(signal_notes(share), label="note"),
     ]
 

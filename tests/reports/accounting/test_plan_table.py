@@ -21,7 +21,7 @@ def test_the_table_has_parameters_mechanism_and_headline() -> None:
 def test_a_signal_that_leaves_little_to_learn_is_noted() -> None:
     record = plan_record(plan(), accounting()) | COUNTS | {"signal_to_noise": 0.225}
     table = plan_table(record, plan(), accounting())
-    assert "signal to noise     0.23 at best: gradients of one direction, over all steps" in table
+    assert "signal to noise     0.23 at best, if all gradients of all steps point one way" in table
     assert "note: a signal-to-noise ratio below 0.5 leaves little to learn: more examples" in table
     assert max(map(len, table.splitlines())) <= 80
     enough = plan_table(record | {"signal_to_noise": 2.0}, plan(), accounting())
