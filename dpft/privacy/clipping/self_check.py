@@ -40,7 +40,7 @@ def self_check(
         The largest relative difference seen.
 
     Raises:
-        RunError: They differ by more than rounding.
+        RunError: They differ by more than rounding, or are not finite.
     """
     worst = 0.0
     proven = options.resolved(model)
@@ -59,9 +59,20 @@ def _clipped(
     options: ClippingOptions,
     units: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left."""
+    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left.
+
+    Raises:
+        RunError: A gradient is not finite.
+    """
     with torch.random.fork_rng(), options.make(model) as clipper:
         norms = clipper.accumulate(compute_losses, units)
+        if clipper.non_finite:
+            scale = options.loss_scale() if callable(options.loss_scale) else options.loss_scale
+            raise RunError(
+                "self-check failed: gradients of synthetic data are not finite at"
+                f" `loss_scale={scale:g}`; no private record was touched. Lower it, or choose a"
+                " model whose weights are finite."
+            )
     return norms, _take_gradients(model, options)
 
 

@@ -23,6 +23,15 @@ def test_a_sound_clipper_passes_and_the_model_is_left_alone():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_gradients_that_are_not_finite_are_said_to_be_that_and_name_the_scale():
+    """Not the one-at-a-time loop, which nobody chose."""
+    model = gpt2()
+    with torch.no_grad():
+        next(model.parameters())[:] = torch.inf
+    with pytest.raises(RunError, match=r"not finite at `loss_scale=1`; no private record"):
+        check(model)
+
+
 def test_a_rule_that_misses_part_of_the_norm_stops_the_run_and_names_a_parameter(monkeypatch):
     squares = OuterUse.squares
 
