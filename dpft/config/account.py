@@ -43,7 +43,11 @@ class AccountConfig:
     run: str | None = None
     """A run's folder, to account for what its ledger holds."""
     runs: str | tuple[str, ...] | None = None
-    """Folders of runs on the same data, or of a sweep."""
+    """Folders of runs on the same data, or with such runs below them, however deep."""
+    leave_out: str | tuple[str, ...] | None = None
+    """Folders of runs that ``runs`` leaves out of the total."""
+    data_id: str | None = None
+    """With ``runs``: leaves out those whose privacy.data_id is another."""
     head: str | None = None
     """The head of the run's ledger, as it was lodged elsewhere."""
     witness: str | None = None
@@ -72,8 +76,16 @@ class AccountConfig:
         """The folders that ``runs`` names."""
         return (self.runs,) if isinstance(self.runs, str) else self.runs or ()
 
+    @property
+    def folders_left_out(self) -> tuple[str, ...]:
+        """The folders that ``leave_out`` names."""
+        return (self.leave_out,) if isinstance(self.leave_out, str) else self.leave_out or ()
+
     def _check_runs(self) -> None:
         check_exactly_one(run=self.run, runs=self.runs)
+        for name in ("leave_out", "data_id"):
+            if self.runs is None and getattr(self, name) is not None:
+                raise InputError(f"{name} needs runs=DIR, got run={self.run}; drop it.")
         if self.run is None and not self.run_folders:
             raise InputError("runs must name a folder at least, got none; give runs=[A,B].")
         if self.head is not None:

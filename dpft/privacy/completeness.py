@@ -183,13 +183,11 @@ def _broke_off_before_its_first_line(ledger: LedgerRecord | None, known: Mapping
     The checkpoint of step 0, which is complete before, has that line's head. Had a step been taken,
     the journal would have it.
     """
-    run_id = known.get("run_id")
-    return (
-        ledger is not None
-        and ledger.lines == 0
-        and isinstance(run_id, str)
-        and known["ledger"] == {"lines": 1, "head": hash_of(first_line(run_id)), "position": 0}
-    )
+    run_id, plan = known.get("run_id"), known.get("plan")
+    if ledger is None or ledger.lines or not isinstance(run_id, str) or not isinstance(plan, dict):
+        return False
+    head = hash_of(first_line(run_id, plan))
+    return bool(known["ledger"] == {"lines": 1, "head": head, "position": 0})
 
 
 def _check_witness(folder: Path, ledger: LedgerRecord | None) -> None:

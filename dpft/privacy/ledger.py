@@ -1,13 +1,13 @@
 """The record of noisy steps: append-only, synced to disk, each line naming the one before.
 
-The first line names the run by a random number of its own, so that no other run's ledger has its
-heads: the lines that follow depend on the plan alone. A step's line is written before the weights
-move, so a crash can over-count a step and never miss one. It holds no time, batch size or data:
-only what the accountant needs. The chain of hashes shows accidental edits, and says nothing of
-lines cut from the end (see ``completeness``, by which a run's folder is read); whoever owns the
-file could rewrite all of it, so the head is to be lodged elsewhere (see ``witness``).
-
-Ledgers of dpft 0.2.0 and before begin with the first step. They are read as they are.
+The first line is the plan: every public number that epsilon rests on, its calibration, and a random
+number that names the run, so that no other run's ledger has its heads. It is on disk before the
+first draw. A step's line is written before the weights move, so a crash can over-count a step and
+never miss one. The closing line has the digest of what was released. No line holds a time, a batch
+size or data. So epsilon follows from this file alone, whatever other files of the run say. The
+chain of hashes shows accidental edits, and says nothing of lines cut from the end (see
+``completeness``, by which a run's folder is read); whoever owns the file could rewrite all of it,
+so the head is to be lodged elsewhere (see ``witness``).
 """
 
 import hashlib
@@ -15,15 +15,15 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION, check_version, read_file, sync_folder
-from dpft.privacy.plan import PrivacyPlan
+from dpft.files import read_file, sync_folder
+from dpft.privacy.plan import Plan, PrivacyPlan, read_plan
 
 if TYPE_CHECKING:
     from dpft.privacy.step_log import Released
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 GENESIS = "0" * 64
 CLOSING = '{"closed"'
 """How the closing line begins, and no other."""
-FIRST = '{"previous"'
-"""How the first line begins, which names the run, and no other."""
+FIRST = '{"plan"'
+"""How the first line begins, and no other."""
+LEDGER_VERSION = 2
+"""Schema version of a ledger whose first line is the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,10 @@ class LedgerRecord:
         lines: Whole lines in the file, the first and the closing one included.
         head: Hash of the last of them.
         heads: Head after each number of lines, that of none among them.
-        run_id: What the first line names the run by; None in a ledger of dpft 0.2.0 or before,
-            and where no line is whole.
+        run_id: What the first line names the run by; None where no line is whole.
+        plan: What the run is bound to; None where no line is whole.
+        released: Digest of what was released at the end, of the closing line; None before it, and
+            where nothing was.
         torn_at: Where a line begins that was being written when the run broke off, in bytes; None
             where the last line is whole.
         torn_step: Whether that line may be of a step: then the step counts as taken.
@@ -61,6 +65,8 @@ class LedgerRecord:
     head: str
     heads: tuple[str, ...] = (GENESIS,)
     run_id: str | None = None
+    plan: Plan | None = None
+    released: str | None = None
     torn_at: int | None = None
     torn_step: bool = False
     journaled_step: bool = False
@@ -72,19 +78,20 @@ class LedgerRecord:
 
     def line_of(self, step: int) -> int:
         """Returns the number of the line that a step, counted from 1, has or would have."""
-        return step if self.run_id is None else step + 1
+        return step + 1
 
 
 class Ledger:
-    """Appends one line per noisy step, after one that names the run."""
+    """Appends one line per noisy step, after the plan."""
 
-    def __init__(self, path: Path, *, run_id: str | None = None) -> None:
-        """Starts a new ledger, whose first line is written with the first step.
+    def __init__(self, path: Path, *, plan: Mapping[str, Any], run_id: str | None = None) -> None:
+        """Starts a new ledger, whose first line is written by ``begin``.
 
         So a checkpoint can hold the first line's head before the file has a line.
 
         Args:
             path: The file.
+            plan: What the run is bound to, as ``write_plan`` returns it.
             run_id: What names the run, as ``new_run_id`` returns it; None: a new one.
 
         Raises:
@@ -98,11 +105,18 @@ class Ledger:
                 "choose another folder with hydra.run.dir=DIR."
             ) from None
         nothing = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
-        self._begin(descriptor, nothing, run_id or new_run_id())
+        self._open(descriptor, nothing, first_line(run_id or new_run_id(), plan))
         sync_folder(path.parent)
 
     @classmethod
-    def reopen(cls, path: Path, record: LedgerRecord, *, run_id: str | None = None) -> Self:
+    def reopen(
+        cls,
+        path: Path,
+        record: LedgerRecord,
+        *,
+        plan: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+    ) -> Self:
         """Returns the ledger of a run that broke off, to go on after its last whole line.
 
         A torn line stays until the next one is written in its place.
@@ -110,26 +124,35 @@ class Ledger:
         Args:
             path: The file.
             record: What ``read_ledger`` says of it; not closed.
-            run_id: What its first line is to name the run by, where no line is whole.
+            plan: What its first line is to hold, where no line is whole.
+            run_id: What that is to name the run by.
         """
         if record.closed:
             raise ValueError("a closed ledger must stay as it is.")
-        if record.lines == 0 and run_id is None:
-            raise ValueError("the run of a ledger without a line must be named.")
+        unwritten = None
+        if record.lines == 0:
+            if run_id is None or plan is None:
+                raise ValueError("a ledger without a line must be given its first one.")
+            unwritten = first_line(run_id, plan)
         ledger = cls.__new__(cls)
-        ledger._begin(os.open(path, os.O_WRONLY | os.O_APPEND), record, record.run_id or run_id)
+        ledger._open(os.open(path, os.O_WRONLY | os.O_APPEND), record, unwritten)
         return ledger
 
-    def _begin(self, descriptor: int, record: LedgerRecord, run_id: str | None) -> None:
+    def _open(self, descriptor: int, record: LedgerRecord, unwritten: str | None) -> None:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
         self.lines, self.head, self.steps = record.lines, record.head, record.steps
-        self.run_id = run_id
+        self.run_id = record.run_id if unwritten is None else json.loads(unwritten)["run_id"]
         self._torn_at = record.torn_at
-        self._unwritten: str | None = None
-        if record.lines == 0:
-            assert run_id is not None
-            self._unwritten = first_line(run_id)
-            self.lines, self.head = 1, hash_of(self._unwritten)
+        self._unwritten = unwritten
+        if unwritten is not None:
+            self.lines, self.head = 1, hash_of(unwritten)
+
+    def begin(self) -> None:
+        """Writes the first line, unless it is there, and waits until it is on disk."""
+        if self._unwritten is not None:
+            self._cut_torn_line()
+            self._append(self._unwritten)
+            self._unwritten = None
 
     def record_step(self, mechanism: Mapping[str, Any], gradients: "Released") -> None:
         """Records the next step; what its gradients are is not kept here."""
@@ -140,9 +163,13 @@ class Ledger:
         self._write({"step": step, "mechanism": dict(mechanism)})
         self.steps = step
 
-    def close(self) -> None:
-        """Writes the line that says the run ended as planned."""
-        self._write({"closed": True})
+    def close(self, *, released: str | None = None) -> None:
+        """Writes the line that says the run ended as planned.
+
+        Args:
+            released: Digest of what was released, which holds a later reader to it.
+        """
+        self._write({"closed": True} | ({} if released is None else {"released": released}))
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -157,16 +184,17 @@ class Ledger:
         self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
-        if self._torn_at is not None:
-            os.ftruncate(self._file.fileno(), self._torn_at)
-            self._torn_at = None
-        if self._unwritten is not None:
-            self._append(self._unwritten)
-            self._unwritten = None
+        self.begin()
+        self._cut_torn_line()
         line = json.dumps({**entry, "previous": self.head}, sort_keys=True)
         self._append(line)
         self.head = hash_of(line)
         self.lines += 1
+
+    def _cut_torn_line(self) -> None:
+        if self._torn_at is not None:
+            os.ftruncate(self._file.fileno(), self._torn_at)
+            self._torn_at = None
 
     def _append(self, line: str) -> None:
         self._file.write(line + "\n")
@@ -179,10 +207,20 @@ def new_run_id() -> str:
     return secrets.token_hex(16)
 
 
-def first_line(run_id: str) -> str:
-    """Returns the first line of a run's ledger, without its end of line."""
-    names = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "previous": GENESIS}
-    return json.dumps(names, sort_keys=True)
+def first_line(run_id: str, plan: Mapping[str, Any]) -> str:
+    """Returns the first line of a run's ledger, without its end of line.
+
+    Args:
+        run_id: What names the run.
+        plan: What it is bound to, as ``write_plan`` returns it.
+    """
+    line = {
+        "run_id": run_id,
+        "schema_version": LEDGER_VERSION,
+        "previous": GENESIS,
+        "plan": dict(plan),
+    }
+    return json.dumps(line, sort_keys=True)
 
 
 def hash_of(line: str) -> str:
@@ -198,7 +236,8 @@ def read_ledger(path: Path) -> LedgerRecord:
         StateError: A line is damaged, missing, out of order or follows the closing one; named by
             number; or it is a folder.
     """
-    head, closed, run_id = GENESIS, False, None
+    head, closed, released = GENESIS, False, None
+    run_id, plan, allowed = None, None, list[dict[str, Any]]()
     heads, mechanisms = [GENESIS], list[Mapping[str, Any]]()
     # Bytes that are no text make a line that is no JSON, which is refused by its number.
     content = read_file(path)
@@ -206,11 +245,11 @@ def read_ledger(path: Path) -> LedgerRecord:
     for number, line in enumerate(lines, start=1):
         entry = _parse(line, path, number)
         if number == 1:
-            run_id = _run_id(entry, line, path)
+            run_id, plan = _run_and_plan(entry, line, path)
+            allowed = list(map(plan.mechanism_at, plan.phase_starts()))
         expected_step = len(mechanisms) + 1
-        names_the_run = number == 1 and run_id is not None
         ends = entry.get("closed") is True
-        in_order = names_the_run or ends or entry.get("step") == expected_step
+        in_order = number == 1 or ends or entry.get("step") == expected_step
         if entry.get("previous") != head or not in_order or closed:
             raise StateError(
                 f"{path}, line {number}: the ledger is broken here (expected step "
@@ -218,8 +257,10 @@ def read_ledger(path: Path) -> LedgerRecord:
                 " Put the ledger back as it was."
             )
         closed = ends
-        if not ends and not names_the_run:
-            mechanisms.append(_mechanism(entry, path, number))
+        if ends:
+            released = _released(entry, path, number)
+        elif number > 1:
+            mechanisms.append(_mechanism(entry, allowed, path, number))
         head = hash_of(line)
         heads.append(head)
     if torn and closed:
@@ -235,6 +276,8 @@ def read_ledger(path: Path) -> LedgerRecord:
         head=head,
         heads=tuple(heads),
         run_id=run_id,
+        plan=plan,
+        released=released,
         torn_at=content.rfind(b"\n") + 1 if torn else None,
         torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, FIRST)),
     )
@@ -246,18 +289,19 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     Steps that were taken again with new noise after a crash make it longer than the plan.
 
     Raises:
-        StateError: It is not closed, has fewer steps, or another mechanism.
+        StateError: It is of another plan, is not closed, or has fewer steps.
     """
+    if record.plan != plan:
+        raise StateError(
+            "the ledger's first line must hold the plan of the run, got another; it was changed"
+            " since. Put the ledger back as it was."
+        )
     if not record.closed or record.steps < plan.steps:
         raise StateError(
             f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
             f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"
             " as it was."
         )
-    allowed = [plan.mechanism_at(start) for start in plan.phase_starts()]
-    for step, mechanism in enumerate(record.mechanisms):
-        if mechanism not in allowed:
-            raise StateError(f"the ledger's step {step + 1} is not the plan's mechanism.")
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
@@ -270,34 +314,57 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
             f"{path}, line {number}: expected one JSON object, got a damaged line; put the"
             " ledger back as it was."
         )
-    if "schema_version" in entry:  # a line of this form has none
-        check_version(entry["schema_version"], path)
     return entry
 
 
-def _mechanism(entry: Mapping[str, Any], path: Path, number: int) -> Mapping[str, Any]:
+def _mechanism(
+    entry: Mapping[str, Any], allowed: Sequence[Mapping[str, Any]], path: Path, number: int
+) -> Mapping[str, Any]:
     mechanism = entry.get("mechanism")
-    if not isinstance(mechanism, dict):
+    if not isinstance(mechanism, dict) or mechanism not in allowed:
         raise StateError(
-            f"{path}, line {number}: the step names no mechanism; it was edited. Put the ledger"
-            " back as it was."
+            f"{path}, line {number}: the step must be of a mechanism of the plan in line 1, got"
+            " another; it was edited. Put the ledger back as it was."
         )
     return mechanism
 
 
-def _run_id(entry: Mapping[str, Any], line: str, path: Path) -> str | None:
-    """Returns what the first line names the run by; None where it is a step, as in dpft 0.2.0.
+def _released(entry: Mapping[str, Any], path: Path, number: int) -> str | None:
+    digest = entry.get("released")
+    if digest is None or (isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)):
+        return digest
+    raise StateError(
+        f"{path}, line {number}: expected the digest of what was released, got something else; it"
+        " was edited. Put the ledger back as it was."
+    )
+
+
+def _run_and_plan(entry: Mapping[str, Any], line: str, path: Path) -> tuple[str, Plan]:
+    """Returns what the first line names the run by, and the plan in it.
 
     Raises:
+        InputError: An earlier version wrote the ledger, or a later one.
         StateError: It is neither: it was edited, or another line stood before it.
     """
-    given = entry.get("run_id")
-    if isinstance(given, str) and re.fullmatch("[0-9a-f]{32}", given) and line == first_line(given):
-        return given
-    if "run_id" in entry or entry.get("previous") != GENESIS:
-        raise StateError(
-            f"{path}, line 1: the ledger is broken here (expected the line that names the run, and"
-            " after which all others come); it was edited, reordered or cut. Put the ledger back as"
-            " it was."
+    begins = entry.get("previous") == GENESIS
+    is_older = begins and "step" in entry and "schema_version" not in entry
+    version = 0 if is_older else entry.get("schema_version")
+    if type(version) is int and version != LEDGER_VERSION:
+        wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
+        raise InputError(
+            f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
+            " wrote; account for it by that version (docs/how-to/old-runs.md)."
         )
-    return None
+    run_id, written = entry.get("run_id"), entry.get("plan")
+    if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):
+        try:
+            if isinstance(written, dict) and line == first_line(run_id, written):
+                plan = read_plan(written)
+                plan.mechanism_at(0)  # Its numbers go together.
+                return run_id, plan
+        except (InputError, OverflowError, RecursionError, TypeError, ValueError):
+            pass
+    raise StateError(
+        f"{path}, line 1: the ledger is broken here (expected the line with the run's plan, after"
+        " which all others come); it was edited, reordered or cut. Put the ledger back as it was."
+    )

@@ -6,9 +6,10 @@ nothing here depends on data.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
@@ -48,6 +49,8 @@ class Calibration:
     """Reported upper bound for exactly the planned steps."""
     grid: str
     """Precision the accountant ran at, in words."""
+    target: float | None = None
+    """The epsilon that was asked for; None where a plan written before did not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,18 @@ class ClippingPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpentBefore:
+    """What the same records spent before, on the run's tokenizer, as that run's ledger has it."""
+
+    run_id: str
+    lines: int
+    head: str
+    delta: float
+    mechanism: Mapping[str, Any]
+    """The ledger's one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(ClippingPlan):
     """The sampled Gaussian mechanism a run will take, step by step.
 
@@ -120,6 +135,16 @@ class PrivacyPlan(ClippingPlan):
     calibration: Calibration | None = None
     delta_source: str = GIVEN
     """``GIVEN``, or the rule of ``DELTA_RULES`` that delta follows."""
+    accountant: str = "prv"
+    """Whose bound leads a report."""
+    reproducible: bool = False
+    """Whether a seed for tests made the randomness predictable, so that nothing is protected."""
+    is_trial: bool = False
+    """Whether it is one of a secret number of trials of a search, whose bound holds for all."""
+    data_id: str | None = None
+    """The owner's public name of the data; runs of different names may be left out of a total."""
+    tokenizer: SpentBefore | None = None
+    """What the tokenizer's epsilon comes from, where it adds to the training's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,6 +181,102 @@ class PrivacyPlan(ClippingPlan):
             "sample_rate": mechanism.sample_rate,
             "sensitivity": self.phase_at(step).sensitivity,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramPlan:
+    """The one step of a private vocabulary: Gaussian noise on a histogram, of all units."""
+
+    histogram: Mapping[str, Any]
+    """The ledger's step."""
+    num_examples: int
+    delta: float
+    delta_source: str = GIVEN
+    unit: str = EXAMPLE
+    unit_definition: str | None = None
+    neighboring_relation: str = NEIGHBORING_RELATION
+    sampler: str = NO_SAMPLING
+    reproducible: bool = False
+    data_id: str | None = None
+
+    steps = 1
+    accountant = "prv"
+    is_trial = False
+    tokenizer = None
+    calibration = None
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Every unit takes part."""
+        return self.num_examples
+
+    def phase_starts(self) -> tuple[int, ...]:
+        """Returns the first step of its one phase."""
+        return (0,)
+
+    def mechanism_at(self, step: int) -> dict[str, Any]:
+        """Returns what the ledger says of its one step."""
+        return dict(self.histogram)
+
+
+Plan = PrivacyPlan | HistogramPlan
+"""What a ledger's first line can hold."""
+
+
+def write_plan(plan: ClippingPlan | HistogramPlan) -> dict[str, Any]:
+    """Returns a plan ready for JSON."""
+    return asdict(plan)
+
+
+def read_plan(written: Mapping[str, Any]) -> Plan:
+    """Returns the plan that ``write_plan`` wrote.
+
+    Raises:
+        ValueError: It is none, or its numbers do not go together.
+    """
+    _check_types(written)
+    try:
+        if "histogram" in written:
+            return HistogramPlan(**written)
+        calibration, tokenizer = written["calibration"], written["tokenizer"]
+        parts = {
+            "phases": tuple(Phase(**phase) for phase in written["phases"]),
+            "calibration": None if calibration is None else Calibration(**calibration),
+            "tokenizer": None if tokenizer is None else SpentBefore(**tokenizer),
+        }
+        return PrivacyPlan(**{**written, **parts})
+    except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"the plan is not one that dpft writes ({error}).") from error
+
+
+_NUMBERS = ("noise_multiplier", "sample_rate", "delta")
+_COUNTS = ("steps", "num_examples", "expected_batch_size")
+_WORDS = ("unit", "neighboring_relation", "sampler", "delta_source", "clipping", "accountant")
+_SWITCHES = ("reproducible", "is_trial")
+_GROUPS = ("histogram", "calibration", "tokenizer")
+
+
+def _check_types(written: Mapping[str, Any]) -> None:
+    """Refuses a plan with a value of another type, which somebody wrote by hand.
+
+    Raises:
+        ValueError: There is one.
+    """
+
+    def is_number(value: Any) -> bool:
+        is_one = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_one and 0 < value < math.inf
+
+    for names, is_fine in (
+        (_NUMBERS, is_number),
+        (_COUNTS, lambda value: is_number(value) and isinstance(value, int)),
+        (_WORDS, lambda value: isinstance(value, str)),
+        (_SWITCHES, lambda value: isinstance(value, bool)),
+        (_GROUPS, lambda value: value is None or isinstance(value, dict)),
+    ):
+        for name in names:
+            if name in written and not is_fine(written[name]):
+                raise ValueError(f"the plan's {name} must not be {written[name]!r}.")
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:

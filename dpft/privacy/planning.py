@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from dpft.errors import InputError
@@ -17,6 +18,7 @@ from dpft.privacy.plan import (
     ClippingPlan,
     Phase,
     PrivacyPlan,
+    SpentBefore,
     check_delta,
     default_delta,
 )
@@ -70,6 +72,7 @@ def make_plan(
     phases: Sequence[PhaseRequest],
     record: str = EXAMPLE,
     delta_rule: str = OWN_DATA,
+    tokenizer: SpentBefore | None = None,
     calibrate: Calibrate = calibrate_noise_multiplier,
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
@@ -82,6 +85,7 @@ def make_plan(
             rate, so that they cost what one run of their steps does.
         record: What a record of the task is, in words that follow "one".
         delta_rule: Of ``default_delta``; which delta a configuration without one stands for.
+        tokenizer: What the same records spent on the run's tokenizer, which adds to its cost.
         calibrate: Finds the noise where eps is given; one that has begun already answers sooner.
 
     Raises:
@@ -112,6 +116,10 @@ def make_plan(
         unit_definition=config.unit_definition(record),
         calibration=calibration,
         delta_source=source,
+        accountant=config.accountant,
+        reproducible=config.noise_seed is not None,
+        data_id=config.data_id,
+        tokenizer=tokenizer,
     )
 
 
@@ -176,10 +184,11 @@ def _noise(
         return config.noise_multiplier, None
     if config.eps is None:
         raise InputError("privacy.eps or privacy.noise_multiplier must be given, got neither.")
-    return calibrate(
+    noise_multiplier, calibration = calibrate(
         eps=config.eps,
         delta=delta,
         sample_rate=sample_rate,
         steps=steps,
         accountant=config.accountant,
     )
+    return noise_multiplier, replace(calibration, target=config.eps)

@@ -199,6 +199,8 @@ class DifferentialPrivacy(Clipping):
     """Train under a delta so large that it promises little."""
     resume_overspend: bool = False
     """Let a resumed run that must draw new noise take all its steps, beyond eps."""
+    data_id: str | None = None
+    """Your public name of the data, by which dpft account runs=DIR tells runs on other data."""
     witness: str | tuple[str, ...] | None = None
     """Who is handed the ledger's heads: a file elsewhere, or a program and its arguments as a list.
     The command line alone may say it, and no run's configuration holds it."""

@@ -226,11 +226,10 @@ def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
         InputError: The run has no name, or the file has no head of it.
         StateError: The ledger lacks lines that the file has a head of, or has others.
     """
-    name = _name_of(ledger, folder)
+    name = ledger.run_id
     if name is None:
         raise InputError(
-            f"witness needs a run that was trained with privacy.witness, got {str(folder)!r}, whose"
-            f" ledger names no run and which has no {HANDED_HEADS}; drop it."
+            f"witness needs a run whose ledger has a line, got {str(folder)!r}; drop it."
         )
     heads = _heads_of(name, file)
     if not heads:
@@ -256,17 +255,9 @@ def check_going_on(
     Raises:
         StateError: It does.
     """
-    name = ledger.run_id or run_id or _name_of(ledger, folder)
+    name = ledger.run_id or run_id
     if name is not None and isinstance(witness, WitnessFile) and witness.path.exists():
         _check_heads(ledger, folder, witness.path, _heads_of(name, witness.path))
-
-
-def _name_of(ledger: LedgerRecord, folder: Path) -> str | None:
-    """Returns the run's name at its witnesses: its ledger's, before which it stood in a file."""
-    if ledger.run_id is not None:
-        return ledger.run_id
-    handed = read_handed(folder)
-    return None if handed is None else str(handed["run"])
 
 
 def _check_heads(

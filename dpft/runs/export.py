@@ -13,6 +13,7 @@ from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import share
 from dpft.models.loading import quiet_transformers
+from dpft.released import write_released
 from dpft.reports.run.card import write_card
 from dpft.reports.run.run_record import read_record
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, hold_run
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def export(config: ExportConfig) -> None:
-    """Writes the folder: the run's model, merged or as it was saved, and privacy.json.
+    """Writes the folder: the run's model, merged or as it was saved, its digests, privacy.json.
 
     Raises:
         InputError: There is no such run, the folder is there already, or the weights cannot be
@@ -38,6 +39,7 @@ def export(config: ExportConfig) -> None:
         write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
         with whole_or_absent(target) as partial:
             write(partial, target)
+            write_released(partial)
             if (folder / PRIVACY).exists():
                 shutil.copy(folder / PRIVACY, partial / PRIVACY)
                 write_card(read_record(folder), partial)

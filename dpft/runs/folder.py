@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dpft.errors import InputError, StateError
+from dpft.errors import DpftError, InputError
 from dpft.files import read_yaml
 from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import read_ledger
@@ -93,7 +93,7 @@ def has_begun(folder: Path) -> bool:
         return True
     try:
         return read_ledger(ledger).counted_steps > 0
-    except StateError:
+    except DpftError:
         return True
 
 

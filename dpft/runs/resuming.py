@@ -25,7 +25,9 @@ from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.submitted import submitted_job
+from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.planning import make_plan
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
@@ -42,10 +44,11 @@ from dpft.run_folder import (
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
+from dpft.runs.spending.with_tokenizer import spent_before, tokenizer_of
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import CLIPPING, PLAN, ResumePoint, write_plan
+from dpft.training.resume import CLIPPING, PLAN, ResumePoint
 
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
@@ -155,12 +158,30 @@ def restored_plan(
         phases=phases,
         record=config.task.unit_definition,
         delta_rule=config.task.default_delta,
+        tokenizer=spent_before(tokenizer_of(config)),
     )
+    _check_asked(guarantee, bound)
     if replace(bound, calibration=None, delta_source=own.delta_source) != own:
         changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
         _refuse_edited("the plan that the run is bound to", f"another {names}")
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:
+    """Refuses an epsilon or a noise multiplier that was edited since the noise was calibrated.
+
+    Raises:
+        InputError: One was.
+    """
+    calibration = bound.calibration
+    asked = None if calibration is None else calibration.target
+    if asked is not None and guarantee.eps != asked:
+        _refuse_edited(f"privacy.eps={asked:g}, which the run began with", f"{guarantee.eps}")
+    given = guarantee.noise_multiplier
+    if given is not None and given != bound.noise_multiplier:
+        expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
+        _refuse_edited(expected, f"{given:g}")
 
 
 def _refuse_edited(expected: str, got: str) -> NoReturn:

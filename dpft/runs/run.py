@@ -44,7 +44,7 @@ from dpft.runs.scheduled_scores import scheduled_scores
 from dpft.runs.scoring import score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.runs.spending.spent_run import check_model, read_ended_ledger
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
 from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
 from dpft.runs.tracking import conclude, tracked
@@ -188,8 +188,10 @@ def go_on(
             resume_point = find_resume_point(folder)
             has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
             has_ended = resume_point.has_ended and has_reports
+            if resume_point.has_ended:
+                check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
             if has_ended:
-                read_ended_ledger(folder)  # What is said of its end is read from privacy.json.
+                read_ended_ledger(folder)
         (is_done,) = ranks.any(has_ended)
         if is_done:
             delete_generator_states(folder / CHECKPOINTS)

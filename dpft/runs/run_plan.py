@@ -19,7 +19,7 @@ from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, p
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs.spending.spent_run import SpentRun
-from dpft.runs.spending.with_tokenizer import noise_beside, tokenizer_of
+from dpft.runs.spending.with_tokenizer import noise_beside, spent_before, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
@@ -143,6 +143,7 @@ def plan_run(
         phases=phases,
         record=config.task.unit_definition,
         delta_rule=config.task.default_delta,
+        tokenizer=spent_before(tokenizer),
         calibrate=calibrate,
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)

@@ -13,7 +13,7 @@ from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.links import refuse_links
 from dpft.run_folder import CONFIGURATION, LEDGER, MODEL
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.runs.spending.spent_run import check_model, read_ended_ledger
 
 
 def saved_run(folder: str) -> TrainConfig:
@@ -46,6 +46,7 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
         return False
     ledger = read_ended_ledger(folder)
     if ledger is not None:
+        check_model(folder, ledger)
         return ledger.closed
     if config.privacy.guarantee is not None:
         raise StateError(

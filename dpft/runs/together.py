@@ -27,11 +27,11 @@ from dpft.data.held_out import KEY_BYTES, new_key
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.keys import secret_key
+from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import unit_key
 from dpft.runs.resuming import Secrets
 from dpft.training.arithmetic import bits_of_a_gradient, processor
-from dpft.training.resume import read_plan, write_plan
 from dpft.training.training_state import model_state
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
@@ -98,6 +98,7 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
     privacy = prepared.plan.privacy
     said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
     first = read_plan(json.loads(said)) if said else None
+    assert first is None or isinstance(first, PrivacyPlan)
     return replace(prepared, plan=replace(prepared.plan, privacy=first))
 
 

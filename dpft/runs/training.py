@@ -21,6 +21,7 @@ from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.accounting.background import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.witness import Handover
+from dpft.released import write_released
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
@@ -114,12 +115,13 @@ def train(
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back."""
 
-    def save_model() -> None:
+    def save_model() -> str:
         with _whole_to_save(config.method, shards, ranks):
             config.method.save(model, folder / MODEL)
             processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
+            return write_released(folder / MODEL)
 
     session = Session(
         **vars(recipe_of(config, plan, model, training_set, ranks, shards, evaluation)),

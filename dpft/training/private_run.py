@@ -19,8 +19,8 @@ from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import Ledger
-from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.ledger import Ledger, LedgerRecord
+from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.step_log import StepLog
@@ -37,7 +37,6 @@ from dpft.training.resume import (
     find_resume_point,
     frozen_digests,
     promises,
-    write_plan,
 )
 from dpft.training.session import Session, take_steps
 from dpft.training.training_state import (
@@ -114,7 +113,8 @@ class PrivateRun:
         """Takes every step, from the first."""
         handover = self.session.handover
         run_id = None if handover is None else handover.run_id
-        with Ledger(self.session.folder / LEDGER, run_id=run_id) as ledger:
+        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
+        with Ledger(path, plan=plan, run_id=run_id) as ledger:
             randomness = self._fresh_randomness(0, step=0)
             self._train(ledger, None, randomness, journaled=0, last_step=self.plan.steps)
 
@@ -141,8 +141,7 @@ class PrivateRun:
         done = resume_point.checkpoint.step
         stood = int(resume_point.checkpoint.run["ledger"].get("position", done))
         last = self._last_step(done, stood)
-        path, run_id = self.session.folder / LEDGER, resume_point.run_id
-        with Ledger.reopen(path, broken, run_id=run_id) as ledger:
+        with self._reopened(resume_point, broken) as ledger:
             self._train(ledger, resume_point, randomness, journaled=stood, last_step=last)
 
     def reseed(self, resume_point: ResumePoint) -> None:
@@ -151,8 +150,8 @@ class PrivateRun:
         The run ends at the last step within its budget, unless it may overspend it.
         """
         assert resume_point.ledger is not None
-        path, done = self.session.folder / LEDGER, resume_point.checkpoint.step
-        with Ledger.reopen(path, resume_point.ledger, run_id=resume_point.run_id) as ledger:
+        done = resume_point.checkpoint.step
+        with self._reopened(resume_point, resume_point.ledger) as ledger:
             if resume_point.ledger.counted_steps > ledger.steps:
                 at = min(ledger.steps, self.plan.steps - 1)
                 with self._journal(ledger, ledger.steps) as journal:
@@ -165,6 +164,10 @@ class PrivateRun:
             )  # fmt: skip
             randomness = self._fresh_randomness(ledger.steps, step=done)
             self._train(ledger, resume_point, randomness, journaled=ledger.steps, last_step=last)
+
+    def _reopened(self, resume_point: ResumePoint, broken: LedgerRecord) -> Ledger:
+        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
+        return Ledger.reopen(path, broken, plan=plan, run_id=resume_point.run_id)
 
     def _last_step(self, done: int, spent: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
@@ -229,11 +232,11 @@ class PrivateRun:
                 # of the ledger's steps: more than the weights', where some were taken again
                 epsilon_after=lambda _: self.epsilon_after(ledger.steps),
                 check_state=lambda: check_same(released.digests(), frozen),
+                before_first_draw=ledger.begin,
             )
         if isinstance(loss_scale, AdaptiveLossScale):
             loss_scale.say_where_it_stands()
-        session.save_model()
-        ledger.close()
+        ledger.close(released=session.save_model())
         delete_generator_states(session.folder / CHECKPOINTS)
 
     def _frozen(

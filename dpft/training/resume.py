@@ -8,7 +8,7 @@ that bits depend on is written down, and a replay in another one draws new noise
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from dpft import __version__
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import Calibration, ClippingPlan, Phase, PrivacyPlan
+from dpft.privacy.plan import PrivacyPlan, read_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.run_folder import CHECKPOINTS
@@ -53,12 +53,26 @@ class ResumePoint:
 
     @property
     def run_id(self) -> str | None:
-        """What names a private run in its ledger; None in one of dpft 0.2.0 or before."""
+        """What names a private run in its ledger."""
         return self.checkpoint.run.get("run_id")
 
     def plan(self) -> PrivacyPlan:
-        """Returns the plan that the run was bound to."""
-        return read_plan(self.checkpoint.run[PLAN])
+        """Returns the plan that the run was bound to.
+
+        Raises:
+            StateError: The checkpoint's is not that of the ledger, or none.
+        """
+        try:
+            plan = read_plan(self.checkpoint.run[PLAN])
+        except ValueError:
+            plan = None
+        bound = None if self.ledger is None else self.ledger.plan
+        if not isinstance(plan, PrivacyPlan) or bound not in (None, plan):
+            raise StateError(
+                f"{self.checkpoint.path} must be bound to the plan in the first line of the"
+                " ledger, got another; one of the two was edited. Put it back as it was."
+            )
+        return plan
 
 
 def find_resume_point(folder: Path) -> ResumePoint:
@@ -66,7 +80,7 @@ def find_resume_point(folder: Path) -> ResumePoint:
 
     Raises:
         InputError: It has no checkpoint, so no step was taken; or it has an earlier version's
-            noise, or has not ended and has an earlier version's ledger.
+            noise or ledger.
         StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
             ledger do not agree.
     """
@@ -78,14 +92,7 @@ def find_resume_point(folder: Path) -> ResumePoint:
         )
     checkpoint = read_checkpoint(found[-1])
     _check_noise(checkpoint)
-    resume_point = ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
-    if resume_point.ledger is not None and not resume_point.has_ended and not resume_point.run_id:
-        raise InputError(
-            f"resume must go on with a run whose ledger names it, got {str(folder)!r}, which dpft"
-            " 0.2.0 or an earlier version began; go on with it by that version, or begin it anew"
-            " with hydra.run.dir=DIR."
-        )
-    return resume_point
+    return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
 def environment(
@@ -180,21 +187,6 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
             " with hydra.run.dir=DIR."
         )
     return frozen
-
-
-def write_plan(plan: ClippingPlan) -> dict[str, Any]:
-    """Returns a plan ready for JSON."""
-    return asdict(plan)
-
-
-def read_plan(written: Mapping[str, Any]) -> PrivacyPlan:
-    """Returns the plan that ``write_plan`` wrote."""
-    calibration = written["calibration"]
-    parts = {
-        "phases": tuple(Phase(**phase) for phase in written["phases"]),
-        "calibration": None if calibration is None else Calibration(**calibration),
-    }
-    return PrivacyPlan(**{**written, **parts})
 
 
 def _check_noise(checkpoint: Checkpoint) -> None:

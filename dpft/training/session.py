@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.plan import ClippingPlan
+from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS, private_path
@@ -27,7 +27,7 @@ from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
 from dpft.training.progress import StepProgress
 from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
-from dpft.training.resume import CLIPPING, ResumePoint, write_plan
+from dpft.training.resume import CLIPPING, ResumePoint
 from dpft.training.termination import termination_requests
 from dpft.training.training_state import TrainingState
 
@@ -48,8 +48,8 @@ class Session(Recipe):
 
     folder: Path
     """The run's folder; it exists."""
-    save_model: Callable[[], None]
-    """Writes the trained model where it is released from."""
+    save_model: Callable[[], str | None]
+    """Writes the trained model where it is released from; returns its digest, for the ledger."""
     show_diagnostics: bool
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
     listeners: tuple[StepListener, ...] = ()
@@ -158,6 +158,7 @@ def take_steps(
     max_grad_norm: float | None = None,
     epsilon_after: Callable[[int], SpentEpsilon] | None = None,
     check_state: Callable[[], None] = lambda: None,
+    before_first_draw: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
@@ -172,6 +173,7 @@ def take_steps(
             non-private run.
         check_state: Refuses what is to be released and changed without noise; asked after the first
             step and before each checkpoint.
+        before_first_draw: Writes down what the run is bound to, once there is a checkpoint.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
@@ -197,6 +199,7 @@ def take_steps(
     with closing(diagnostics), private_cache(session.folder, wanted=compiles):
         if not goes_on:
             save(0)
+        before_first_draw()
         with termination_requests() as terminated, progress:
             after_step = AfterStep(
                 session=session,

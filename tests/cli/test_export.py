@@ -89,7 +89,7 @@ def test_an_unmerged_lora_run_is_the_folder_that_peft_loads(workspace: Workspace
     assert target == workspace.root / "lora" / "export"
     assert {path.name for path in target.iterdir()} == {
         "README.md", "adapter_config.json", "adapter_model.safetensors", "privacy.json",
-        "tokenizer.json", "tokenizer_config.json",
+        "tensors.json", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained("model")
     loaded = PeftModel.from_pretrained(base, target)

@@ -8,14 +8,14 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.privacy.completeness import read_journal, read_run_ledger
 from dpft.privacy.ledger import Ledger, read_ledger
-from tests.privacy.test_ledger import MECHANISM, as_before
+from tests.privacy.test_ledger import MECHANISM, WRITTEN, as_before
 
 
 def make(
     folder: Path, *, steps: int, journaled: list[int], closed: bool = False, lodged: int = 0
 ) -> Path:
     """Returns a run's folder: a ledger, a journal of these steps, a checkpoint after a line."""
-    with Ledger(folder / "ledger.jsonl") as ledger:
+    with Ledger(folder / "ledger.jsonl", plan=WRITTEN) as ledger:
         for step in range(1, steps + 1):
             ledger.append(step, MECHANISM)
         if closed:
@@ -31,7 +31,8 @@ def make(
 
 
 def write_state(path: Path, lines: int, head: str, run_id: str | None = None) -> None:
-    known = {"ledger": {"lines": lines, "head": head, "position": 0}, "run_id": run_id}
+    ledger = {"lines": lines, "head": head, "position": 0}
+    known = {"ledger": ledger, "run_id": run_id, "plan": WRITTEN}
     path.write_text(json.dumps({"schema_version": 1, "run": known}))
 
 
@@ -108,7 +109,7 @@ def test_the_ledger_has_what_any_checkpoint_was_written_after(tmp_path: Path) ->
         read_run_ledger(folder)
 
 
-@pytest.mark.parametrize("left", ["", '{"previous": "000'])
+@pytest.mark.parametrize("left", ["", '{"plan": {"acc'])
 @pytest.mark.parametrize("journaled", [0, 1])
 def test_a_run_may_break_off_between_its_first_checkpoint_and_its_first_line(
     tmp_path: Path, left: str, journaled: int
@@ -124,7 +125,7 @@ def test_a_run_may_break_off_between_its_first_checkpoint_and_its_first_line(
     found = read_run_ledger(folder)
     assert found is not None and (found.lines, found.counted_steps) == (0, journaled)
     (folder / "private/steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    with pytest.raises(StateError, match="line 1: .* has 2 noisy steps and the ledger 0"):
+    with pytest.raises(StateError, match="line 2: .* has 2 noisy steps and the ledger 0"):
         read_run_ledger(folder)
 
 
@@ -139,7 +140,7 @@ def test_a_ledger_that_lost_its_first_line_after_a_step_is_refused(
     known = {"lines": 1, "head": record.heads[1], "position": 0, "run_id": record.run_id} | change
     run_id = known.pop("run_id")
     state = folder / "private/checkpoints/step-00000000/state.json"
-    content = {"schema_version": 1, "run": {"ledger": known, "run_id": run_id}}
+    content = {"schema_version": 1, "run": {"ledger": known, "run_id": run_id, "plan": WRITTEN}}
     state.write_text(json.dumps(content))
     (folder / "ledger.jsonl").write_text("")
     with pytest.raises(StateError, match="line 1: the ledger must have . lines, .*got 0"):
@@ -150,7 +151,7 @@ def test_trust_rule_9_an_edited_name_is_refused_though_its_chain_holds(tmp_path:
     """Every line was written anew under another run's name."""
     folder = make(tmp_path, steps=3, journaled=upto(3), lodged=2)
     (folder / "ledger.jsonl").unlink()
-    with Ledger(folder / "ledger.jsonl", run_id="0" * 32) as ledger:
+    with Ledger(folder / "ledger.jsonl", run_id="0" * 32, plan=WRITTEN) as ledger:
         for step in upto(3):
             ledger.append(step, MECHANISM)
     with pytest.raises(StateError, match="line 3: the ledger's head must be"):
@@ -158,10 +159,10 @@ def test_trust_rule_9_an_edited_name_is_refused_though_its_chain_holds(tmp_path:
 
 
 def test_a_ledger_without_its_first_line_is_refused_though_its_chain_holds(tmp_path: Path) -> None:
-    """It would pass for one of dpft 0.2.0, which nothing tells from another of its plan."""
+    """It would pass for an earlier version's."""
     folder = make(tmp_path, steps=3, journaled=upto(3), lodged=2)
     as_before(folder / "ledger.jsonl")
-    with pytest.raises(StateError, match="line 3: the ledger's head must be"):
+    with pytest.raises(InputError, match="schema_version 2, got one that dpft 0.3.0 or before"):
         read_run_ledger(folder)
 
 
@@ -197,7 +198,7 @@ def test_a_run_without_privacy_has_no_ledger_and_misses_none(tmp_path: Path) -> 
 
 
 def test_without_private_the_ledger_is_read_as_it_is(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan=WRITTEN) as ledger:
         ledger.append(1, MECHANISM)
     record = read_run_ledger(tmp_path)
     assert record == read_ledger(tmp_path / "ledger.jsonl")

@@ -9,8 +9,7 @@ import torch
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.run_folder import LEDGER
-
-MECHANISM = {"name": "poisson_sampled_gaussian", "noise_multiplier": 1.0, "sample_rate": 0.5}
+from tests.privacy.test_ledger import MECHANISM, WRITTEN
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def paths(tmp_path):
 
 def opened(paths, *, new=False, steps_done=0, environment=None):
     ledger, journal = paths
-    taken = Ledger(ledger) if new else Ledger.reopen(ledger, read_ledger(ledger))
+    taken = Ledger(ledger, plan=WRITTEN) if new else Ledger.reopen(ledger, read_ledger(ledger))
     environment = environment or {"threads": 1}
     return JournaledLedger(taken, journal, environment=environment, steps_done=steps_done)
 

@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 from decimal import Decimal
@@ -14,7 +15,7 @@ from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
+from dpft.privacy.ledger import Ledger, LedgerRecord
 from dpft.privacy.plan import (
     Calibration,
     Phase,
@@ -22,6 +23,7 @@ from dpft.privacy.plan import (
     check_delta,
     default_delta,
     planned_steps,
+    write_plan,
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
@@ -82,7 +84,7 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
     randomness = make_randomness(torch.device("cpu"), noise_seed=1)
     expected = followed.mechanism()
     with (
-        Ledger(tmp_path / LEDGER) as ledger,
+        Ledger(tmp_path / LEDGER, plan=write_plan(followed)) as ledger,
         PrivacyEngine(model, plan=followed, ledger=ledger, randomness=randomness) as engine,
     ):
         drawn = engine.draw(10_000)
@@ -91,7 +93,8 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
     assert len(drawn) / 10_000 == pytest.approx(expected.sample_rate, abs=0.03)
     noise = model.weight.grad * followed.expected_batch_size / followed.phases[0].sensitivity
     assert noise.std().item() == pytest.approx(expected.noise_multiplier, rel=0.05)
-    record = read_ledger(tmp_path / LEDGER)
+    step = json.loads((tmp_path / LEDGER).read_text().splitlines()[1])
+    record = LedgerRecord(steps=1, mechanisms=(step["mechanism"],), closed=False, lines=2, head="")
     spent = as_mechanisms(steps_taken(record, tmp_path / LEDGER), followed.delta)
     assert spent == (replace(expected, steps=1),)
 

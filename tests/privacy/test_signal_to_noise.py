@@ -15,6 +15,7 @@ from dpft.privacy.randomness import make_randomness
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalMeter
 from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_engine import PHASES, affine, linear, make_engine, take_step
+from tests.privacy.test_ledger import WRITTEN
 from tests.training import toy
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def source() -> NoiseStream:
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan=WRITTEN) as ledger:
         yield ledger
 
 

@@ -5,6 +5,7 @@ import pytest
 from dpft.errors import InputError
 from dpft.privacy.ledger import first_line
 from dpft.runs.folder import refuse_used_folder, start_anew
+from tests.privacy.test_ledger import WRITTEN
 
 
 def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
@@ -16,7 +17,7 @@ def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
         refuse_used_folder(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", '{"previous": "00', first_line("a" * 32) + "\n"])
+@pytest.mark.parametrize("line", ["", '{"plan": {"acc', first_line("a" * 32, WRITTEN) + "\n"])
 def test_a_ledger_that_but_names_its_run_is_begun_anew(tmp_path: Path, line: str) -> None:
     """The first step's line never came, and no checkpoint is there to go on from."""
     (tmp_path / "ledger.jsonl").write_text(line)

@@ -14,6 +14,7 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
+from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run.metrics_files import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
@@ -33,7 +34,7 @@ from dpft.runs.resuming import (
 )
 from dpft.runs.run_plan import plan_run
 from dpft.training.checkpoint import Checkpoint
-from dpft.training.resume import ResumePoint, write_plan
+from dpft.training.resume import ResumePoint
 from tests.config.test_conf import loaded
 from tests.reports.run.test_report import entry
 from tests.training.toy import training_set
@@ -155,8 +156,23 @@ def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> N
     guarantee = config.privacy.guarantee
     assert guarantee is not None
     elsewhere = replace(guarantee, noise_multiplier=1.25)
-    plan = restored_plan(config, bound(replace(config, privacy=elsewhere)), never)
+    began = bound(replace(config, privacy=elsewhere))
+    calibration = {"accountant": "rdp", "epsilon": 2.9, "grid": "g", "target": 3.0}
+    began.checkpoint.run["plan"]["calibration"] = calibration
+    asked = replace(guarantee, noise_multiplier=None, eps=3.0)
+    plan = restored_plan(replace(config, privacy=asked), began, never)
     assert plan.privacy is not None and plan.privacy.noise_multiplier == 1.25
+    edited = replace(asked, eps=8.0)
+    with pytest.raises(InputError, match="must go on with privacy.eps=3, which .*, got 8.0"):
+        restored_plan(replace(config, privacy=edited), began, never)
+
+
+def test_a_noise_multiplier_that_was_edited_is_refused(config: TrainConfig) -> None:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    edited = replace(guarantee, noise_multiplier=1.25)
+    with pytest.raises(InputError, match="must go on with privacy.noise_multiplier=1, which"):
+        restored_plan(replace(config, privacy=edited), bound(config), never)
 
 
 @pytest.mark.parametrize(

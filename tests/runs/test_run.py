@@ -172,7 +172,7 @@ def test_a_command_begins_or_goes_on(
 def standing(calls: Calls, *, has_ended: bool) -> None:
     """Makes the run's folder one that broke off, or that has ended."""
     calls.folder.mkdir()
-    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32)
+    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=None)
     calls.note("check_witness", "same_records", "delete_generator_states", "finish")
     calls.note("read_ended_ledger")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")

@@ -423,11 +423,18 @@ def test_a_forged_end_is_refused_without_a_word_of_going_on(workspace: Workspace
     assert "dpft: error: " in outcome.err and "to go on" not in outcome.err
 
 
+def _renamed(line: str) -> str:
+    return first_line("0" * 32, json.loads(line)["plan"]) + "\n"
+
+
 LEDGERS = {
     "gap": (lambda all_: [all_[0], *all_[2:]], 2),
     "reordered": (lambda all_: [all_[1], all_[0], *all_[2:]], 1),
-    "edited": (lambda all_: [all_[0], all_[1].replace("1.0", "9.0"), *all_[2:]], 3),
-    "renamed": (lambda all_: [first_line("0" * 32) + "\n", *all_[1:]], 2),
+    "edited": (lambda all_: [all_[0], all_[1].replace("1.0", "9.0"), *all_[2:]], 2),
+    "renamed": (
+        lambda all_: [first_line("0" * 32, json.loads(all_[0])["plan"]) + "\n", *all_[1:]],
+        2,
+    ),
     "unnamed": (lambda all_: all_[1:], 1),
     "torn first line": (lambda all_: [all_[0][:50]], 1),
     "duplicated": (lambda all_: [all_[0], *all_], 2),

@@ -172,7 +172,7 @@ def test_a_run_without_privacy_may_have_canaries_and_says_that_it_is_not_private
     workspace: Workspace,
 ) -> None:
     words = [word for word in RUN if not word.startswith("privacy.")]
-    run = ("privacy=none", "audit.canaries=8", "audit.canary_words=4", "hydra.run.dir=open")
+    run = ("privacy=none", "audit.canaries=24", "audit.canary_words=4", "hydra.run.dir=open")
     assert workspace.run("train", *words, *run).code == 0
     done = audited(workspace, "open", "one_run")
     assert done.code == 0, done.err

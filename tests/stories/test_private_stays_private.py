@@ -156,7 +156,9 @@ def test_trust_rule_7_no_training_statistic_is_public(story: Story) -> None:
         for line in ([path.read_text()] if path.suffix == ".json" else path.open())
         for key in _keys(json.loads(line))
     }
-    allowed = {"privacy.json: expected_batch_size", "privacy.json: max_grad_norm"}
+    planned = ("expected_batch_size", "max_grad_norm")
+    files = ("privacy.json", "ledger.jsonl")
+    allowed = {f"{file}: {key}" for file in files for key in planned}
     assert {key for key in keys if NOT_PUBLIC_KEYS.search(key)} - allowed == set()
 
 
@@ -165,9 +167,9 @@ def test_trust_rule_7_no_line_names_a_step_s_time_or_statistic(story: Story) -> 
         if b"Writing model shards" not in line:  # of a library, about the released model
             assert not re.search(SPOKEN, line), line
     first, *lines = (story.folder / "ledger.jsonl").read_text().splitlines()
-    assert set(json.loads(first)) == {"run_id", "schema_version", "previous"}
+    assert set(json.loads(first)) == {"run_id", "schema_version", "previous", "plan"}
     for line in lines:
-        assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed"}
+        assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed", "released"}
 
 
 def test_trust_rule_8_texts_and_scores_of_a_private_split_are_private(story: Story) -> None:

@@ -119,7 +119,7 @@ def test_training_composes_both_below_their_sum(
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
     alone = workspace.run("account", "run=trained", "output=json")
     said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
-    assert "dpft account runs=[vocabulary,trained] composes both" in said[0]
+    assert f"with its tokenizer, which the same records made, epsilon = {up(both)}" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n")[0]
     words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {up(both)}"

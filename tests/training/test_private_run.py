@@ -21,7 +21,6 @@ from dpft.run_folder import KEYS
 from dpft.training import checkpoint_state as state_module
 from dpft.training import loop as loop_module
 from dpft.training import tensor_files
-from dpft.training.checkpoint_state import _digest
 from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
@@ -413,9 +412,9 @@ def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_lin
     kill(monkeypatch, folder, "before the first line")
     assert (folder / "ledger.jsonl").read_bytes() == b""
     known = find_resume_point(folder).checkpoint.run
-    line = first_line(known["run_id"])
+    line = first_line(known["run_id"], known["plan"])
     assert known["ledger"] == {"lines": 1, "head": hash_of(line), "position": 0}
-    (folder / "ledger.jsonl").write_text(first_line("0" * 32) + "\n")
+    (folder / "ledger.jsonl").write_text(first_line("0" * 32, known["plan"]) + "\n")
     with pytest.raises(StateError, match="line 1: the ledger's head must be"):
         find_resume_point(folder)
     (folder / "ledger.jsonl").write_text(line + "\n")
@@ -432,26 +431,25 @@ def test_a_seeded_run_has_a_random_name_all_the_same(tmp_path):
     assert privacy().noise_seed is not None and names[0] != names[1]
 
 
-def test_a_run_of_an_earlier_version_does_not_go_on_and_an_ended_one_is_read(
-    tmp_path, monkeypatch, undisturbed
-):
-    """Its ledger names no run; what it spent is accounted for all the same."""
-    for name, moment in {"broken": "after the update", "ended": "after it is closed"}.items():
-        folder = tmp_path / name
-        kill(monkeypatch, folder, moment)
-        as_before(folder / "ledger.jsonl")
-        heads = read_ledger(folder / "ledger.jsonl").heads
-        for path in folder.glob("private/checkpoints/*/state.json"):
-            state = json.loads(path.read_text())
-            lines = state["run"]["ledger"]["lines"] - 1
-            state["run"]["ledger"] |= {"lines": lines, "head": heads[lines]}
-            del state["run"]["run_id"], state["checksum"]
-            path.write_text(json.dumps(state | {"checksum": _digest(state)}))
-    with pytest.raises(InputError, match="which dpft 0.2.0 or an earlier version began") as error:
-        find_resume_point(tmp_path / "broken")
+def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path, monkeypatch):
+    """Its ledger has no plan."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    as_before(folder / "ledger.jsonl")
+    with pytest.raises(InputError, match="one that dpft 0.3.0 or before wrote") as error:
+        find_resume_point(folder)
     assert error.value.exit_code == 2
-    assert read_run_ledger(tmp_path / "broken").counted_steps == 4
-    assert find_resume_point(tmp_path / "ended").has_ended
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    found = find_resume_point(folder)
+    run = {**found.checkpoint.run, "plan": {**found.checkpoint.run["plan"], "delta": 1e-9}}
+    edited = replace(found, checkpoint=replace(found.checkpoint, run=run))
+    with pytest.raises(StateError, match="must be bound to the plan in the first line"):
+        edited.plan()
+    assert found.plan() == found.ledger.plan
 
 
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):

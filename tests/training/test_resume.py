@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dpft.privacy.plan import Calibration
+from dpft.privacy.plan import Calibration, read_plan, write_plan
 from dpft.training import resume
-from dpft.training.resume import environment, promises, read_plan, write_plan
+from dpft.training.resume import environment, promises
 from tests.training.toy import plan, privacy, training_set
 
 CALIBRATION = Calibration(accountant="rdp", epsilon=2.99, grid="all orders")

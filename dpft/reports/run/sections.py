@@ -19,8 +19,9 @@ from dpft.run_folder import LEDGER
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (
-    "The ledger has a first line with a random number that names the run, one line per noisy step,"
-    " written before the step moved a weight, and a closing line. Each line holds, as `previous`,"
+    "The ledger has a first line with the plan (every public number that ε rests on) and a random"
+    " number that names the run, one line per noisy step, written before the step moved a weight,"
+    " and a closing line with the digest of the released weights. Each line holds, as `previous`,"
     " the SHA-256 of the line before (its UTF-8 bytes without the line end, in hexadecimal; 64"
     " zeros in the first line), and the head is the SHA-256 of the last line:"
     f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"

@@ -22,8 +22,9 @@ from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
 
 Record = Mapping[str, Any]
 LEDGER_NOTE = (
-    "The ledger has a first line with a random number that names the run, one line that was written"
-    " before the noise was drawn, and a closing line. The head is the SHA-256 of the last line:"
+    "The ledger has a first line with the plan and a random number that names the run, one line"
+    " that was written before the noise was drawn, and a closing line. The head is the SHA-256 of"
+    " the last line:"
     f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
     " rewrite them all, so lodge the head above with someone else."
 )

@@ -8,22 +8,17 @@ from dataclasses import replace
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
+from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE, GIVEN
 from dpft.privacy.spending import Noise, as_mechanisms, thresholds_delta
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.run_folder import JOURNAL, PRIVACY
+from dpft.run_folder import JOURNAL
 from dpft.runs.spending.spent_run import SpentRun
 
 END_UNPROVEN = (
     "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
     " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH or"
     " witness=FILE, as they were lodged elsewhere."
-)
-AGREE = 1e-3
-"""Most by which a stated epsilon may differ from the same accountant's answer here."""
-UNNAMED = (
-    "the ledger names no run, as those of dpft 0.2.0 and before: another run of the same plan has"
-    " the same head."
 )
 
 
@@ -36,8 +31,8 @@ def account_for_spent(
 ) -> EpsilonBound:
     """Returns what a run's ledger cost, computed of its lines.
 
-    What privacy.json states never takes its place: only whose bound leads is taken from there, and
-    every accountant that may lead proves an upper bound.
+    Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
+    of the run say never takes their place.
 
     Args:
         run: What its folder says.
@@ -48,15 +43,28 @@ def account_for_spent(
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
-    at = run.delta if delta is None else delta
-    stated = run.stated if at == run.delta and accountant is None else None
-    leader = accountant or (stated[1] if stated else run.accountant)
-    bound = account_taken(run.taken, at, leader, accountants)
-    source = run.delta_source if delta is None else GIVEN
-    warnings = _notes(run) + delta_warnings(at, run.num_examples, source=source)
-    if stated is not None:
-        warnings = _not_found(bound, *stated) + warnings
+    plan = run.plan
+    at = plan.delta if delta is None else delta
+    calibration = plan.calibration
+    led = plan.accountant if calibration is None else calibration.accountant
+    bound = account_taken(run.taken, at, accountant or led, accountants)
+    source = plan.delta_source if delta is None else GIVEN
+    warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
+    if plan.tokenizer is not None:
+        warnings.append(_with_tokenizer(run, at, accountants))
     return replace(bound, warnings=(*bound.warnings, *warnings))
+
+
+def _with_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> str:
+    before = run.plan.tokenizer
+    assert before is not None
+    at = math.fsum([delta, before.delta])
+    both = account_taken({**run.taken, **run.tokenizer_taken}, at, "pld", accountants)
+    return (
+        "epsilon is of the training alone; with its tokenizer, which the same records made,"
+        f" epsilon = {up(both.epsilon)} (upper bound by {both.accountant}) at delta ="
+        f" {delta_up(at)}."
+    )
 
 
 def account_together(
@@ -81,6 +89,8 @@ def account_together(
     taken: Counter[Noise] = Counter()
     for run in runs:
         taken.update(run.taken)
+    for run in tokenizers_beside(runs):
+        taken.update(run.tokenizer_taken)
     at = default_together(runs) if delta is None else delta
     return _compose(dict(sorted(taken.items())), at, accountant or "pld", accountants)
 
@@ -90,9 +100,21 @@ def default_together(runs: Sequence[SpentRun]) -> float:
 
     A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
     """
-    tokenizers = [run.delta for run in runs if thresholds_delta(run.taken)]
-    others = [run.delta for run in runs if not thresholds_delta(run.taken)]
+    tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
+    tokenizers += [run.plan.tokenizer.delta for run in tokenizers_beside(runs)]  # type: ignore[union-attr]
+    others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
     return math.fsum([*tokenizers, *([min(others)] if others else [])])
+
+
+def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
+    """Returns runs whose tokenizer adds to their cost and is no run among them, one for each."""
+    here = {run.ledger.run_id for run in runs}
+    beside: dict[str, SpentRun] = {}
+    for run in runs:
+        before = run.plan.tokenizer
+        if before is not None and before.run_id not in here:
+            beside.setdefault(before.run_id, run)
+    return list(beside.values())
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
@@ -106,8 +128,8 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
         for name in ("unit", "neighboring_relation"):
             _same(name, first, run)
         # A named unit is the same one whatever number of its records is trained on.
-        definitions = (first.unit_definition, run.unit_definition)
-        if first.unit == EXAMPLE and None not in definitions:
+        definitions = (first.plan.unit_definition, run.plan.unit_definition)
+        if first.plan.unit == EXAMPLE and None not in definitions:
             _same("unit_definition", first, run)
 
 
@@ -131,7 +153,7 @@ def check_head(run: SpentRun, head: str) -> None:
 
 
 def _same(name: str, first: SpentRun, other: SpentRun) -> None:
-    expected, got = getattr(first, name), getattr(other, name)
+    expected, got = getattr(first.plan, name), getattr(other.plan, name)
     if expected != got:
         raise InputError(
             f"runs must all have the same {name}, got {expected!r} in {first.folder} and {got!r} in"
@@ -178,30 +200,13 @@ def _at(bound: EpsilonBound, delta: float) -> EpsilonBound:
     return replace(bound, delta=delta)
 
 
-def _not_found(bound: EpsilonBound, epsilon: float, accountant: str) -> list[str]:
-    """Returns what to say of a stated epsilon that is not found here, without showing it."""
-    if bound.accountant != accountant:
-        return [
-            f"{PRIVACY} states an epsilon by {accountant}, which has no answer here, so that"
-            f" nothing bears it out; this one is of {bound.accountant}."
-        ]
-    if abs(bound.epsilon - epsilon) > AGREE * max(1.0, bound.epsilon):
-        return [
-            f"{PRIVACY} states another epsilon than {accountant} finds of the ledger's steps: do"
-            " not rely on it, nor on a report that does."
-        ]
-    return []
-
-
 def _notes(run: SpentRun) -> list[str]:
     """Returns what the ledger's end and the configuration say beside the number."""
-    notes = [NOT_PRIVATE_SEED] if run.reproducible else []
-    if run.tokenizer is not None:
-        notes.append(
-            "epsilon is of the training alone, without what its tokenizer cost"
-            f" (model.tokenizer={run.tokenizer}): dpft account runs=[{run.tokenizer},{run.folder}]"
-            " composes both."
-        )
+    notes = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
+    notes += [
+        f"{difference}; epsilon is computed of the ledger, whatever that file says."
+        for difference in run.differences
+    ]
     if run.ledger.torn_step:
         notes.append(
             "the last line of the ledger is torn: the run broke off while it was written, and its"
@@ -212,17 +217,15 @@ def _notes(run: SpentRun) -> list[str]:
             f"{JOURNAL} has one step more than the ledger: the run broke off before its"
             " line was written, or the line was cut, and it is counted."
         )
-    if run.ledger.lines and run.ledger.run_id is None:
-        notes.append(UNNAMED)
     if run.end is None:
         notes.append(END_UNPROVEN)
     if not run.ledger.closed:
         notes.append(
-            f"the run has not ended: {run.steps} steps are counted, of {run.planned_steps} planned."
+            f"the run has not ended: {run.steps} steps are counted, of {run.plan.steps} planned."
         )
-    elif run.steps > run.planned_steps:
+    elif run.steps > run.plan.steps:
         notes.append(
-            f"{run.steps} steps are counted, of {run.planned_steps} planned: the run broke off, and"
+            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run broke off, and"
             " some were taken again with new noise."
         )
     return notes

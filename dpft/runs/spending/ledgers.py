@@ -14,7 +14,7 @@ from dpft.runs.spending.bounds import (
     check_head,
     check_same_unit,
 )
-from dpft.runs.spending.spent_run import SpentRun, read_spent, run_folders
+from dpft.runs.spending.spent_run import SpentRun, find_ledgers, read_spent
 from dpft.runs.spending.tables import run_record, run_table, together_record, together_table
 
 
@@ -28,8 +28,6 @@ def one_run(config: AccountConfig) -> Answer:
     assert config.run is not None
     run = read_spent(config.run)
     run, witnessed = _with_its_end(config, run)
-    if config.delta is not None:
-        run = replace(run, not_covered={k: v for k, v in run.not_covered.items() if k != "delta"})
     with Accountants() as accountants:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants
@@ -73,30 +71,22 @@ def several_runs(config: AccountConfig) -> Answer:
         InputError: They are no private runs, one is named twice, or they differ in their unit.
         StateError: A ledger is damaged.
     """
-    runs = read_runs(config.run_folders)
+    found = find_ledgers(
+        config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
+    )
+    runs = [read_spent(folder) for folder in found.folders]
+    if not runs:
+        raise InputError(
+            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+        )
+    check_same_unit(runs)
     with Accountants() as accountants:
         own = [account_for_spent(run, accountants=accountants) for run in runs]
         together = account_together(
             runs, delta=config.delta, accountant=config.accountant, accountants=accountants
         )
     pairs = list(zip(runs, own, strict=True))
-    return Answer(table=together_table(pairs, together), record=together_record(pairs, together))
-
-
-def read_runs(given: tuple[str, ...]) -> list[SpentRun]:
-    """Returns the runs of these folders, those of a sweep's folder among them.
-
-    Raises:
-        InputError: They are no private runs, one is named twice, or they differ in their unit.
-        StateError: A ledger is damaged.
-    """
-    folders = [folder for name in given for folder in run_folders(name)]
-    if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise InputError(
-            f"runs must name different folders, got one twice in {', '.join(folders)}."
-        )
-    runs = [read_spent(folder) for folder in folders]
-    if not runs:
-        raise InputError(f"runs must hold a noisy step, got none in {', '.join(given)}.")
-    check_same_unit(runs)
-    return runs
+    return Answer(
+        table=together_table(pairs, together, found.left_out),
+        record=together_record(pairs, together, found.left_out),
+    )

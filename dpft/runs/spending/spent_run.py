@@ -1,48 +1,24 @@
-"""What a run spent, read from its folder: the ledger's steps and the public numbers beside them.
+"""What a run spent: read from its ledger, whose first line is the plan, and from nothing else.
 
-The steps and their noise come from ledger.jsonl alone, which a run that broke off has too. Delta
-and the number of units come from privacy.json, or, where the run did not get that far, from its
-last checkpoint or from config.yaml; the number of units is also batch size over sample rate. The
-ledger's chain of hashes covers none of these, so each is kept with the file that it is from.
+privacy.json, config.yaml and reports are what a run wrote for its readers. Whoever owns the folder
+can edit them; what they say and the ledger does not is named (``stated``) and not answered for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpft.errors import InputError, StateError
-from dpft.files import read_json, read_yaml
-from dpft.kinds import PUBLISHED
-from dpft.privacy.completeness import NO_STEPS, check_lodged, knows_the_end, read_run_ledger
+from dpft.files import read_yaml
+from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.plan import (
-    GIVEN,
-    NEIGHBORING_RELATION,
-    NO_SAMPLING,
-    SAMPLER,
-    default_delta,
-    planned_steps,
-)
+from dpft.privacy.plan import Plan, PrivacyPlan
 from dpft.privacy.spending import Noise, steps_taken
+from dpft.released import check_released
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import (
-    CHECKPOINT_STATES,
-    CHECKPOINTS,
-    CONFIGURATION,
-    LEDGER,
-    PRIVACY,
-    TUNING,
-    runs_in,
-)
-from dpft.runs.spending.stated import check_stated
+from dpft.run_folder import CONFIGURATION, HYDRA, LEDGER, MODEL, PRIVACY, PRIVATE, TUNING
+from dpft.runs.spending.stated import check_stated, differences
 
-_OF_CONFIGURATION = ("unit", "expected_batch_size", "private")
-"""Public facts that config.yaml has of every run, ``private`` whether its noise was secret."""
-_PLANNED = ("delta", "num_examples", "steps")
-"""Those that it has where nothing else does."""
-_WORDS = ("unit_definition", "neighboring_relation")
-"""Those that it has not."""
 CLOSING_LINE = "closing line"
 """What shows the end of a finished run's ledger where private/ is not there."""
 
@@ -53,272 +29,235 @@ class SpentRun:
 
     folder: str
     ledger: LedgerRecord
+    plan: Plan
     taken: Mapping[Noise, int]
     """How many steps were taken under each noise."""
-    delta: float
-    delta_source: str
-    """``GIVEN``, or the rule that made delta of the number of units."""
-    num_examples: int
-    expected_batch_size: float
-    planned_steps: int
-    unit: str
-    unit_definition: str | None
-    """None where only the configuration is there to say it."""
-    neighboring_relation: str
-    accountant: str
-    """The one that was to lead."""
-    stated: tuple[float, str] | None = None
-    """The epsilon of the ledger's steps at ``delta`` and its accountant, as privacy.json has them:
-    its word alone."""
-    reproducible: bool
-    not_covered: Mapping[str, str]
-    """What the ledger's chain of hashes does not cover, by its key in privacy.json, and the file
-    that it is from."""
-    tokenizer: str | None = None
-    """``model.tokenizer``, unless said to be public: a cost that the ledger does not hold."""
     end: str | None
     """What shows that no line is missing at the ledger's end; None where nothing does."""
-
-    @property
-    def sampler(self) -> str:
-        """How units were drawn: all of them for a histogram."""
-        histogram = bool(self.taken) and all(noise.threshold_delta for noise in self.taken)
-        return NO_SAMPLING if histogram else SAMPLER
+    differences: tuple[str, ...] = ()
+    """What privacy.json and config.yaml say otherwise than the ledger, a sentence each."""
 
     @property
     def steps(self) -> int:
         """Noisy steps to account for."""
         return sum(self.taken.values())
 
+    @property
+    def tokenizer_taken(self) -> Mapping[Noise, int]:
+        """The noisy step of the tokenizer that the plan adds to; none where it adds to none."""
+        before = self.plan.tokenizer
+        if before is None:
+            return {}
+        record = LedgerRecord(
+            steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines,
+            head=before.head,
+        )  # fmt: skip
+        return steps_taken(record, Path(self.folder) / LEDGER)
 
-def read_spent(folder: str) -> SpentRun:
+
+def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
     """Returns what a run has spent, finished or not.
 
+    Args:
+        folder: The run's; of its files the ledger alone is needed.
+        trial: Whether it may be a search's, of whose steps alone no epsilon follows.
+
     Raises:
-        InputError: The folder holds no private run, a search's, or too little to know delta.
-        StateError: The ledger, privacy.json or what ``private/`` knows of the steps is damaged, or
-            they do not agree.
+        InputError: The folder holds no private run, or a search's; or an earlier version's ledger.
+        StateError: The ledger, or what ``private/`` knows of the steps, is damaged, or they do not
+            agree.
     """
     path = Path(folder)
-    config = _configuration(path)
-    known = _known(path)
-    if "selection" in known or (path / TUNING).exists():
+    ledger = _ledger_beside_its_file(path)
+    if ledger is None:
+        raise InputError(_why_no_ledger(path))
+    plan = ledger.plan
+    if plan is None:
+        if ledger.counted_steps or (ledger.torn_at == 0 and not knows_the_end(path)):
+            raise StateError(
+                f"{path / LEDGER}, line 1: the first line is torn or gone, and steps may have"
+                " followed it. Put the ledger back as it was."
+            )
+        raise InputError(
+            f"{path / LEDGER} must hold the run's plan, got no whole line: the run broke off before"
+            " it drew a record, and spent nothing."
+        )
+    if not trial and (plan.is_trial or (path / TUNING).exists()):
         raise InputError(
             f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
             f" epsilon follows from it; the whole search's stands in {PRIVACY}."
         )
-    ledger = read_ended_ledger(path) or NO_STEPS
-    if ledger.torn_at == 0 and not knows_the_end(path):
+    if ledger.closed and ledger.counted_steps < plan.steps:
         raise StateError(
-            f"{path / LEDGER}, line 1: the first line is torn, and without private/ nothing shows"
-            " whether others followed. Put the ledger back as it was."
+            f"{path / LEDGER} is closed and must hold the {plan.steps} planned steps at"
+            f" least, got {ledger.counted_steps}: lines were cut, and a closing line was written"
+            " after them. Put it back as it was."
         )
-    taken = steps_taken(ledger, path / LEDGER, planned=_planned_noise(known))
-    try:
-        run = _spent(folder, config, known, ledger, taken)
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"run must be the folder of a dpft run, got {folder!r}, whose {CONFIGURATION} or"
-            f" {PRIVACY} lacks what is needed or holds another type ({error}); put it back."
-        ) from error
-    if ledger.closed and run.steps < run.planned_steps:
-        raise StateError(
-            f"{path / LEDGER} is closed and must hold the {run.planned_steps} planned steps at"
-            f" least, got {run.steps}: lines were cut, and a closing line was written after them."
-            " Put it back as it was."
-        )
-    return run
+    planned = None
+    if isinstance(plan, PrivacyPlan):
+        planned = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    end = CLOSING_LINE if ledger.closed else None
+    return SpentRun(
+        folder=folder,
+        ledger=ledger,
+        plan=plan,
+        taken=steps_taken(ledger, path / LEDGER, planned=planned),
+        end="private/" if knows_the_end(path) else end,
+        differences=() if plan.is_trial else tuple(differences(path, ledger)),
+    )
 
 
 def read_ended_ledger(folder: Path) -> LedgerRecord | None:
-    """Returns a run's ledger, held against ``private/`` and privacy.json where they are there.
+    """Returns a run's ledger, once ``private/``, privacy.json and config.yaml agree with it.
+
+    What prints statements of privacy.json, or makes something of a run's model, reads it by this.
 
     Returns:
         What it says; None where there is none and nothing knows of one.
 
     Raises:
         InputError: A file is of another schema version.
-        StateError: The ledger is damaged, or was cut, added to or replaced; or privacy.json
-            contradicts it, or what it was written of.
+        StateError: The ledger is damaged, or was cut, added to or replaced; or another file
+            contradicts it.
     """
-    path = folder / PRIVACY
-    privacy = read_privacy(path) if path.exists() else {}
-    ledger = read_run_ledger(folder)
-    if "ledger" in privacy:
-        check_lodged(folder / LEDGER, ledger, privacy["ledger"], by=str(path), whole=True)
-    if privacy and ledger is not None:
-        check_stated(folder, privacy, ledger)
+    ledger = _ledger_beside_its_file(folder)
+    if ledger is not None:
+        check_stated(folder, ledger)
+    elif (folder / PRIVACY).exists() and "ledger" in (known := read_privacy(folder / PRIVACY)):
+        check_lodged(folder / LEDGER, None, known["ledger"], by=str(folder / PRIVACY))
     return ledger
 
 
-def run_folders(given: str) -> tuple[str, ...]:
-    """Returns the folder itself where it is a run's, else those of the runs of a sweep in it.
+def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
+    """Refuses a model in a run's folder that is not the one which the run released.
 
-    Runs of a sweep that took no noisy step, as one that failed early, spent nothing and are left
-    out; one that lost its ledger is not.
+    Args:
+        folder: The run's.
+        ledger: What its ledger says; None, of a run without privacy, has nothing to compare with.
 
     Raises:
-        InputError: It is neither, or a run of the sweep was not private.
+        StateError: It is another one.
     """
-    path = Path(given)
-    runs = runs_in(path)
-    return (given,) if runs == [path] else tuple(str(run) for run in runs if _has_steps(run))
+    if ledger is not None and ledger.closed:
+        check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
 
 
-def _has_steps(folder: Path) -> bool:
-    _configuration(folder)  # One without privacy has no ledger, and must not be left out.
-    return any((folder / name).exists() for name in (LEDGER, PRIVACY)) or knows_the_end(folder)
+def _ledger_beside_its_file(folder: Path) -> LedgerRecord | None:
+    """Returns the ledger, unless privacy.json shows that lines were cut from its end.
+
+    Raises:
+        StateError: Lines are missing of those that privacy.json names.
+    """
+    ledger = read_run_ledger(folder)
+    path = folder / PRIVACY
+    if ledger is None or not path.exists():
+        return ledger
+    known = read_privacy(path).get("ledger")
+    if isinstance(known, Mapping) and int(known["lines"]) > ledger.lines:
+        check_lodged(folder / LEDGER, ledger, known, by=str(path))
+    return ledger
 
 
-def _configuration(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIGURATION
-    if not path.is_file():
-        missing = f"has no {CONFIGURATION}" if folder.is_dir() else "does not exist"
-        raise InputError(
-            f"run must be the folder of a dpft run, got {str(folder)!r}, which {missing}; give the "
-            "folder that `dpft train` named, such as outputs/DATE/TIME."
-        )
-    config = read_yaml(path)
-    try:
-        name = config["privacy"]["name"]
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} must be a dpft run's configuration, got something else; put it back as it was."
-        ) from error
-    if name == "none":
-        raise InputError(
+def _why_no_ledger(folder: Path) -> str:
+    """Returns the sentence that refuses a folder without a ledger."""
+    wanted = f"run must be the folder of a dpft run, got {str(folder)!r}, which"
+    hint = "give the folder that `dpft train` named, such as outputs/DATE/TIME."
+    if not folder.is_dir():
+        return f"{wanted} does not exist; {hint}"
+    if _is_open(folder):
+        return (
             f"run must be a private one, got {str(folder)!r}, which was trained with privacy=none:"
             " it protects nobody, alone or with others, and no epsilon bounds it."
         )
-    return dict(config)
+    return f"{wanted} has no {LEDGER}: no noisy step was taken in it; {hint}"
 
 
-def _known(folder: Path) -> dict[str, Any]:
-    """Returns what the run was bound to; empty where only its configuration says it."""
-    states = sorted(folder.glob(CHECKPOINT_STATES))
-    if (folder / PRIVACY).exists():
-        return read_privacy(folder / PRIVACY)
-    if states:
-        run = read_json(states[-1]).get("run") or {}
-        return {**(run.get("plan") or {}), **(run.get("promises") or {})}
-    return {}
+def _is_open(folder: Path) -> bool:
+    """Returns whether a folder is of a run with ``privacy=none``."""
+    path = folder / CONFIGURATION
+    config = read_yaml(path) if path.is_file() else None
+    privacy = config.get("privacy") if isinstance(config, dict) else None
+    return isinstance(privacy, dict) and privacy.get("name") == "none"
 
 
-def _file_of_known(folder: Path) -> str:
-    """Returns the file that ``_known`` reads."""
-    return PRIVACY if (folder / PRIVACY).exists() else CHECKPOINTS
+@dataclass(frozen=True, kw_only=True)
+class FoundRuns:
+    """The ledgers below some folders."""
+
+    folders: tuple[str, ...]
+    """Of runs whose steps count."""
+    left_out: tuple[str, ...] = ()
+    """A sentence for each folder that does not count, and why."""
 
 
-def _end(folder: Path, ledger: LedgerRecord) -> str | None:
-    if knows_the_end(folder):
-        return "private/"
-    return CLOSING_LINE if ledger.closed else None
+def find_ledgers(
+    given: Sequence[str], *, leave_out: Sequence[str] = (), data_id: str | None = None
+) -> FoundRuns:
+    """Returns every run with a ledger in some folders or below them, however deep.
 
+    Args:
+        given: Folders of runs, or of many.
+        leave_out: Folders to leave out, on the user's word.
+        data_id: Leaves out runs whose plan names other data by ``privacy.data_id``.
 
-def _planned_noise(known: Mapping[str, Any]) -> Noise | None:
-    if "noise_multiplier" not in known:
-        return None
-    return Noise(
-        noise_multiplier=float(known["noise_multiplier"]), sample_rate=float(known["sample_rate"])
-    )
-
-
-def _spent(
-    folder: str,
-    config: Mapping[str, Any],
-    known: Mapping[str, Any],
-    ledger: LedgerRecord,
-    taken: Mapping[Noise, int],
-) -> SpentRun:
-    if "tokenizer" in config:
-        return _spent_by_tokenizer(folder, config, known, ledger, taken)
-    privacy, train = config["privacy"], config["train"]
-    batch = train["expected_batch_size"]
-    size = int(known.get("num_examples") or _num_examples(config, batch, taken, folder))
-    steps = train["steps"] or planned_steps(
-        epochs=train["epochs"], num_examples=size, expected_batch_size=batch
-    )
-    steps = int(known.get("steps", steps))
-    delta, source = known.get("delta", privacy["delta"]), _delta_source(config)
-    file = _file_of_known(Path(folder))
-    return SpentRun(
-        folder=folder,
-        ledger=ledger,
-        taken=taken,
-        delta=default_delta(size, source) if delta is None else float(delta),
-        delta_source=source,
-        num_examples=size,
-        expected_batch_size=float(batch),
-        planned_steps=steps,
-        unit=str(privacy["unit"]),
-        unit_definition=known.get("unit_definition"),
-        neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
-        accountant=str(privacy["accountant"]),
-        stated=(float(known["epsilon"]), str(known["accountant"])) if "epsilon" in known else None,
-        reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
-        not_covered=dict.fromkeys((*_OF_CONFIGURATION, *_PLANNED), CONFIGURATION)
-        | {name: file for name in (*_PLANNED, *_WORDS) if name in known},
-        tokenizer=_private_tokenizer(config),
-        end=_end(Path(folder), ledger),
-    )
-
-
-def _delta_source(config: Mapping[str, Any]) -> str:
-    """Returns whether delta was given, or by which rule it follows from the number of units."""
-    if config["privacy"]["delta"] is not None:
-        return GIVEN
-    return str((config.get("task") or {}).get("default_delta", PUBLISHED))
-
-
-def _private_tokenizer(config: Mapping[str, Any]) -> str | None:
-    """Returns the tokenizer that a run was given, unless it was said to be public."""
-    model = config.get("model") or {}
-    given = model.get("tokenizer")
-    return None if given is None or model.get("tokenizer_is_public") else str(given)
-
-
-def _spent_by_tokenizer(
-    folder: str,
-    config: Mapping[str, Any],
-    known: Mapping[str, Any],
-    ledger: LedgerRecord,
-    taken: Mapping[Noise, int],
-) -> SpentRun:
-    """Returns what a private vocabulary spent: one step, of all units."""
-    privacy = config["privacy"]
-    line = ledger.mechanisms[0] if ledger.mechanisms else known
-    file = _file_of_known(Path(folder))
-    size = int(line["num_examples"])
-    return SpentRun(
-        folder=folder,
-        ledger=ledger,
-        taken=taken,
-        delta=float(line["delta"]),
-        delta_source=_delta_source(config),
-        num_examples=size,
-        expected_batch_size=float(size),
-        planned_steps=1,
-        unit=str(privacy["unit"]),
-        unit_definition=known.get("unit_definition"),
-        neighboring_relation=str(known.get("neighboring_relation", NEIGHBORING_RELATION)),
-        accountant="prv",
-        reproducible=privacy["noise_seed"] is not None or known.get("reproducible") is True,
-        not_covered=dict.fromkeys(_OF_CONFIGURATION, CONFIGURATION)
-        | {name: file for name in _WORDS if name in known},
-        end=_end(Path(folder), ledger),
-    )
-
-
-def _num_examples(
-    config: Mapping[str, Any], batch: float, taken: Mapping[Noise, int], folder: str
-) -> int:
-    """Returns the public number of units: given, or what batch size over sample rate makes it."""
-    if config["privacy"]["num_examples"] is not None:
-        return int(config["privacy"]["num_examples"])
-    rates = {noise.sample_rate for noise in taken}
-    if len(rates) != 1:
+    Raises:
+        InputError: A folder holds no run; one without privacy is among them, which no total
+            covers; one is named twice; or what is to be left out is not among them.
+    """
+    found: list[str] = []
+    notes: list[str] = []
+    unused = {str(Path(name)) for name in leave_out}
+    for name in given:
+        below = _runs_below(Path(name))
+        if not below:
+            raise InputError(_why_no_ledger(Path(name)) if _is_open(Path(name)) else _nothing(name))
+        for run in below:
+            word = str(run)
+            if word in unused or str(run.resolve()) in {str(Path(x).resolve()) for x in leave_out}:
+                unused = {x for x in unused if Path(x).resolve() != run.resolve()}
+                notes.append(f"{word}: left out by leave_out")
+            elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
+                found.append(word)
+            elif _is_open(run):
+                raise InputError(
+                    f"{_why_no_ledger(run)[:-1]}; leave it out by leave_out=[{word}] if it was"
+                    " trained on other data."
+                )
+            else:
+                notes.append(f"{word}: no noisy step was taken in it")
+    if unused:
         raise InputError(
-            f"the number of units of {folder} must be known, got no noisy step, no {PRIVACY} and no"
-            " privacy.num_examples to tell it; go on with the run by resume=RUN."
+            f"leave_out must name runs below {', '.join(given)}, got {', '.join(sorted(unused))};"
+            " drop it."
         )
-    return round(batch / rates.pop())
+    if len({Path(folder).resolve() for folder in found}) < len(found):
+        raise InputError(f"runs must name different folders, got one twice in {', '.join(found)}.")
+    if data_id is not None:
+        for folder in list(found):
+            plan = read_spent(folder).plan
+            if plan.data_id not in (None, data_id):
+                found.remove(folder)
+                notes.append(f"{folder}: of other data, privacy.data_id={plan.data_id}")
+    return FoundRuns(folders=tuple(found), left_out=tuple(notes))
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Returns a folder itself where it is a run's, else all runs below it, by name."""
+    if any((folder / name).is_file() for name in (LEDGER, CONFIGURATION)):
+        return [folder]
+    paths = {path.parent for name in (LEDGER, CONFIGURATION) for path in folder.rglob(name)}
+    runs = (path for path in paths if not {PRIVATE, HYDRA} & {*path.relative_to(folder).parts})
+    return sorted(runs, key=_by_numbers)
+
+
+def _by_numbers(run: Path) -> list[tuple[int, str]]:
+    """Returns what orders the runs of a sweep: 2 comes before 10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in run.parts]
+
+
+def _nothing(name: str) -> str:
+    lacks = f"has no {LEDGER} in it or below" if Path(name).is_dir() else "does not exist"
+    return (
+        f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks}; give what"
+        " `dpft train` named, such as outputs/DATE/TIME, or outputs."
+    )

@@ -14,7 +14,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.completeness import knows_the_end
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import LEDGER, MODEL, PRIVACY
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.runs.spending.spent_run import check_model, read_ended_ledger
 
 KEPT = (
     "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
@@ -50,7 +50,9 @@ def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
     if found is None:
         return None
     if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
-        read_ended_ledger(found.parent)
+        ledger = read_ended_ledger(found.parent)
+        if folder == found.parent / MODEL:
+            check_model(found.parent, ledger)
     return read_privacy(found)
 
 

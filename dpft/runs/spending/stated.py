@@ -1,11 +1,11 @@
-"""What a run's privacy.json states, held against everything that knows better.
+"""What privacy.json and config.yaml say of a run, held against the plan in its ledger.
 
 Reports, cards and the statements beside generated texts are printed from privacy.json, which
-nothing signs: whoever owns the folder can edit it. What the ledger's chain of hashes covers (the
-steps, their noise and their sample rate), what the checkpoints in ``private/`` were bound to, and
-what config.yaml asked for must be in it, and an epsilon that is not below what a simple test of the
-ledger's steps shows (``shown_epsilon``). One that all of them allow is still the file's word alone:
-``dpft account run=`` computes it from the ledger, and believes no other.
+nothing signs: whoever owns the folder can edit it. The ledger's first line is the plan, and its
+chain of hashes covers the steps. A key that says otherwise is named, with the file that has it;
+what depends on the file is refused, and ``dpft account run=`` answers from the ledger. An epsilon
+that no accountant's answer of this version can confirm at a glance must at least not be below what
+a simple test of the ledger's steps shows (``shown_epsilon``).
 """
 
 import math
@@ -16,151 +16,184 @@ from typing import Any, TypeGuard
 from dpft.errors import StateError
 from dpft.files import read_json, read_yaml
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.gaussian_histogram import MECHANISM as HISTOGRAM
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.membership import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.plan import GIVEN, HistogramPlan, PrivacyPlan, write_plan
 from dpft.privacy.spending import steps_taken
-from dpft.run_folder import CHECKPOINT_STATES, CONFIGURATION, LEDGER, PRIVACY, TRIALS
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import CONFIGURATION, LEDGER, PRIVACY, TRIALS
 
 SAME = 1e-9
 """Relative difference that rounding explains."""
-Fact = tuple[str, Any, str]
-"""A key of privacy.json, what it must be, and what says so."""
+PLANNED = (
+    *("noise_multiplier", "sample_rate", "steps", "delta", "num_examples", "expected_batch_size"),
+    *("clipping", "unit", "unit_definition", "neighboring_relation", "sampler", "calibration"),
+    *("phases", "delta_source"),
+)
+"""Keys of privacy.json that the plan has under the same name."""
+Fact = tuple[str, Any, Any]
+"""A key, what the file says, and what the ledger does."""
+ABSENT = "nothing"
 
 
-def check_stated(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> None:
-    """Refuses a privacy.json that contradicts the ledger, a checkpoint, config.yaml or itself.
+def check_stated(folder: Path, ledger: LedgerRecord) -> None:
+    """Refuses a run whose privacy.json or config.yaml contradicts its ledger.
 
     Args:
         folder: The run's.
-        privacy: Content of its privacy.json, by ``read_privacy``.
-        ledger: Its ledger, which has the lines and the head that privacy.json names.
+        ledger: Its ledger.
 
     Raises:
-        StateError: It does, as where one of them was edited.
+        StateError: One does, as where it was edited.
     """
-    if "epsilon" not in privacy:
-        if ledger.counted_steps:
-            raise StateError(
-                f"{folder / PRIVACY} must state the epsilon of the {ledger.counted_steps} noisy"
-                f" steps of {folder / LEDGER}, got none; it was edited or is another run's. Put it"
-                " back as it was."
-            )
+    found = list(differences(folder, ledger))
+    if found:
+        raise StateError(f"{'; '.join(found)}. Put it back as it was.")
+
+
+def differences(folder: Path, ledger: LedgerRecord) -> Iterator[str]:
+    """Yields what files beside a ledger say otherwise, a sentence each, without its full stop.
+
+    Args:
+        folder: The run's.
+        ledger: Its ledger, with a plan.
+    """
+    path = folder / PRIVACY
+    plan = ledger.plan
+    if plan is None:
         return
-    if not ledger.closed or ledger.steps < privacy["steps"]:
-        raise StateError(
-            f"{folder / PRIVACY} states the epsilon of a run that has ended, and"
-            f" {folder / LEDGER} has {ledger.steps} of {privacy['steps']} steps"
-            f"{'' if ledger.closed else ' and no closing line'}; one of the two was edited. Put it"
-            " back as it was."
-        )
-    facts = [
-        *_of_ledger(folder / LEDGER, privacy, ledger),
-        *_of_plan(folder),
-        *_of_search(folder),
-        *_of_configuration(folder),
-        *_of_accountants(privacy),
-    ]
-    for name, value, source in facts:
-        if not _same(privacy.get(name), value):
-            raise StateError(
-                f"{folder / PRIVACY}: {name} must be {value!r}, as {source} says, got"
-                f" {privacy.get(name)!r}; one of the two was edited. Put it back as it was."
+    facts: list[Fact] = []
+    if path.exists():
+        privacy = read_privacy(path)
+        if "epsilon" not in privacy:
+            yield (
+                f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
+                f" {folder / LEDGER}, got none: it was edited or is another run's"
             )
-    _check_budget(folder, privacy)
-    _check_is_possible(folder, privacy, ledger)
+        else:
+            facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
+            yield from _words(path, facts)
+            if not facts_differ(facts):
+                yield from _words(path, _of_accountants(folder, privacy, ledger))
+                yield from _impossible(folder, privacy, ledger)
+    yield from _words(folder / CONFIGURATION, _of_configuration(folder, plan), section="privacy.")
 
 
-def _of_ledger(path: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
-    source = str(path)
-    yield "steps_taken", ledger.steps, source
-    taken = steps_taken(ledger, path)
-    batch = privacy.get("expected_batch_size")
-    for noise in taken:  # One, since a plan has one; of two, privacy.json cannot be right.
-        yield "noise_multiplier", noise.noise_multiplier, source
-        yield "sample_rate", noise.sample_rate, source
-        if isinstance(batch, int | float):
-            yield "num_examples", round(batch / noise.sample_rate), f"the sample rate of {source}"
-    for entry in ledger.mechanisms:
-        if entry.get("name") == HISTOGRAM:
-            yield "delta", entry.get("delta"), source
-            yield "num_examples", entry.get("num_examples"), source
-            yield "epsilon", histogram_of(entry).epsilon, source
+def facts_differ(facts: list[Fact]) -> bool:
+    """Returns whether any of some facts is not what the ledger says."""
+    return any(not _same(stated, known) for _, stated, known in facts)
 
 
-def _of_plan(folder: Path) -> Iterator[Fact]:
-    """Yields what the newest checkpoint was bound to."""
-    for path in sorted(folder.glob(CHECKPOINT_STATES))[-1:]:
-        run = read_json(path).get("run") or {}
-        for name, value in (run.get("plan") or {}).items():
-            yield name, value, str(path)
-        if "promises" in run:
-            yield "private", not run["promises"].get("reproducible"), str(path)
+def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
+    for name, stated, known in facts:
+        if not _same(stated, known):
+            yield (
+                f"{path}: {section}{name} must be {_shown(known)}, as the ledger says, got"
+                f" {_shown(stated)}"
+            )
 
 
-def _asked(folder: Path, section: str = "privacy") -> dict[str, Any]:
-    """Returns a section of a run's configuration; empty where it has none."""
+def _shown(value: Any) -> str:
+    return ABSENT if value is None else repr(value)
+
+
+def _of_ledger(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
+    known = privacy.get("ledger")
+    lodged = known if isinstance(known, Mapping) else {}
+    yield "ledger.lines", lodged.get("lines"), ledger.lines
+    yield "ledger.head", lodged.get("head"), ledger.head
+    yield "steps_taken", privacy.get("steps_taken"), ledger.steps
+    assert ledger.plan is not None
+    yield "private", privacy.get("private"), not ledger.plan.reproducible
+
+
+def _of_plan(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
+    plan = ledger.plan
+    if isinstance(plan, HistogramPlan):
+        for name, value in plan.histogram.items():
+            if name != "name":
+                yield name, privacy.get(name), value
+    assert plan is not None
+    written = write_plan(plan)
+    selected = "selection" in privacy
+    for name in PLANNED:
+        if name in written and not (selected and name == "calibration"):
+            yield name, privacy.get(name), written[name]
+
+
+def _of_accountants(
+    folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord
+) -> Iterator[Fact]:
+    """Yields what epsilon must be: calibrated, exact, or whose bound the file says it is."""
+    plan, epsilon = ledger.plan, privacy.get("epsilon")
+    if isinstance(plan, HistogramPlan):
+        yield "epsilon", epsilon, histogram_of(plan.histogram).epsilon
+        return
+    assert isinstance(plan, PrivacyPlan)
+    calibration = plan.calibration
+    if plan.is_trial or "selection" in privacy:
+        yield from _of_search(folder, privacy, plan)
+    elif calibration is not None and ledger.steps == plan.steps:
+        yield "accountant", privacy["accountant"], calibration.accountant
+        yield "epsilon", epsilon, calibration.epsilon
+    else:
+        name = privacy["accountant"]
+        if name not in LEADING_ACCOUNTANTS:
+            yield "accountant", name, " or ".join(LEADING_ACCOUNTANTS)
+        answers = privacy.get("epsilons")
+        answer = answers.get(name) if isinstance(answers, Mapping) else None
+        yield "epsilon", epsilon, answer.get("upper") if isinstance(answer, Mapping) else answer
+
+
+def _of_search(folder: Path, privacy: Mapping[str, Any], plan: PrivacyPlan) -> Iterator[Fact]:
+    """Yields the bound that a search was bound to before its first trial, which its plans have."""
+    calibration = plan.calibration
+    if calibration is not None:
+        yield "accountant", privacy["accountant"], calibration.accountant
+        yield "epsilon", privacy["epsilon"], calibration.epsilon
+    path = folder / TRIALS
+    drawn = read_json(path).get("calibration") if path.exists() else None
+    if isinstance(drawn, Mapping):
+        yield "epsilon", privacy["epsilon"], drawn.get("epsilon")
+
+
+def _of_configuration(folder: Path, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
+    """Yields what config.yaml asked for, where the plan says what came of it."""
     path = folder / CONFIGURATION
     config = read_yaml(path) if path.is_file() else None
-    asked = config.get(section) if isinstance(config, dict) else None
-    return asked if isinstance(asked, dict) else {}
-
-
-def _of_search(folder: Path) -> Iterator[Fact]:
-    """Yields the bound that a search was bound to before its first trial."""
-    path = folder / TRIALS
-    calibration = read_json(path).get("calibration") if path.exists() else None
-    if isinstance(calibration, Mapping):
-        yield "accountant", calibration.get("accountant"), str(path)
-        yield "epsilon", calibration.get("epsilon"), str(path)
-
-
-def _of_configuration(folder: Path) -> Iterator[Fact]:
-    """Yields what config.yaml fixes, whatever the plan is."""
-    asked, path = _asked(folder), folder / CONFIGURATION
-    for name in ("unit", "delta"):
-        if asked.get(name) is not None:
-            yield name, asked[name], str(path)
-    if asked.get("noise_seed") is not None:
-        yield "private", False, str(path)
-    batch = _asked(folder, "train").get("expected_batch_size")
-    if batch is not None:
-        yield "expected_batch_size", batch, str(path)
-
-
-def _check_budget(folder: Path, privacy: Mapping[str, Any]) -> None:
-    """Refuses a budget in config.yaml below what the noise was calibrated to.
-
-    Raises:
-        StateError: It is, as where it was edited.
-    """
-    eps, calibration = _asked(folder).get("eps"), privacy.get("calibration")
-    if not isinstance(eps, int | float) or calibration is None or "selection" in privacy:
+    asked = config.get("privacy") if isinstance(config, dict) else None
+    if not isinstance(asked, dict):
         return
-    if calibration["epsilon"] > eps:
-        raise StateError(
-            f"{folder / CONFIGURATION}: privacy.eps must be at least the epsilon of the calibration"
-            f" in {folder / PRIVACY}, got {eps:g}; one of the two was edited. Put it back as it"
-            " was."
-        )
+    if "unit" in asked:
+        yield "unit", asked["unit"], plan.unit
+    if "delta" in asked and (plan.delta_source == GIVEN or asked["delta"] is not None):
+        yield "delta", asked["delta"], plan.delta
+    if "noise_seed" in asked:
+        yield "noise_seed", asked["noise_seed"] is not None, plan.reproducible
+    if isinstance(plan, HistogramPlan) or plan.is_trial:
+        return
+    if asked.get("num_examples") is not None:
+        yield "num_examples", asked["num_examples"], plan.num_examples
+    calibration = plan.calibration
+    if calibration is not None and calibration.target is not None and "eps" in asked:
+        yield "eps", asked["eps"], calibration.target
+    elif asked.get("noise_multiplier") is not None:
+        yield "noise_multiplier", asked["noise_multiplier"], plan.noise_multiplier
 
 
-def _check_is_possible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> None:
-    """Refuses an epsilon that is below what the ledger's steps show.
-
-    Raises:
-        StateError: It is, as where it was edited, whatever else in the file goes with it.
-    """
+def _impossible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[str]:
+    """Yields an epsilon that is below what the ledger's steps show, whatever goes with it."""
     for name, of in (("epsilon", "delta"), ("epsilon_with_tokenizer", "delta_with_tokenizer")):
         stated, delta = privacy.get(name), privacy.get(of)
         if name != "epsilon" and stated is None and delta is None:
             continue
         if not _is_number(stated) or not _is_number(delta) or not 0 < delta < 1:
-            raise StateError(
+            yield (
                 f"{folder / PRIVACY}: {name} must be a number that goes with a {of} in (0, 1), got"
-                f" {stated!r} and {delta!r}; it was edited. Put it back as it was."
+                f" {stated!r} and {delta!r}"
             )
+            continue
         for noise, steps in steps_taken(ledger, folder / LEDGER).items():
             if noise.threshold_delta:
                 continue  # A histogram's is exact, and was compared.
@@ -171,10 +204,10 @@ def _check_is_possible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerR
                 delta=delta,
             )
             if stated < least * (1 - 1e-6):
-                raise StateError(
+                yield (
                     f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
                     f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
-                    f" {stated:.4g}; one of the two was edited. Put it back as it was."
+                    f" {stated:.4g}"
                 )
 
 
@@ -182,25 +215,15 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _of_accountants(privacy: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yields what epsilon must be by privacy.json's own account of whose bound it is."""
-    calibration, name = privacy.get("calibration"), privacy["accountant"]
-    answers = privacy.get("epsilons")
-    planned = "selection" not in privacy and privacy["steps_taken"] == privacy["steps"]
-    if isinstance(calibration, Mapping) and planned:
-        yield "accountant", calibration.get("accountant"), "its calibration"
-        yield "epsilon", calibration.get("epsilon"), "its calibration"
-    elif "words_kept" not in privacy:  # A histogram's is exact, and no accountant's.
-        if "selection" not in privacy and name not in LEADING_ACCOUNTANTS:
-            yield "accountant", " or ".join(LEADING_ACCOUNTANTS), "every report"
-        answer = answers.get(name) if isinstance(answers, Mapping) else None
-        upper = answer.get("upper") if isinstance(answer, Mapping) else answer
-        yield "epsilon", upper, f"its answer of {name}"
-
-
-def _same(stated: Any, value: Any) -> bool:
-    if isinstance(stated, bool) or isinstance(value, bool):
-        return stated is value
-    if isinstance(stated, int | float) and isinstance(value, int | float):
-        return math.isclose(stated, value, rel_tol=SAME)
-    return bool(stated == value)
+def _same(stated: Any, known: Any) -> bool:
+    if isinstance(stated, bool) or isinstance(known, bool):
+        return stated is known
+    if isinstance(stated, int | float) and isinstance(known, int | float):
+        return math.isclose(stated, known, rel_tol=SAME)
+    if isinstance(stated, Mapping) and isinstance(known, Mapping):
+        names = stated.keys() | known
+        return all(_same(stated.get(name), known.get(name)) for name in names)
+    if isinstance(stated, list | tuple) and isinstance(known, list | tuple):
+        pairs = len(stated) == len(known)
+        return pairs and all(_same(one, two) for one, two in zip(stated, known, strict=True))
+    return bool(stated == known)

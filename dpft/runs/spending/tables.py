@@ -16,19 +16,9 @@ from dpft.reports.accounting.epsilon import (
     plain_answers,
     warning_lines,
 )
+from dpft.runs.spending.bounds import tokenizers_beside
 from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun
 
-NOT_COVERED = {
-    "delta": "delta",
-    "num_examples": "the number of units",
-    "steps": "the planned steps",
-    "unit": "the unit",
-    "unit_definition": "what the unit is",
-    "neighboring_relation": "the neighboring relation",
-    "expected_batch_size": "the batch",
-    "private": "whether the noise was secret",
-}
-"""Public facts that no ledger holds, in words, by their keys in privacy.json."""
 SAME_DATA = (
     "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
     " others, were trained on the same data"
@@ -47,7 +37,7 @@ def run_table(
         witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
     """
     rows = [("run", run.folder), ("ledger", _ledger(run))]
-    rows += [("run id", run.ledger.run_id)] if run.ledger.run_id else []
+    rows.append(("run id", str(run.ledger.run_id)))
     rows.append(("head", run.ledger.head))
     if head_checked:
         rows.append(("", "is the head that was given"))
@@ -56,32 +46,20 @@ def run_table(
     rows.append(("end", _end_in_words(run.end)))
     rows += [row for noise, steps in run.taken.items() for row in _noise_rows(noise, steps)]
     rows += [
-        ("batch", f"{run.expected_batch_size:g} expected"),
-        ("units", f"{run.num_examples} (taken as public)"),
+        ("batch", f"{run.plan.expected_batch_size:g} expected"),
+        ("units", f"{run.plan.num_examples} (taken as public)"),
         ("delta", delta_up(spending.delta)),
     ]
     lines = [f"{label:<10}{value}" for label, value in rows]
     if spending.epsilons:
         lines += ["", *accountant_lines(spending.epsilons)]
-    steps = f"{run.steps} steps taken of {run.planned_steps} planned"
-    headline = _headline(spending, steps, run.unit, run.sampler)
+    steps = f"{run.steps} steps taken of {run.plan.steps} planned"
+    headline = _headline(spending, steps, run.plan.unit, run.plan.sampler)
     lines += ["", headline, *warning_lines(spending.warnings)]
-    notes = delta_notes(run.num_examples, source=run.delta_source)
-    notes = [*(notes if spending.delta == run.delta else []), _not_covered([run])]
+    notes = []
+    if spending.delta == run.plan.delta:
+        notes = delta_notes(run.plan.num_examples, source=run.plan.delta_source)
     return "\n".join([*lines, *warning_lines(notes, label="note")])
-
-
-def _not_covered(runs: Sequence[SpentRun]) -> str:
-    """Returns which numbers the ledgers' hashes do not cover, and the files that they are from."""
-    files: dict[str, list[str]] = {}
-    for name, file in (fact for run in runs for fact in run.not_covered.items()):
-        known = files.setdefault(file, [])
-        known += [] if NOT_COVERED[name] in known else [NOT_COVERED[name]]
-    listed = "; ".join(f"{', '.join(names)} ({file})" for file, names in sorted(files.items()))
-    return (
-        "epsilon is computed of what the ledger's hashes cover: its steps, their noise and their"
-        f" sample rate. They do not cover {listed}."
-    )
 
 
 def _end_in_words(end: str | None) -> str:
@@ -95,22 +73,21 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
     noises = list(run.taken)
     record = {
         "run": run.folder,
-        **_record(spending, private=not run.reproducible),
-        "sampler": run.sampler,
-        "reproducible": run.reproducible or None,
+        **_record(spending, private=not run.plan.reproducible),
+        "sampler": run.plan.sampler,
+        "reproducible": run.plan.reproducible or None,
         "noise_multiplier": noises[0].noise_multiplier if len(noises) == 1 else None,
         "sample_rate": noises[0].sample_rate if len(noises) == 1 else None,
         "mechanisms": [_mechanism(noise, steps) for noise, steps in run.taken.items()],
-        "num_examples": run.num_examples,
-        "expected_batch_size": run.expected_batch_size,
-        "steps": run.planned_steps,
+        "num_examples": run.plan.num_examples,
+        "expected_batch_size": run.plan.expected_batch_size,
+        "steps": run.plan.steps,
         "steps_taken": run.steps,
-        "unit": run.unit,
-        "unit_definition": run.unit_definition,
-        "neighboring_relation": run.neighboring_relation,
-        "not_covered_by_the_ledger": dict(run.not_covered),
+        "unit": run.plan.unit,
+        "unit_definition": run.plan.unit_definition,
+        "neighboring_relation": run.plan.neighboring_relation,
         "ledger": {
-            **({"run_id": run.ledger.run_id} if run.ledger.run_id else {}),
+            "run_id": run.ledger.run_id,
             "lines": run.ledger.lines,
             "head": run.ledger.head,
             "closed": run.ledger.closed,
@@ -121,8 +98,18 @@ def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: EpsilonBound) -> str:
-    """Returns each run's own epsilon and that of all of them on the same data."""
+def together_table(
+    runs: Sequence[tuple[SpentRun, EpsilonBound]],
+    together: EpsilonBound,
+    left_out: Sequence[str] = (),
+) -> str:
+    """Returns each run's own epsilon and that of all of them on the same data.
+
+    Args:
+        runs: What each one's ledger says, and what it cost by itself.
+        together: What all cost.
+        left_out: Why other folders are not among them.
+    """
     columns = f"{'steps':>10}{'noise':>12}{'sample rate':>13}{'own delta':>11}{'own epsilon':>13}"
     lines = [f"{columns}  {'by':<5}run"]
     for run, own in runs:
@@ -130,7 +117,7 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
     if together.epsilons:
         lines += ["", *accountant_lines(together.epsilons)]
     steps = f"{sum(run.steps for run, _ in runs)} steps of {len(runs)} runs"
-    lines += ["", _headline(together, steps, runs[0][0].unit)]
+    lines += ["", _headline(together, steps, runs[0][0].plan.unit)]
     added = _added_up(runs)
     apart = (
         f"the epsilon of all is by {together.accountant} at delta = {delta_up(together.delta)};"
@@ -141,27 +128,48 @@ def together_table(runs: Sequence[tuple[SpentRun, EpsilonBound]], together: Epsi
     if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
         notes = [apart, *notes]
     lines += warning_lines(notes, label="note")
-    lines += warning_lines([SAME_DATA, *_copies(runs)], label="note")
-    lines += warning_lines([_not_covered([run for run, _ in runs])], label="note")
+    found = [f"{len(runs)} ledgers are counted, {len(left_out)} folders are left out"]
+    also = [
+        f"{run.folder}: its tokenizer, run {run.plan.tokenizer.run_id}, is counted from its plan"
+        for run in tokenizers_beside([run for run, _ in runs])
+        if run.plan.tokenizer is not None
+    ]
+    notes = [*found, *also, SAME_DATA, *_copies(runs), *_data_ids(runs)]
+    lines += warning_lines(notes, label="note")
+    lines += warning_lines(left_out, label="left out")
     for run, own in runs:
         lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
     return "\n".join([*lines, *warning_lines(together.warnings)])
 
 
 def together_record(
-    runs: Sequence[tuple[SpentRun, EpsilonBound]], together: EpsilonBound
+    runs: Sequence[tuple[SpentRun, EpsilonBound]],
+    together: EpsilonBound,
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the same ready for JSON, each run's record under ``runs``."""
     first, _ = runs[0]
     return {
-        **_record(together, private=not any(run.reproducible for run, _ in runs)),
+        **_record(together, private=not any(run.plan.reproducible for run, _ in runs)),
         "runs": [run_record(run, own) for run, own in runs],
         "simple_composition": _added_up(runs),
         "same_data": SAME_DATA,
+        "left_out": list(left_out),
         "steps_taken": sum(run.steps for run, _ in runs),
-        "unit": first.unit,
-        "neighboring_relation": first.neighboring_relation,
+        "unit": first.plan.unit,
+        "neighboring_relation": first.plan.neighboring_relation,
     }
+
+
+def _data_ids(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
+    """Returns what to say of runs whose plans name different data."""
+    names = sorted({str(run.plan.data_id) for run, _ in runs if run.plan.data_id is not None})
+    if len(names) < 2:
+        return []
+    return [
+        f"the plans name different data by privacy.data_id ({', '.join(names)}), and all are"
+        " counted as of the same; data_id=NAME leaves the others out"
+    ]
 
 
 def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:

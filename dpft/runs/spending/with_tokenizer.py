@@ -20,7 +20,7 @@ from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.histogram_config import NONE, NOT_PRIVATE
-from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan
+from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
@@ -52,7 +52,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         return None
     spent = read_spent(str(folder))
     _check_files(folder)
-    if spent.reproducible and guarantee.noise_seed is None:
+    if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
             f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
             " (privacy.noise_seed), so that no epsilon holds with it; make a tokenizer without."
@@ -63,7 +63,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         "unit_definition": guarantee.unit_definition(config.task.unit_definition),
     }
     for name, value in ours.items():
-        theirs = getattr(spent, name)
+        theirs = getattr(spent.plan, name)
         if name == "unit_definition" and (guarantee.unit != EXAMPLE or theirs is None):
             continue  # a named unit is the same one whatever is counted of it
         if theirs != value:
@@ -149,9 +149,22 @@ def _check_files(folder: Path) -> None:
         )
 
 
+def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
+    """Returns what a plan says of a tokenizer's cost, so that it is known without its folder."""
+    if tokenizer is None or not tokenizer.ledger.mechanisms:
+        return None
+    return SpentBefore(
+        run_id=str(tokenizer.ledger.run_id),
+        lines=tokenizer.ledger.lines,
+        head=tokenizer.ledger.head,
+        delta=tokenizer.plan.delta,
+        mechanism=tokenizer.ledger.mechanisms[0],
+    )
+
+
 def delta_with(delta: float, tokenizer: SpentRun) -> float:
     """Returns the delta of both: a training's and its tokenizer's."""
-    return delta + tokenizer.delta
+    return delta + tokenizer.plan.delta
 
 
 def together_record(
@@ -168,13 +181,13 @@ def together_record(
     at = delta_with(delta, tokenizer)
     with Accountants() as accountants:
         both = account_taken({**taken, **tokenizer.taken}, at, "pld", accountants)
-        own = account_taken(tokenizer.taken, tokenizer.delta, "prv", accountants)
+        own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
     return {
         "epsilon_with_tokenizer": min(both.epsilon, epsilon + own.epsilon),
         "delta_with_tokenizer": at,
         "tokenizer": {
             "epsilon": own.epsilon,
-            "delta": tokenizer.delta,
+            "delta": tokenizer.plan.delta,
             "ledger": {"lines": tokenizer.ledger.lines, "head": tokenizer.ledger.head},
             "simple_composition": epsilon + own.epsilon,
         },
@@ -232,7 +245,7 @@ def noise_beside(
         try:
             return smallest_noise(together, total_eps, start=1.0)
         except AccountantError as error:
-            spent = account_taken(tokenizer.taken, tokenizer.delta, "prv", accountants).epsilon
+            spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants).epsilon
             raise InputError(
                 f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
                 f" {spent:.4g} ({error}); raise it."

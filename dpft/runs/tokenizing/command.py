@@ -22,6 +22,7 @@ from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histograms import released
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger
+from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.run_folder import CONFIGURATION, HISTOGRAM, LEDGER, hold_run
 from dpft.runs.answer import Answer
@@ -30,7 +31,7 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.tokenizing.histogram_file import as_lines
-from dpft.runs.tokenizing.outcome import delta_source, write_summary
+from dpft.runs.tokenizing.outcome import delta_source, unit_definition, write_summary
 from dpft.runs.tokenizing.vocabulary import finish, make_again, make_without_privacy
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
@@ -157,8 +158,18 @@ def _release(
     """Writes the ledger's line, then the words that reach the threshold, and closes the ledger."""
     key = secret_key("histogram", command.privacy.noise_seed)
     public = {"num_examples": size.num_examples, "num_examples_source": size.source}
-    with Ledger(folder / LEDGER) as ledger:
-        ledger.append(1, {**mechanism.entry(), **public})
+    step = {**mechanism.entry(), **public}
+    plan = HistogramPlan(
+        histogram=step,
+        num_examples=size.num_examples,
+        delta=mechanism.delta,
+        delta_source=delta_source(command),
+        unit=command.privacy.unit,
+        unit_definition=unit_definition(command),
+        reproducible=command.privacy.noise_seed is not None,
+    )
+    with Ledger(folder / LEDGER, plan=write_plan(plan)) as ledger:
+        ledger.append(1, step)
         words = released(counted.words, counted.counts, mechanism, key)
         plain = [(word, count) for word, count in words if not is_special(word)]
         try:

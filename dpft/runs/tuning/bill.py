@@ -87,7 +87,7 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
     spent = read_spent(str(folder))
     if not spent.steps:
         return []
-    if spent.reproducible:
+    if spent.plan.reproducible:
         return [_unbounded(folder, config)]
     own = account_for_spent(spent, accountants=accountants)
     return [_bounded(folder, config, own, spent)]
@@ -142,15 +142,7 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> d
         "unit": runs[0].unit,
         "composed": composed,
         "runs": [{"run": run.name} | _cost(run.own) for run in runs],
-        **_tokenizers(runs),
     }
-
-
-def _tokenizers(runs: Sequence[SweptRun]) -> dict[str, list[str]]:
-    """Returns the tokenizers of the runs, whose costs are not in the bill; nothing without any."""
-    known = {run.spent.tokenizer for run in runs if run.spent is not None}
-    found = sorted(name for name in known if name is not None)
-    return {"tokenizers_not_counted": found} if found else {}
 
 
 def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
@@ -196,7 +188,6 @@ def _words(bill: dict[str, Any]) -> str:
     return (
         f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}{unit}:"
         f" {_together_in_words(bill['composed'])}; each alone{_alone_in_words(bill['runs'])}"
-        f"{_tokenizer_words(bill)}"
     )
 
 
@@ -215,13 +206,6 @@ def _alone_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _basis(run: Mapping[str, Any]) -> str:
     return f"by {run['accountant']} at delta = {delta_up(run['delta'])}"
-
-
-def _tokenizer_words(bill: dict[str, Any]) -> str:
-    if "tokenizers_not_counted" not in bill:
-        return ""
-    names = ",".join(bill["tokenizers_not_counted"])
-    return f"; without what model.tokenizer cost: dpft account runs=[{names},SWEEP] composes all"
 
 
 def _together_in_words(composed: dict[str, Any]) -> str:

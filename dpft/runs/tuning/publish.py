@@ -64,11 +64,11 @@ def check_spent(search: Search, folder: Path) -> None:
         trial = trial_folder(folder, number)
         if not (trial / LEDGER).exists():
             continue
-        spent = read_spent(str(trial))
-        if spent.ledger.steps > spent.planned_steps:
+        spent = read_spent(str(trial), trial=True)
+        if spent.ledger.steps > spent.plan.steps:
             raise StateError(
                 f"a trial in {trial.parent} has taken {spent.ledger.steps} noisy steps of"
-                f" {spent.planned_steps} planned, so that the bound of the search does not hold;"
+                f" {spent.plan.steps} planned, so that the bound of the search does not hold;"
                 " begin a new search."
             )
 

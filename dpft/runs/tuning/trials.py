@@ -91,6 +91,8 @@ def train_trial(
         privacy = replace(config.privacy.guarantee, eps=None, noise_multiplier=noise)
         plan = plan_run(replace(config, privacy=privacy), count_units)
         assert plan.privacy is not None
-        return replace(plan, privacy=replace(plan.privacy, calibration=search.calibration))
+        return replace(
+            plan, privacy=replace(plan.privacy, calibration=search.calibration, is_trial=True)
+        )
 
     begin(config, path, planner, write_request=write_request, with_curve=False)

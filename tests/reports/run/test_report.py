@@ -263,7 +263,7 @@ def test_trust_rule_8_texts_go_where_their_split_is_no_longer_public(tmp_path: P
 
 
 def test_the_reports_sentence_on_the_head_computes_it(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan={}) as ledger:
         ledger.append(1, {"noise_multiplier": 1.0})
         ledger.append(2, {"noise_multiplier": 1.0})
         ledger.close()

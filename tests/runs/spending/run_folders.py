@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.plan import Phase, Plan, PrivacyPlan, write_plan
 
 SIZE, BATCH = 40, 8
 NOISE = 1.5
@@ -22,12 +23,25 @@ def mechanism(noise_multiplier: float = NOISE, sample_rate: float = BATCH / SIZE
     }
 
 
+def make_plan(steps: int = 5, **changes: Any) -> PrivacyPlan:
+    """Returns the plan of ``mechanism`` over some steps."""
+    phase = Phase(method="full", steps=steps, max_grad_norm=0.1, sensitivity=0.1)
+    values: dict[str, Any] = {
+        "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "steps": steps,
+        "delta": 1 / (2 * SIZE), "num_examples": SIZE, "expected_batch_size": BATCH,
+        "clipping": "flat", "phases": (phase,), "unit_definition": "one pair",
+        "delta_source": "published", "accountant": "rdp",
+    }  # fmt: skip
+    return PrivacyPlan(**{**values, **changes})
+
+
 def make_run(
     folder: Path,
     *mechanisms: dict[str, Any],
     planned: int = 5,
     ended: bool = True,
     known: dict[str, Any] | None = None,
+    plan: Plan | None = None,
     **privacy: Any,
 ) -> Path:
     """Returns a run's folder with a ledger of these steps; five of ``NOISE`` by default.
@@ -38,36 +52,47 @@ def make_run(
         planned: Steps planned.
         ended: Whether the ledger is closed and privacy.json there.
         known: Changes to privacy.json.
+        plan: Of the ledger's first line; by default what ``privacy`` says.
         privacy: Changes to the configuration's privacy section.
     """
     folder.mkdir(parents=True)
     steps = mechanisms or (mechanism(),) * planned
-    with Ledger(folder / "ledger.jsonl") as ledger:
-        for step, entry in enumerate(steps, start=1):
-            ledger.append(step, entry)
-        if ended:
-            ledger.close()
     section = {
         "name": "dp", "unit": "example", "delta": None, "num_examples": None,
         "noise_seed": None, "accountant": "rdp",
     }  # fmt: skip
     section |= privacy
+    if plan is None:
+        given = {} if section["delta"] is None else {"delta": section["delta"]}
+        given |= {"delta_source": "given"} if given else {}
+        seeded = section["noise_seed"] is not None
+        plan = make_plan(planned, unit=section["unit"], reproducible=seeded, **given)
+    with Ledger(folder / "ledger.jsonl", plan=write_plan(plan)) as ledger:
+        for step, entry in enumerate(steps, start=1):
+            ledger.append(step, entry)
+        if ended:
+            ledger.close(released="f" * 64)
     train = {"expected_batch_size": BATCH, "steps": planned, "epochs": 10.0}
     (folder / "config.yaml").write_text(yaml.safe_dump({"privacy": section, "train": train}))
     if ended:
-        record = read_ledger(folder / "ledger.jsonl")
-        content = {
-            "schema_version": 1, "delta": 1 / (2 * SIZE), "num_examples": SIZE, "steps": planned,
-            "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "unit_definition": "one pair",
-            "neighboring_relation": "add_or_remove_one",
-            "ledger": {"lines": record.lines, "head": record.head},
-            "private": "noise_seed" not in privacy, "epsilon": 1.0, "accountant": "rdp",
-            "epsilons": {"rdp": 1.0}, "steps_taken": record.steps, "unit": section["unit"],
-            "expected_batch_size": BATCH,
-            "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
-        }  # fmt: skip
-        (folder / "privacy.json").write_text(json.dumps(content | (known or {})))
+        write_privacy(folder, plan, **(known or {}))
     return folder
+
+
+def write_privacy(folder: Path, plan: Plan, **changes: Any) -> None:
+    """Writes privacy.json of a closed ledger and its plan."""
+    record = read_ledger(folder / "ledger.jsonl")
+    calibration = plan.calibration
+    epsilon = 1.0 if calibration is None else calibration.epsilon
+    name = "rdp" if calibration is None else calibration.accountant
+    content = write_plan(plan) | {
+        "schema_version": 1, "ledger": {"lines": record.lines, "head": record.head},
+        "private": not plan.reproducible, "epsilon": epsilon, "accountant": name,
+        "epsilons": {name: epsilon}, "steps_taken": record.steps,
+        "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
+    }  # fmt: skip
+    kept = {key: value for key, value in (content | changes).items() if value is not None}
+    (folder / "privacy.json").write_text(json.dumps(kept))
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -4,20 +4,30 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
+from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import AccountantError
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.accounting.rounding import up
+from dpft.privacy.plan import Calibration, SpentBefore
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.spending.bounds import (
-    UNNAMED,
     account_for_spent,
     account_together,
     check_head,
     check_same_unit,
+    tokenizers_beside,
 )
 from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.spending.tables import SAME_DATA, run_record, run_table, together_table
-from tests.privacy.test_ledger import as_before
-from tests.runs.spending.run_folders import BATCH, NOISE, SIZE, edit, make_run, mechanism, tear
+from dpft.runs.spending.tables import SAME_DATA, run_table, together_table
+from tests.runs.spending.run_folders import (
+    BATCH,
+    NOISE,
+    SIZE,
+    edit,
+    make_plan,
+    make_run,
+    mechanism,
+    tear,
+)
 
 DELTA = 1 / (2 * SIZE)
 
@@ -53,38 +63,6 @@ def test_a_torn_step_is_counted_and_said(tmp_path: Path, accountants: Accountant
     assert any("torn" in warning for warning in spending.warnings)
 
 
-def stated(accountant: str, epsilon: float) -> dict:
-    """What privacy.json has of a run whose noise was calibrated to an epsilon."""
-    calibration = {"accountant": accountant, "epsilon": epsilon, "grid": "g"}
-    answers = {accountant: epsilon}
-    return calibration | {"calibration": calibration, "epsilons": answers} | {"grid": None}
-
-
-def test_epsilon_is_computed_of_the_ledger_by_the_accountant_that_led(
-    tmp_path: Path, accountants: Accountants
-) -> None:
-    found = bound(accountants, 5, "pld")
-    # what another machine found: the same but for its rounding
-    run = spent(tmp_path / "a", known=stated("pld", found + 1e-5))
-    spending = account_for_spent(run, accountants=accountants)
-    assert (spending.accountant, spending.epsilon) == ("pld", found)
-    assert not any("states" in warning for warning in spending.warnings)
-    own = account_for_spent(run, accountant="rdp", accountants=accountants)
-    assert own.epsilon == bound(accountants, 5, "rdp")
-
-
-@pytest.mark.parametrize("times", [0.95, 1.5])
-def test_a_stated_epsilon_that_is_not_found_again_is_not_shown(
-    tmp_path: Path, accountants: Accountants, times: float
-) -> None:
-    found = bound(accountants, 5, "pld")
-    run = spent(tmp_path / "a", known=stated("pld", times * found))
-    spending = account_for_spent(run, accountants=accountants)
-    assert spending.epsilon == found
-    assert any("states another epsilon than pld finds" in text for text in spending.warnings)
-    assert str(round(times * found, 3)) not in run_table(run, spending, head_checked=True)
-
-
 class NoPrv:
     """Accountants of which prv gives no answer, as where it runs into its limits."""
 
@@ -100,49 +78,44 @@ class NoPrv:
         return self._accountants.evaluate(name, mechanism, **options)
 
 
-def test_a_calibration_of_an_accountant_without_an_answer_is_no_headline(
-    tmp_path: Path, accountants: Accountants
+@pytest.mark.parametrize("stated", [0.5555, 150.0])
+def test_no_file_beside_the_ledger_is_ever_a_headline(
+    tmp_path: Path, accountants: Accountants, stated: float
 ) -> None:
     """An epsilon of 147.8 was told as "epsilon = 0.5000 (upper bound by prv)"."""
-    run = spent(tmp_path / "a", known=stated("prv", 0.5555))
-    check_head(run, run.ledger.head)
+    calibration = Calibration(accountant="prv", epsilon=1.5, grid="g", target=1.5)
+    folder = make_run(tmp_path / "a", plan=make_plan(calibration=calibration), eps=1.5)
+    forged = {"accountant": "prv", "epsilon": stated, "grid": "g", "target": stated}
+    edit(folder, epsilon=stated, calibration=forged, epsilons={"prv": stated}, delta=0.3)
+    run = read_spent(str(folder))
     for accountant in (None, "prv"):
         spending = account_for_spent(run, accountant=accountant, accountants=NoPrv(accountants))
         assert (spending.accountant, spending.epsilon) == ("pld", bound(accountants, 5, "pld"))
-        record, table = run_record(run, spending), run_table(run, spending, head_checked=True)
-        assert "0.5555" not in table and "calibration" not in record
-    spending = account_for_spent(run, accountants=NoPrv(accountants))
-    (text,) = (text for text in spending.warnings if "states" in text)
-    assert text.startswith("privacy.json states an epsilon by prv, which has no answer here")
+        headline = run_table(run, spending, head_checked=True).partition("epsilon = ")[2]
+        assert str(stated) not in headline.partition("warning")[0]
+    assert any("privacy.json: delta must be 0.0125" in text for text in spending.warnings)
 
 
-def test_a_ledger_of_an_earlier_version_is_accounted_for_and_its_head_is_said_to_prove_less(
+def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     tmp_path: Path, accountants: Accountants
 ) -> None:
-    folder = make_run(tmp_path / "a")
-    as_before(folder / "ledger.jsonl")
-    record = read_ledger(folder / "ledger.jsonl")
-    edit(folder, ledger={"lines": record.lines, "head": record.head})
-    run = read_spent(str(folder))
-    spending = account_for_spent(run, accountants=accountants)
-    assert spending.epsilon == bound(accountants, 5, "rdp")
-    assert UNNAMED in spending.warnings
-    assert "run_id" not in run_record(run, spending)["ledger"]
-    assert "run id" not in run_table(run, spending, head_checked=True)
-    named = account_for_spent(spent(tmp_path / "b"), accountants=accountants)
-    assert UNNAMED not in named.warnings
-
-
-def test_differing_mechanisms_in_one_ledger_are_composed(
-    tmp_path: Path, accountants: Accountants
-) -> None:
-    run = spent(tmp_path / "a", mechanism(), mechanism(3.0), ended=False, num_examples=SIZE)
-    spending = account_for_spent(run, accountant="pld", accountants=accountants)
-    assert set(spending.epsilons) == {"rdp", "pld"}
-    assert bound(accountants, 1, "pld") < spending.epsilon < bound(accountants, 2, "pld")
-    assert "1 of noise multiplier 3 at sample rate 0.2" in run_table(
-        run, spending, head_checked=True
+    histogram = GaussianHistogram(
+        noise_std=4.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
     )
+    before = SpentBefore(
+        run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=histogram.entry()
+    )
+    run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
+    own = account_for_spent(run, accountants=accountants)
+    (text,) = (text for text in own.warnings if "with its tokenizer" in text)
+    together = account_together([run], accountants=accountants)
+    assert together.epsilon > own.epsilon and together.delta == DELTA + 1e-6
+    assert f"epsilon = {up(together.epsilon)}" in text
+    again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
+    both = account_together([run, again], accountants=accountants)
+    assert sum(noise.threshold_delta > 0 for noise in run.tokenizer_taken) == 1
+    assert tokenizers_beside([run, again]) == [run], "one tokenizer is paid for once"
+    assert both.delta == DELTA + 1e-6
 
 
 def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(
@@ -164,24 +137,25 @@ def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(
 
 
 @pytest.mark.parametrize(
-    ("privacy", "known", "key"),
+    ("changes", "key"),
     [
-        ({"unit": "customer_id"}, {}, "unit"),
-        ({}, {"neighboring_relation": "replace_one"}, "neighboring_relation"),
-        ({}, {"unit_definition": "one dialogue"}, "unit_definition"),
+        ({"unit": "customer_id"}, "unit"),
+        ({"neighboring_relation": "replace_one"}, "neighboring_relation"),
+        ({"unit_definition": "one dialogue"}, "unit_definition"),
     ],
 )
 def test_runs_that_protect_different_things_are_refused(
-    tmp_path: Path, privacy: dict, known: dict, key: str
+    tmp_path: Path, changes: dict, key: str
 ) -> None:
-    runs = [spent(tmp_path / "a"), spent(tmp_path / "b", known=known, **privacy)]
+    runs = [spent(tmp_path / "a"), spent(tmp_path / "b", plan=make_plan(**changes))]
     with pytest.raises(InputError, match=f"runs must all have the same {key}, got"):
         check_same_unit(runs)
 
 
 def test_a_run_of_no_step_has_spent_nothing(tmp_path: Path, accountants: Accountants) -> None:
-    folder = make_run(tmp_path / "a", ended=False, num_examples=SIZE)
-    (folder / "ledger.jsonl").write_text("")
+    folder = make_run(tmp_path / "a", ended=False)
+    path = folder / "ledger.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
     spending = account_for_spent(read_spent(str(folder)), accountants=accountants)
     assert spending.epsilon == 0
     assert "no noisy step" in spending.warnings[0]

@@ -65,7 +65,8 @@ def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace, spoil: 
     for arguments in (["run=a"], ["runs=[b,a]"]):
         outcome = workspace.run("account", *arguments)
         assert (outcome.code, outcome.out) == (3, "")
-        assert "ledger.jsonl, line 3: the ledger is broken here" in outcome.err
+        line = 2 if spoil == "edit" else 3
+        assert f"ledger.jsonl, line {line}: the " in outcome.err
 
 
 def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Workspace) -> None:
@@ -143,17 +144,26 @@ def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
         assert "b/ledger.jsonl, line 1: the first line is torn" in outcome.err
 
 
-def test_what_the_ledger_does_not_cover_is_named_with_its_file(workspace: Workspace) -> None:
-    """An edited delta that config.yaml does not fix cannot be found out, so it is named."""
+def test_what_another_file_says_otherwise_is_named_and_not_answered_for(
+    workspace: Workspace,
+) -> None:
+    before = record(workspace, "run=a")
     edit(workspace.root / "a", delta=0.02)
-    head = json.loads((workspace.root / "a" / "privacy.json").read_text())["ledger"]["head"]
-    found = record(workspace, "run=a", f"head={head}")
-    sources = found["not_covered_by_the_ledger"]
-    assert found["delta"] == 0.02 and sources["delta"] == "privacy.json"
-    assert sources["unit"] == sources["private"] == "config.yaml"
-    for words in (["run=a", f"head={head}"], ["runs=[a,b]"]):
+    found = record(workspace, "run=a")
+    assert (found["epsilon"], found["delta"]) == (before["epsilon"], before["delta"])
+    for words in (["run=a"], ["runs=[a,b]"]):
         text = " ".join(workspace.run("account", *words).out.split())
-        assert "They do not cover" in text and "delta" in text.split("They do not cover")[1]
-        assert "(privacy.json)" in text and "(config.yaml)" in text
-    given = record(workspace, "run=a", f"head={head}", "delta=0.001")
-    assert given["delta"] == 0.001 and "delta" not in given["not_covered_by_the_ledger"]
+        assert "a/privacy.json: delta must be 0.0125, as the ledger says, got 0.02" in text
+
+
+def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
+    workspace: Workspace,
+) -> None:
+    (workspace.root / "2026-01-01").mkdir()
+    for name in ("a", "b"):
+        (workspace.root / name).rename(workspace.root / "2026-01-01" / name)
+    table = workspace.run("account", "runs=.", "leave_out=2026-01-01/b").out
+    assert "note: 1 ledgers are counted, 1 folders are left out" in table
+    assert "left out: 2026-01-01/b: left out by leave_out" in table
+    outcome = workspace.run("account", "run=2026-01-01/a", "data_id=mine")
+    assert (outcome.code, "data_id needs runs=DIR" in outcome.err) == (2, True)

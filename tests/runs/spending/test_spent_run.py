@@ -1,68 +1,23 @@
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dpft.errors import InputError, StateError
+from dpft.privacy.plan import Calibration
 from dpft.privacy.spending import Noise
-from dpft.runs.spending.spent_run import read_spent, run_folders
-from tests.runs.spending.run_folders import BATCH, NOISE, SIZE, make_run, mechanism, tear
+from dpft.runs.spending.spent_run import find_ledgers, read_ended_ledger, read_spent
+from tests.runs.spending.run_folders import (
+    BATCH,
+    NOISE,
+    SIZE,
+    edit,
+    make_plan,
+    make_run,
+    mechanism,
+)
 
 USUAL = Noise(noise_multiplier=NOISE, sample_rate=BATCH / SIZE)
-
-
-def test_an_ended_run_is_read_from_its_ledger_and_privacy_json(tmp_path: Path) -> None:
-    known = {"delta": 1e-4, "epsilon": 2.0, "epsilons": {"rdp": 2.0}}
-    run = read_spent(str(make_run(tmp_path / "a", known=known)))
-    assert (run.taken, run.delta, run.num_examples) == ({USUAL: 5}, 1e-4, SIZE)
-    assert (run.planned_steps, run.unit_definition) == (5, "one pair")
-
-
-def test_a_run_that_broke_off_needs_its_ledger_and_configuration_alone(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", *[mechanism()] * 3, ended=False)
-    run = read_spent(str(folder))
-    # batch over sample rate is the number of units, of which delta is half the inverse
-    assert (run.taken, run.num_examples, run.delta) == ({USUAL: 3}, SIZE, 1 / (2 * SIZE))
-    assert not run.ledger.closed
-
-
-@pytest.mark.parametrize(
-    ("rule", "delta"), [(None, 1 / (2 * SIZE)), ("published", 1 / (2 * SIZE)), ("own_data", 0.002)]
-)
-def test_a_delta_that_nobody_gave_follows_the_rule_of_its_task(
-    tmp_path: Path, rule: str | None, delta: float
-) -> None:
-    folder = make_run(tmp_path / "a", *[mechanism()] * 3, ended=False)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["task"] = {} if rule is None else {"default_delta": rule}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    run = read_spent(str(folder))
-    assert (run.delta, run.delta_source) == (delta, rule or "published")
-
-
-def test_a_torn_line_counts_as_a_step_of_the_least_noise_and_largest_rate(tmp_path: Path) -> None:
-    steps = [mechanism(2.0, 0.2), mechanism(1.0, 0.1)]
-    folder = make_run(tmp_path / "a", *steps, ended=False, num_examples=SIZE)
-    tear(folder)
-    run = read_spent(str(folder))
-    assert run.steps == 3
-    assert run.taken[Noise(noise_multiplier=1.0, sample_rate=0.2)] == 1
-
-
-def test_a_torn_first_line_is_a_step_of_the_plan_in_the_checkpoint(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", planned=2, ended=False, num_examples=SIZE)
-    (folder / "ledger.jsonl").write_text("")
-    tear(folder)
-    with pytest.raises(StateError, match="line 1: the first line is torn"):
-        read_spent(str(folder))
-    state = folder / "private" / "checkpoints" / "step-00000000" / "state.json"
-    state.parent.mkdir(parents=True)
-    plan = {"noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "delta": 0.001, "steps": 2}
-    run = {"plan": plan, "ledger": {"lines": 0, "head": "0" * 64}}
-    state.write_text(json.dumps({"schema_version": 1, "run": run}))
-    spent = read_spent(str(folder))
-    assert (spent.taken, spent.delta) == ({USUAL: 1}, 0.001)
 
 
 @pytest.mark.parametrize("kept", [6, 3, 0])
@@ -76,97 +31,160 @@ def test_a_ledger_cut_after_the_run_ended_is_refused_by_line_number(
         read_spent(str(folder))
 
 
-def test_another_runs_ledger_in_its_place_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_ledger_alone_says_what_a_run_spent(tmp_path: Path, ended: bool) -> None:
+    """What stands in other files, or whether they are there, changes nothing."""
+    folder = make_run(tmp_path / "a", ended=ended, delta=0.01)
+    whole = read_spent(str(folder))
+    assert (whole.taken, whole.plan.delta, whole.differences) == ({USUAL: 5}, 0.01, ())
+    (folder / "config.yaml").unlink()
+    (folder / "privacy.json").unlink(missing_ok=True)
+    alone = read_spent(str(folder))
+    assert (alone.taken, alone.plan, alone.end) == (whole.taken, whole.plan, whole.end)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "named"),
+    [
+        ("privacy", {"delta": 0.3}, "privacy.json: delta must be 0.0125, as the ledger says"),
+        ("privacy", {"unit": "city"}, "privacy.json: unit must be 'example', as the ledger says"),
+        ("privacy", {"epsilon": 0.1}, "privacy.json: epsilon must be 1.0, as the ledger says"),
+        ("config", {"delta": 0.3}, "config.yaml: privacy.delta must be 0.0125, as the ledger"),
+        ("config", {"unit": "city"}, "config.yaml: privacy.unit must be 'example', as the"),
+        ("config", {"eps": 8.0}, "config.yaml: privacy.eps must be 1.0, as the ledger says"),
+        ("config", {"noise_seed": 3}, "config.yaml: privacy.noise_seed must be False"),
+    ],
+)
+def test_what_another_file_says_otherwise_is_named_and_not_believed(
+    tmp_path: Path, file: str, changes: dict, named: str
+) -> None:
+    calibration = Calibration(accountant="rdp", epsilon=1.0, grid="g", target=1.0)
+    folder = make_run(tmp_path / "a", plan=make_plan(calibration=calibration), eps=1.0)
+    if file == "privacy":
+        edit(folder, **changes)
+    else:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["privacy"] |= changes
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run = read_spent(str(folder))
+    assert (run.plan.delta, run.plan.unit, run.plan.reproducible) == (1 / 80, "example", False)
+    assert any(named in text for text in run.differences)
+    with pytest.raises(StateError, match=named.replace(".", r"\.")):
+        read_ended_ledger(folder)
+
+
+def test_a_flipped_head_is_the_fault_of_the_file_that_has_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
-    other = make_run(tmp_path / "b", *[mechanism(9.0)] * 5)
+    edit(folder, ledger={"lines": 7, "head": "f" * 64})
+    (text,) = read_spent(str(folder)).differences
+    assert text.startswith(f"{folder / 'privacy.json'}: ledger.head must be ")
+
+
+def test_another_runs_ledger_in_its_place_answers_for_itself_and_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    other = make_run(tmp_path / "b", mechanism(9.0), plan=make_plan(1, noise_multiplier=9.0))
     (other / "ledger.jsonl").replace(folder / "ledger.jsonl")
-    with pytest.raises(StateError, match="line 7: the ledger's head must be"):
+    with pytest.raises(StateError, match="line 4: the ledger must have 7 lines"):
         read_spent(str(folder))
+    edit(folder, ledger={"lines": 3, "head": "f" * 64})
+    assert read_spent(str(folder)).plan.noise_multiplier == 9.0
+    with pytest.raises(StateError, match=r"privacy\.json: ledger\.head must be"):
+        read_ended_ledger(folder)
 
 
 @pytest.mark.parametrize(
     "entry",
     [
         {"name": "laplace", "noise_multiplier": 1.0, "sample_rate": 0.1},
-        mechanism(noise_multiplier=-1.0),
-        mechanism(sample_rate=2.0),
-        {"name": "poisson_sampled_gaussian", "noise_multiplier": "1", "sample_rate": 0.1},
+        mechanism(noise_multiplier=9.0),
+        mechanism(sample_rate=0.1),
+        mechanism() | {"sensitivity": 0.2},
+        mechanism() | {"noise_multiplier": 10**400},
     ],
 )
-def test_a_step_no_accountant_can_bound_is_refused_by_line_number(
+def test_a_step_that_is_not_the_plans_is_refused_by_line_number(
     tmp_path: Path, entry: dict
 ) -> None:
     folder = make_run(tmp_path / "a", mechanism(), entry, ended=False)
-    with pytest.raises(StateError, match="line 3: expected a poisson_sampled_gaussian"):
+    with pytest.raises(StateError, match="line 3: the step must be of a mechanism of the plan"):
         read_spent(str(folder))
 
 
-def test_each_number_that_the_ledger_does_not_cover_has_its_file(tmp_path: Path) -> None:
-    ended = read_spent(str(make_run(tmp_path / "a"))).not_covered
-    planned = ("delta", "num_examples", "steps", "unit_definition", "neighboring_relation")
-    assert {ended[name] for name in planned} == {"privacy.json"}
-    broken = read_spent(str(make_run(tmp_path / "b", mechanism(), ended=False))).not_covered
-    assert set(broken.values()) == {"config.yaml"}
-    assert set(ended) - set(broken) == {"unit_definition", "neighboring_relation"}
-
-
-def test_a_run_without_privacy_and_an_unknown_schema_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="privacy=none"):
-        read_spent(str(make_run(tmp_path / "a", name="none")))
-    with pytest.raises(InputError, match="schema_version 1, got 7"):
-        read_spent(str(make_run(tmp_path / "b", known={"schema_version": 7})))
-    folder = make_run(tmp_path / "c")
-    (folder / "privacy.json").write_text("{")
-    with pytest.raises(StateError, match="is damaged"):
+@pytest.mark.parametrize("text", ["", '{"mechanism": {"name"', '{"plan": {"acc'])
+def test_a_ledger_that_lost_its_plan_is_no_run_that_spent_nothing(
+    tmp_path: Path, text: str
+) -> None:
+    folder = make_run(tmp_path / "a", ended=False)
+    (folder / "ledger.jsonl").write_text(text)
+    error = StateError if text else InputError
+    with pytest.raises(error, match="line 1: the first line is torn" if text else "no whole line"):
         read_spent(str(folder))
 
 
-def test_a_sweeps_folder_stands_for_its_runs_in_order_without_those_of_no_step(
-    tmp_path: Path,
-) -> None:
-    for name in ("10", "2", "0"):
-        make_run(tmp_path / "sweep" / name)
-    for name in ("ledger.jsonl", "privacy.json"):
-        (tmp_path / "sweep" / "0" / name).unlink()
-    found = run_folders(str(tmp_path / "sweep"))
-    assert [Path(folder).name for folder in found] == ["2", "10"]
-    assert run_folders(found[0]) == (found[0],)
-    (tmp_path / "sweep" / "2" / "ledger.jsonl").unlink()
-    found = run_folders(str(tmp_path / "sweep"))
-    assert len(found) == 2, "a run that lost its ledger is not left out"
-    with pytest.raises(StateError, match="the ledger must have 7 lines, .* got none"):
-        read_spent(found[0])
-
-
-def test_a_sweep_with_a_run_without_privacy_is_refused(tmp_path: Path) -> None:
-    make_run(tmp_path / "sweep" / "0")
-    make_run(tmp_path / "sweep" / "1", name="none")
+def test_a_run_without_privacy_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", name="none")
+    (folder / "ledger.jsonl").unlink()
+    (folder / "privacy.json").unlink()
     with pytest.raises(InputError, match="privacy=none"):
-        run_folders(str(tmp_path / "sweep"))
+        read_spent(str(folder))
+    with pytest.raises(InputError, match="does not exist"):
+        read_spent(str(tmp_path / "b"))
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_search_is_refused_since_its_ledger_is_one_run_of_many(
-    tmp_path: Path, finished: bool
-) -> None:
-    known = {"selection": {"eta": 0.0}} if finished else {}
-    folder = make_run(tmp_path / "a", known=known, ended=finished)
-    if not finished:
-        (folder / "private" / "tuning").mkdir(parents=True)
+def test_a_trials_ledger_answers_for_no_search(tmp_path: Path) -> None:
+    """Its own line says so: the folder may be handed on without the search's files."""
+    folder = make_run(tmp_path / "a", plan=make_plan(is_trial=True), ended=False)
     with pytest.raises(InputError, match="one of a secret number of runs"):
         read_spent(str(folder))
+    assert read_spent(str(folder), trial=True).steps == 5
 
 
-@pytest.mark.parametrize("key", ["noise_multiplier", "sample_rate"])
-def test_a_number_beyond_every_float_is_no_mechanism(tmp_path: Path, key: str) -> None:
-    folder = make_run(tmp_path / "a", mechanism() | {key: 10**400}, ended=False)
-    with pytest.raises(StateError, match=r"ledger\.jsonl, line 2: expected a poisson.* Put the"):
-        read_spent(str(folder))
+def test_every_ledger_below_a_folder_is_found(tmp_path: Path) -> None:
+    """outputs/DATE/TIME is two folders deep: such runs were left out without a word."""
+    for name in ("2026-01-01/10", "2026-01-01/2", "sweep/0/0", "top"):
+        make_run(tmp_path / name, mechanism(), ended=False)
+    made = make_run(tmp_path / "top/private/tuning/trial-0", mechanism(), ended=False)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing/config.yaml").write_text("privacy: {name: dp}")
+    found = find_ledgers([str(tmp_path)])
+    names = [Path(name).relative_to(tmp_path).as_posix() for name in found.folders]
+    assert names == ["2026-01-01/2", "2026-01-01/10", "sweep/0/0", "top"]
+    assert found.left_out == (f"{tmp_path / 'nothing'}: no noisy step was taken in it",)
+    assert find_ledgers([str(made)]).folders == (str(made),)
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "a: &a [*a]", "privacy: []", ""])
-def test_a_configuration_that_dpft_did_not_write_is_refused(tmp_path: Path, text: str) -> None:
-    folder = make_run(tmp_path / "a", mechanism(), ended=False)
-    (folder / "config.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"config\.yaml.*put it back"):
-        read_spent(str(folder))
+def test_what_no_total_covers_is_refused_or_left_out_by_word(tmp_path: Path) -> None:
+    private = make_run(tmp_path / "runs/a")
+    open_run = make_run(tmp_path / "runs/b", name="none")
+    for name in ("ledger.jsonl", "privacy.json"):
+        (open_run / name).unlink()
+    with pytest.raises(InputError, match=r"privacy=none.*leave it out by leave_out="):
+        find_ledgers([str(tmp_path)])
+    found = find_ledgers([str(tmp_path)], leave_out=[str(open_run)])
+    assert found.folders == (str(private),)
+    assert found.left_out == (f"{open_run}: left out by leave_out",)
+    with pytest.raises(InputError, match="leave_out must name runs below"):
+        find_ledgers([str(private)], leave_out=[str(open_run)])
+    with pytest.raises(InputError, match="got one twice"):
+        find_ledgers([str(private), str(private)])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no ledger\.jsonl in it or below"):
+        find_ledgers([str(tmp_path / "empty")])
+
+
+def test_runs_of_other_data_by_their_plans_are_left_out(tmp_path: Path) -> None:
+    for name, data in (("a", "notes"), ("b", "mails"), ("c", None)):
+        make_run(tmp_path / name, mechanism(), plan=make_plan(data_id=data), ended=False)
+    found = find_ledgers([str(tmp_path)], data_id="notes")
+    assert [Path(name).name for name in found.folders] == ["a", "c"]
+    assert found.left_out == (f"{tmp_path / 'b'}: of other data, privacy.data_id=mails",)
+
+
+def test_a_lost_ledger_is_not_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs/a")
+    (folder / "ledger.jsonl").unlink()
+    (lost,) = find_ledgers([str(tmp_path)]).folders
+    with pytest.raises(InputError, match=r"has no ledger\.jsonl"):
+        read_spent(lost)
+    with pytest.raises(StateError, match="the ledger must have 7 lines, .* got none"):
+        read_ended_ledger(folder)

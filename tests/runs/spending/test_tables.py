@@ -29,9 +29,11 @@ def ended(tmp_path: Path) -> SpentRun:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> SpentRun:
-    """Of two noises, broken off after three of five steps."""
-    steps = (mechanism(), mechanism(), mechanism(3.0))
-    return read_spent(str(make_run(tmp_path / "broken", *steps, ended=False, num_examples=SIZE)))
+    """Of two noises, as a histogram and steps, broken off after three of five steps."""
+    steps = (mechanism(),) * 3
+    run = read_spent(str(make_run(tmp_path / "broken", *steps, ended=False)))
+    (usual,) = run.taken
+    return replace(run, taken={usual: 2, replace(usual, noise_multiplier=3.0): 1})
 
 
 def rows(table: str) -> list[list[str]]:
@@ -85,7 +87,7 @@ def test_a_runs_record_has_one_noise_or_each_of_several(ended: SpentRun, broken:
 
 def test_a_reproducible_run_is_not_called_private(ended: SpentRun) -> None:
     assert run_record(ended, BOUND)["private"] is True
-    seeded = replace(ended, reproducible=True)
+    seeded = replace(ended, plan=replace(ended.plan, reproducible=True))
     assert run_record(seeded, BOUND)["private"] is False
     both = together_record([(ended, BOUND), (seeded, BOUND)], BOUND)
     assert both["private"] is False

@@ -11,9 +11,10 @@ import yaml
 
 from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.runs.spending.spent_run import SpentRun, read_spent
+from dpft.runs.tuning import bill as bill_module
 from dpft.runs.tuning.bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
-from tests.runs.spending.run_folders import edit
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 
 SWEEP = (
@@ -142,17 +143,26 @@ def test_runs_of_differing_units_get_no_bound(
     assert "no bound for all of them (their units differ: customer_id, example)" in _words(bill)
 
 
-@pytest.mark.parametrize("change", [{"name": "none"}, {"noise_seed": 7}])
+@pytest.mark.parametrize("seeded", [False, True])
 def test_a_run_that_was_not_private_leaves_no_bound_for_all(
-    workspace: Workspace, sweep: Outcome, tmp_path: Path, change: dict
+    workspace: Workspace,
+    sweep: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seeded: bool,
 ) -> None:
+    def as_seeded(folder: str) -> SpentRun:
+        run = read_spent(folder)
+        return replace(run, plan=replace(run.plan, reproducible=folder.endswith("1")))
+
+    change = {} if seeded else {"name": "none"}
+    if seeded:
+        monkeypatch.setattr(bill_module, "read_spent", as_seeded)
     for run in ("0", "1"):
         shutil.copytree(workspace.root / "sweep" / run, tmp_path / run)
     path = tmp_path / "1" / "config.yaml"
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**config, "privacy": {**config["privacy"], **change}}))
-    edit(tmp_path / "1", private=False)
-    shutil.rmtree(tmp_path / "1" / "private")
     words = write_tuning_bill(tmp_path, [tmp_path / "0", tmp_path / "1"])
     assert "no bound for all of them (1 of 2 runs were not private: 1)" in words
     assert words.endswith(", 1: not private")
@@ -165,16 +175,3 @@ def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:
     outcome = workspace.run(*words, "privacy=none", "train.seed=1,2", "hydra.sweep.dir=plain")
     assert (outcome.code, "tuning bill" in outcome.out) == (0, False), outcome.err
     assert not (workspace.root / "plain/tuning_bill.json").exists()
-
-
-def test_a_bill_says_that_it_lacks_what_a_tokenizer_cost(
-    workspace: Workspace, sweep: Outcome
-) -> None:
-    with Accountants() as accountants:
-        (run,) = _swept(workspace.root / "sweep/0", accountants)
-        assert run.spent is not None
-        assert "tokenizer" not in _words(_bill("data", [run], accountants))
-        spent = replace(run.spent, tokenizer="vocabulary")
-        bill = _bill("data", [replace(run, spent=spent)], accountants)
-    assert bill["tokenizers_not_counted"] == ["vocabulary"]
-    assert "without what model.tokenizer cost: dpft account runs=[vocabulary," in _words(bill)

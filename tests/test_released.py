@@ -1,0 +1,89 @@
+"""A released model is known from any other by the digest in its ledger."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dpft.errors import StateError
+from dpft.released import check_released, tensor_digests, write_released
+
+LEDGER = Path("ledger.jsonl")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model's folder, with a part of it in a folder below."""
+    (tmp_path / "model/head").mkdir(parents=True)
+    weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0)}
+    save_file(weights, tmp_path / "model/model.safetensors")
+    save_file({"a": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "model/head/part.safetensors")
+    return tmp_path / "model"
+
+
+def test_a_model_is_the_one_of_its_digest(model: Path) -> None:
+    digest = write_released(model)
+    assert len(digest) == 64 and set(tensor_digests(model)) == {"a", "b", "head/a"}
+    check_released(model, digest, ledger=LEDGER)
+    (model / "config.json").write_text("{}")
+    assert write_released(model) == digest, "what is public is not covered"
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": torch.arange(6.0).reshape(3, 2), "b": torch.zeros(0)},
+        {"a": torch.arange(6, dtype=torch.int32).reshape(2, 3), "b": torch.zeros(0)},
+        {"a": torch.arange(6.0).reshape(2, 3) + 2**-20, "b": torch.zeros(0)},
+        {"a": torch.arange(6.0).reshape(2, 3)},
+        {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.zeros(1)},
+    ],
+    ids=["shape", "type", "values", "missing", "more"],
+)
+def test_another_model_in_its_place_is_refused(model: Path, weights: dict) -> None:
+    digest = write_released(model)
+    save_file(weights, model / "model.safetensors")
+    with pytest.raises(StateError, match="closing line of ledger.jsonl, got another") as error:
+        check_released(model, digest, ledger=LEDGER)
+    assert error.value.exit_code == 3 and "1 tensors differ, the first is " in str(error.value)
+
+
+def test_a_list_that_was_edited_with_the_model_changes_nothing(model: Path) -> None:
+    """The ledger has the digest, not the file beside the weights."""
+    digest = write_released(model)
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(0)}, model / "model.safetensors")
+    assert write_released(model) != digest
+    with pytest.raises(StateError, match="got another; put it back"):
+        check_released(model, digest, ledger=LEDGER)
+
+
+def test_a_weight_that_lies_beside_the_models_is_refused(model: Path) -> None:
+    digest = write_released(model)
+    save_file({"more": torch.zeros(1)}, model / "adapter.safetensors")
+    with pytest.raises(StateError, match="the first is more"):
+        check_released(model, digest, ledger=LEDGER)
+    save_file({"a": torch.zeros(1)}, model / "adapter.safetensors")
+    with pytest.raises(StateError, match="tensor a stands in another file too"):
+        check_released(model, digest, ledger=LEDGER)
+
+
+@pytest.mark.parametrize("released", [None, "0" * 64])
+def test_nothing_to_compare_with_is_no_match(model: Path, released: str | None) -> None:
+    with pytest.raises(StateError, match="must hold the model that the run released"):
+        check_released(model, released, ledger=LEDGER)
+    for path in model.rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(StateError, match="must hold a model's weights, got none"):
+        check_released(model, released, ledger=LEDGER)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", "cut"],
+)
+def test_a_damaged_file_is_refused_by_its_name(model: Path, content: bytes | str) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] if isinstance(content, str) else content)
+    with pytest.raises(StateError, match=r"model\.safetensors must be a whole safetensors file"):
+        tensor_digests(model)
