@@ -424,6 +424,24 @@ def test_a_bad_value_of_a_recipes_key_names_the_recipes_line(workspace: Workspac
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("li2022_sst2", ["train.epochs=-3"], "must be positive, got -3.0"),
+        ("li2022_e2e_lora", ["method.rank=0"], "must be at least 1, got 0"),
+        ("e2e_tiny", ["train.expected_batch_size=9000", "task.source=embedded"], "must be at most"),
+    ],
+)
+def test_a_value_that_cannot_be_names_the_recipes_line_whenever_it_is_found_out(
+    workspace: Workspace, command: str, recipe: str, words: list[str], said: str
+) -> None:
+    refused = workspace.refusal(command, f"experiment={recipe}", "privacy.eps=3", *words)
+    key = words[0].partition("=")[0]
+    assert refused.startswith(f"{key} {said}")
+    assert re.search(rf"; conf/experiment/{recipe}\.yaml, line \d+, sets it to \S+\.$", refused)
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
 def test_public_numbers_that_are_far_apart_are_refused_before_a_record_is_read(
     workspace: Workspace, command: str
 ) -> None:
