@@ -13,6 +13,7 @@ from dpft.cli.hydra_record import composed_job, run_folder
 from dpft.config.convert import ClassChoice
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import known_keys
+from dpft.config.listing import naming_recipe
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.words import Words
@@ -95,11 +96,13 @@ class Subcommand:
         return command_help(name, words, self.config, self.polymorphic, folders=folders)
 
     def _run(self, config: DictConfig) -> None:
-        loaded = self.load(config, composed_job().words)
-        if not self.reads_records:
-            self.run(loaded)
-            return
-        if not self.reads_rows_alone:
-            note_records_read()
-        with crash_kept(run_folder()):
-            self.run(loaded)
+        words = composed_job().words
+        loaded = self.load(config, words)
+        with naming_recipe(words):
+            if not self.reads_records:
+                self.run(loaded)
+                return
+            if not self.reads_rows_alone:
+                note_records_read()
+            with crash_kept(run_folder()):
+                self.run(loaded)

@@ -3,7 +3,8 @@
 A YAML begins with a line of what it is and where it is from; that line is what is listed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 
 from dpft.config.account import check_output
 from dpft.config.location import config_directory
+from dpft.config.words import Words, given_text
 from dpft.errors import InputError
 
 GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
@@ -63,14 +65,21 @@ def _recipes() -> dict[str, str]:
     return {name: f"{CHECKED}  {line}" for name, line in _of_group("experiment")().items()}
 
 
-def naming_recipe(error: InputError, recipe: str) -> InputError:
-    """Returns an error whose faults say which line of a recipe sets the key that each is of.
+@contextmanager
+def naming_recipe(words: Words) -> Iterator[None]:
+    """Has a refusal inside the block say which line of a recipe sets the key that it begins with.
 
     Args:
-        error: Faults that begin with the key.
-        recipe: A file of conf/experiment; those that it builds on are looked through after it.
+        words: Of which ``experiment`` is a file of conf/experiment; those that it builds on are
+            looked through after it.
     """
-    return InputError(*(_naming_recipe(fault, recipe) for fault in error.faults))
+    try:
+        yield
+    except InputError as error:
+        recipe = given_text(words.job, "experiment")
+        if recipe is None:
+            raise
+        raise InputError(*(_naming_recipe(fault, recipe) for fault in error.faults)) from None
 
 
 def _naming_recipe(fault: str, recipe: str) -> str:

@@ -10,6 +10,12 @@ from dpft.methods.parts import head_parameters, is_tied, train_only, untie_head
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+DEFAULT_FOR_LABELS = (
+    "method=linear_probe trains the head alone, the default for labels of your own on a pre-trained"
+    " model, since it learns from few records; method=full trains every weight"
+)
+"""What is said of a run of ``task=custom`` with ``task.label`` that no ``method=`` was given."""
+
 
 @METHODS.register("linear_probe")
 @dataclass(frozen=True, kw_only=True)

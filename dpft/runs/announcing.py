@@ -3,7 +3,9 @@
 import logging
 from pathlib import Path
 
-from dpft.config.schema import TrainCommand
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.kinds import LABELS
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
 from dpft.privacy.privacy_config import PrivacyConfig
@@ -20,6 +22,14 @@ def announce(command: TrainCommand) -> None:
         logger.info("going on with %s: %s", command.resume, what_is_trained(command))
     else:
         logger.info("training %s", what_is_trained(command))
+        say_default_method(command)
+
+
+def say_default_method(config: TrainConfig) -> None:
+    """Logs why the head alone trains, where that is the default, and the key that changes it."""
+    is_of_labels = config.task.own_defaults and config.task.answers == LABELS
+    if is_of_labels and config.method.name == "linear_probe":
+        logger.info(DEFAULT_FOR_LABELS)
 
 
 def what_is_trained(command: TrainCommand) -> str:

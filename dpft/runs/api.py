@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import AccountConfig
 from dpft.config.keys import in_keys
+from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values
 from dpft.config.words import given_text
 from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
@@ -171,7 +172,7 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
     words = checked_overrides([*checked_words(overrides, rows), *memory_words(rows)])
     composed = PLAN_COMMAND.compose(words)
     quiet_transformers()
-    with rows_in_memory(rows):
+    with rows_in_memory(rows), naming_recipe(composed.words):
         return Figures(describe_run(plan_configuration(composed.values, composed.words)).record)
 
 
@@ -321,6 +322,7 @@ def _carried_out(
     quiet_transformers()
     configuration = command.load(composed.values, composed.words)
     announce(configuration)
-    with rows_in_memory(objects.rows), kept_model(objects.model, objects.tokenizer, place):
+    kept = kept_model(objects.model, objects.tokenizer, place)
+    with rows_in_memory(objects.rows), kept, naming_recipe(composed.words):
         run(configuration, place, write_request=composed.write_record)
     return open_run(place)

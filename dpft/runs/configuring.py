@@ -23,7 +23,7 @@ from dpft.config.schema import (
     TrainCommand,
 )
 from dpft.config.tokenizer import CHANGEABLE, TokenizerCommand
-from dpft.config.words import Words, given_overrides, given_text
+from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
 from dpft.files import read_yaml
 from dpft.run_folder import CONFIGURATION
@@ -142,11 +142,8 @@ def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config
         InputError: It is incomplete or wrong.
     """
     settled = without_recipes_promise(composed, words.job)
-    try:
+    with naming_recipe(words):
         return load(settled, root, polymorphic=POLYMORPHIC)
-    except InputError as error:
-        recipe = given_text(words.job, "experiment")
-        raise error if recipe is None else naming_recipe(error, recipe) from None
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:

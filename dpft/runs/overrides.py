@@ -14,9 +14,11 @@ from omegaconf import DictConfig, open_dict
 
 from dpft.config.keys import configuration_fields, copy_key, join_key, key_of, plain
 from dpft.config.load import from_values
+from dpft.config.location import config_directory
 from dpft.config.schema import TASK
 from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
+from dpft.files import read_yaml
 from dpft.links import refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.runs.saved_run import saved_configuration
@@ -54,6 +56,26 @@ def with_model_of_path(overrides: list[str]) -> list[str]:
     if is_named or given.get("model.path", "null") == "null":
         return overrides
     return ["model=local", *overrides]
+
+
+def with_method_of_labels(overrides: list[str]) -> list[str]:
+    """Returns the overrides, with ``method=linear_probe`` first where labels of one's own need it.
+
+    That is for a new head (``task.objective=cls``) on a pre-trained model, where neither a method
+    nor a recipe is given: of the noise on every weight, hundreds or thousands of records learn
+    nothing (docs/how-to/bad-scores.md).
+    """
+    given = given_overrides(overrides)
+    decided = {"method", "experiment", "resume", "task.prompt"} & set(given)
+    if given.get("task") != "custom" or given_text(overrides, "task.label") is None or decided:
+        return overrides
+    file = config_directory() / "model" / f"{given.get('model', 'gpt2')}.yaml"
+    model = read_yaml(file) if file.is_file() else {}
+    start = given.get("model.init", model.get("init", "pretrained"))
+    untaught = start != "pretrained" or (model.get("embedded") and "model.path" not in given)
+    if untaught or given.get("task.objective", "cls") != "cls":
+        return overrides
+    return ["method=linear_probe", *overrides]
 
 
 def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) -> Config:
@@ -102,7 +124,7 @@ def checked_overrides(overrides: list[str]) -> list[str]:
         )
     _refuse_promise_without_privacy(given)
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
-    overrides = with_model_of_path(overrides)
+    overrides = with_method_of_labels(with_model_of_path(overrides))
     return [*overrides, "train.steps=null"] if led_by_recipe else overrides
 
 

@@ -18,6 +18,7 @@ from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.signal import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
+from dpft.runs.announcing import say_default_method
 from dpft.runs.modality.base import modality_of
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks
 from dpft.runs.run_cost import (
@@ -75,6 +76,7 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
     Raises:
         InputError: As ``dpft train`` would raise it.
     """
+    say_default_method(config)
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     head = training_head(config, architecture)

@@ -54,6 +54,7 @@ def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     command = [sys.executable, "-c", program, name, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: dpft {name} ")
+    assert len(done.stdout.splitlines()) <= 80, "two screens"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dpft.config.hydra_setup import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.runs.announcing import announce, what_is_trained
 
 
@@ -52,6 +53,18 @@ def test_the_first_line_says_what_is_trained_and_what_is_promised(
     with caplog.at_level("INFO"):
         announce(command(*words))
     assert caplog.messages == [line]
+
+
+@pytest.mark.parametrize(("method", "is_said"), [("linear_probe", True), ("bitfit", False)])
+def test_the_default_method_for_labels_is_said_with_the_key_that_changes_it(
+    caplog: pytest.LogCaptureFixture, method: str, is_said: bool
+) -> None:
+    own = ("task=custom", "task.data_dir=rows.csv", "task.text='{text}'", "task.label=label")
+    trained = command(*own, "task.labels=[a,b]", f"method={method}", "privacy.eps=8")
+    with caplog.at_level("INFO"):
+        announce(trained)
+    assert caplog.messages[1:] == ([DEFAULT_FOR_LABELS] if is_said else [])
+    assert "method=full" in DEFAULT_FOR_LABELS
 
 
 def test_a_training_logs_before_torch_is_imported(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from dpft.cli.subcommand import Subcommand
 from dpft.config.load import dump
 from dpft.config.schema import EvaluateConfig, TrainCommand
 from dpft.config.words import Words
@@ -52,6 +53,42 @@ def test_a_runs_sections_lead_and_overrides_lead_them(run: str) -> None:
     assert (config.run, config.train) == (run, composed.train)
     saved = yaml.safe_load((Path(run) / "config.yaml").read_text())
     assert config.model.name == saved["model"]["name"]
+
+
+LABELS = ["task=custom", "task.data_dir=rows.csv", 'task.text="{text}"', "task.label=label"]
+
+
+@pytest.mark.parametrize("model", [[], ["model=minilm"], ["model.path=DIR"], ["model=mine"]])
+def test_labels_of_ones_own_train_the_head_of_a_pre_trained_model_alone(model: list[str]) -> None:
+    assert checked_overrides([*LABELS, *model])[0] == "method=linear_probe"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "method=full",
+        "experiment=mine",
+        "resume=outputs/a",
+        "task.objective=infilling",
+        "task.label=null",
+        'task.prompt="{label}: "',
+        "task=e2e",
+        "model.init=random",
+        "model=tiny",
+        "model=t5-tiny",
+    ],
+)
+def test_any_other_run_keeps_the_method_that_it_has(word: str) -> None:
+    assert not {"method=linear_probe"} & set(checked_overrides([*LABELS, word]))
+
+
+@pytest.mark.parametrize("name", ["train", "plan", "tune"])
+def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> None:
+    words = [*LABELS, "task.labels=[a,b]", "model=minilm", "privacy.eps=8"]
+    words += ["eval.split_is_public=true"]
+    expand = Subcommand.of(name).expand
+    assert loaded(name, expand([*words])).method.name == "linear_probe"
+    assert loaded(name, expand([*words, "method=lora"])).method.name == "lora"
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,10 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     assert set(scored(workspace.root / "classes")[1]["metrics"]) == {"accuracy", "f1"}
     model = json.loads((workspace.root / "classes" / "model" / "config.json").read_text())
     assert model["id2label"] == {"0": "bad", "1": "good"}
+    report = (workspace.root / "classes" / "report.md").read_text()
+    assert "method linear_probe" in report and "method=full trains every weight" in report
+    assert "method=full trains every weight" in outcome.err
+    assert workspace.run("train", "resume=classes").code == 0
 
 
 def test_a_made_up_label_makes_no_synthetic_row(
@@ -161,6 +165,8 @@ def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     assert planned.code == 0, planned.err
     plan = json.loads(planned.out)
     assert (plan["num_examples"], plan["unit"], plan["steps"]) == (150, "customer_id", 20)
+    assert plan["trainable_parameters"] == plan["new_parameters"]
+    assert "method=linear_probe trains the head alone" in planned.err
     refused = workspace.refusal("plan", *words, *small, "task.invalid=error")
     assert "line" in refused and "task.invalid=skip" in refused
 

@@ -55,6 +55,8 @@ SMALL = (
     f"eval.limit={SCORED}", "decode.max_new_tokens=4", "decode.num_beams=2", "task.workers=0",
 )  # fmt: skip
 """What is cut down in every recipe; ``task.workers`` is of tasks of images alone."""
+AUDIT = "# Then: dpft audit run=outputs/DATE/TIME "
+"""How the line of a recipe's head begins that says how its run is audited."""
 SLOW_METRICS = {"meteor", "meteor_plain", "bertscore", "bleurt"}
 """They start Java, or need weights."""
 T5 = "d_model=16 d_kv=8 d_ff=24 num_layers=1 num_decoder_layers=1 num_heads=2"
@@ -77,6 +79,15 @@ def own_words(name: str) -> tuple[list[str], bool]:
     words = shlex.split(FILES[name].read_text().splitlines()[1].rpartition("dpft train ")[2])
     kept = [w for w in words if not w.endswith(("=DIR", "=outputs/DATE/TIME", "TIME/model"))]
     return [word for word in kept if word != "--multirun"], "--multirun" in words
+
+
+def audits_of(name: str) -> list[list[str]]:
+    """The words of each audit that a recipe's head says to run after it."""
+    return [
+        shlex.split(line.partition(AUDIT)[2])
+        for line in FILES[name].read_text().splitlines()
+        if line.startswith(AUDIT)
+    ]
 
 
 @cache
@@ -356,10 +367,16 @@ def test_a_recipe_trains_scores_and_reports(workspace: Workspace, name: str) -> 
         assert privacy["delta"] == (config.privacy.delta or privacy["delta"])
     after = [each for each in read_own_evaluations(folder) if each["stage"] == "after"]
     assert after and all(each["metrics"] for each in after)
-    if config.audit.canaries or config.audit.exposure_canaries:
-        kind = "one_run" if config.audit.canaries else "exposure"
-        audited = workspace.run("audit", f"run={folder}", f"audit={kind}")
+    assert audits_of(name) or not (config.audit.canaries or config.audit.exposure_canaries)
+    for audit in audits_of(name):
+        audited = workspace.run("audit", f"run={folder}", *audit, "output=json")
         assert audited.code == 0, audited.err
+        if "audit=memorization" in audit:
+            found = json.loads(audited.out)
+            assert found["hidden"] == "continuation"
+            for column in ("exact_match", "token_accuracy", "median_edit_distance_words"):
+                assert found[column]
+            assert sum(found["records"].values()) > 0
     reported = workspace.run("report", f"runs=[{folder.relative_to(workspace.root)}]")
     assert reported.code == 0, reported.err
 
@@ -404,6 +421,24 @@ def test_a_bad_value_of_a_recipes_key_names_the_recipes_line(workspace: Workspac
         lines = FILES["li2022_e2e"].read_text().splitlines()
         line = next(n for n, text in enumerate(lines, start=1) if text.strip() == "epochs: 10")
         assert said.endswith(f"got 'abc'; {file}, line {line}, sets it to 10.")
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("li2022_sst2", ["train.epochs=-3"], "must be positive, got -3.0"),
+        ("li2022_e2e_lora", ["method.rank=0"], "must be at least 1, got 0"),
+        ("e2e_tiny", ["train.expected_batch_size=9000", "task.source=embedded"], "must be at most"),
+    ],
+)
+def test_a_value_that_cannot_be_names_the_recipes_line_whenever_it_is_found_out(
+    workspace: Workspace, command: str, recipe: str, words: list[str], said: str
+) -> None:
+    refused = workspace.refusal(command, f"experiment={recipe}", "privacy.eps=3", *words)
+    key = words[0].partition("=")[0]
+    assert refused.startswith(f"{key} {said}")
+    assert re.search(rf"; conf/experiment/{recipe}\.yaml, line \d+, sets it to \S+\.$", refused)
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])

@@ -7,6 +7,7 @@ stress it does so as Markdown; ``pages.words`` turns that into HTML.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.accounting.epsilon import delta_notes
@@ -117,6 +118,7 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
     trainable, total = privacy["trainable_parameters"], privacy["total_parameters"]
     return [
         *origin_rows(config, privacy),
+        *_default_method_rows(config),
         ("trainable parameters", f"{trainable:,} of {total:,}"),
         ("new parameters among them", f"{privacy['new_parameters']:,}"),
         ("steps", f"{privacy['steps']}"),
@@ -129,6 +131,15 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
         *input_rows(config),
         ("precision", precision_note(config["train"].get("precision", "fp32"))),
     ]
+
+
+def _default_method_rows(config: Config) -> list[Row]:
+    """Returns why the head alone was trained, where that is the default."""
+    task = config["task"]
+    is_of_labels = task["name"] == "custom" and task.get("label") and not task.get("prompt")
+    if not is_of_labels or config["method"]["name"] != "linear_probe":
+        return []
+    return [("method", DEFAULT_FOR_LABELS)]
 
 
 def input_rows(config: Config) -> list[Row]:
