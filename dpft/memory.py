@@ -6,10 +6,28 @@ follows from it stands in files that anybody may read.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 OF_VERSION_1 = CGROUPS / "memory" / "memory.limit_in_bytes"
+USABLE = 0.75
+"""Of a device's memory, what training plans with; the rest is for records, for other programs and
+for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
+
+
+def usable_memory(device: "torch.device") -> int | None:
+    """Returns the bytes of a device that a run may plan with; None: the system does not say."""
+    if device.type == "cuda":
+        import torch
+
+        memory: int | None = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = machine_memory() if device.type == "cpu" else None
+    return None if memory is None else int(USABLE * memory)
 
 
 def machine_memory() -> int | None:

@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dpft import memory
-from dpft.memory import machine_memory
+from dpft.memory import USABLE, machine_memory, usable_memory
 
 
 @pytest.fixture
@@ -39,3 +41,14 @@ def test_a_system_that_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "sysconf", unknown)
     assert machine_memory() is None
+
+
+def test_training_may_use_a_share_of_all_that_a_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = SimpleNamespace(total_memory=2000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 1000)
+    assert usable_memory(torch.device("cuda")) == USABLE * 2000
+    assert usable_memory(torch.device("cpu")) == USABLE * 1000
+    assert usable_memory(torch.device("mps")) is None
