@@ -4,6 +4,7 @@ Never what is free at the moment: records that are already in memory would chang
 follows from it stands in files that anybody may read.
 """
 
+import ctypes
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,13 @@ def machine_memory() -> int | None:
     except (AttributeError, OSError, ValueError):  # not every system knows the names
         return None
     return min([total, *_limits()]) if total > 0 else None
+
+
+def return_freed_memory() -> None:
+    """Gives back what glibc keeps of freed blocks, where texts have made room for their tokens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
 
 
 def _limits() -> list[int]:
