@@ -3,7 +3,7 @@
     python -m benchmarks.rank_memory --output benchmarks/results.md
 
 One, two and four ranks of one thread take two private steps of a GPT-2 with random weights, by
-torchrun where there are several. Each looks at its anonymous memory every 20 ms. glibc runs as
+torchrun where there are several. Each looks at its resident memory every 20 ms. glibc runs as
 ``memory.ENVIRONMENT`` has it, so that what is held is measured, and not also the holes of a heap;
 ``--heap`` leaves it as it is.
 """
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Memory and traffic of each process against its plan"
 NOTES = (
     "GPT-2 with 8 layers of width 512 (51 M parameters, random weights), texts of 64 tokens, two"
-    " micro-batches of 4 a step\nand rank, AdamW. Peak anonymous memory of the rank that had most;"
+    " micro-batches of 4 a step\nand rank, AdamW. Peak resident memory of the rank that had most;"
     " measured over planned should be within 15 %,\nbytes sent within 5 %. The phase is the plan's."
 )
 COLUMNS = (

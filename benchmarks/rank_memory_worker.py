@@ -112,13 +112,13 @@ class Peaks:
 
     def _watch(self) -> None:
         while not self._ends.wait(INTERVAL):
-            phase, held = self.phase, anonymous_bytes()
+            phase, held = self.phase, resident_bytes()
             self.highest[phase] = max(self.highest[phase], held)
 
 
-def anonymous_bytes() -> int:
-    """Returns what this process holds and no file backs: imports' code does not count."""
-    (line,) = [line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon")]
+def resident_bytes() -> int:
+    """Returns what this process holds, the pages of its libraries' files too."""
+    (line,) = [line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) * 1024
 
 
@@ -190,7 +190,7 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model.train()
     gc.collect()
-    held = anonymous_bytes()
+    held = resident_bytes()
     peaks.start()
     with private_engine(model, workload, ranks, shards) as engine:
         watched = WatchedEngine(engine, peaks)

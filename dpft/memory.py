@@ -4,12 +4,31 @@ Never what is free at the moment: records that are already in memory would chang
 follows from it stands in files that anybody may read.
 """
 
+import ctypes
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 OF_VERSION_1 = CGROUPS / "memory" / "memory.limit_in_bytes"
+USABLE = 0.75
+"""Of a device's memory, what training plans with; the rest is for records, for other programs and
+for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
+
+
+def usable_memory(device: "torch.device") -> int | None:
+    """Returns the bytes of a device that a run may plan with; None: the system does not say."""
+    if device.type == "cuda":
+        import torch
+
+        memory: int | None = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = machine_memory() if device.type == "cpu" else None
+    return None if memory is None else int(USABLE * memory)
 
 
 def machine_memory() -> int | None:
@@ -19,6 +38,13 @@ def machine_memory() -> int | None:
     except (AttributeError, OSError, ValueError):  # not every system knows the names
         return None
     return min([total, *_limits()]) if total > 0 else None
+
+
+def return_freed_memory() -> None:
+    """Gives back what glibc keeps of freed blocks, where texts have made room for their tokens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
 
 
 def _limits() -> list[int]:

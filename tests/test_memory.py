@@ -1,12 +1,15 @@
 """What a machine, or the container around the process, leaves to it."""
 
+import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dpft import memory
-from dpft.memory import machine_memory
+from dpft.memory import USABLE, machine_memory, return_freed_memory, usable_memory
 
 
 @pytest.fixture
@@ -39,3 +42,32 @@ def test_a_system_that_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "sysconf", unknown)
     assert machine_memory() is None
+
+
+def test_training_may_use_a_share_of_all_that_a_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = SimpleNamespace(total_memory=2000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 1000)
+    assert usable_memory(torch.device("cuda")) == USABLE * 2000
+    assert usable_memory(torch.device("cpu")) == USABLE * 1000
+    assert usable_memory(torch.device("mps")) is None
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc alone keeps holes")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    texts = [os.urandom(2000) for _ in range(40_000)]
+    kept, before = texts[::100], resident()
+    del texts  # The holes between what is kept are larger than pages.
+    return_freed_memory()
+    assert len(kept) == 400
+    assert before - resident() > 40 * 2**20
+
+
+def test_a_system_without_glibc_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    return_freed_memory()

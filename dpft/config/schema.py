@@ -315,8 +315,8 @@ class PlanSettings:
     measure: bool = False
     """Time one synthetic micro-batch."""
     device_memory_gb: float | None = None
-    """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: all that the
-    device of this machine has."""
+    """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: three
+    quarters of what the device of this machine has."""
 
     def __post_init__(self) -> None:
         if self.device_memory_gb is not None and not self.device_memory_gb > 0:

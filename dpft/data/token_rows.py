@@ -1,12 +1,12 @@
 """Records in tokens, kept in flat arrays: a few bytes a token, and no Python object a record.
 
 A row is made when it is asked for. Nothing of it is written to disk: ten million records of 50
-tokens are 2.2 GB, and end with the process (docs/design.md, rule 11).
+tokens are 1.2 GB, and end with the process (docs/design.md, rule 11).
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, overload
 
@@ -35,6 +35,15 @@ class Lists:
         bounds = ends_of(np.fromiter(map(len, lists), np.int64, len(lists)))
         values = np.fromiter(chain.from_iterable(lists), dtype, int(bounds[-1]))
         return cls(values=values, bounds=bounds)
+
+    def narrowed(self) -> "Lists":
+        """Returns the same numbers in two bytes each, where each is a whole one below 2^16."""
+        values = self.values
+        if values.dtype != np.int32 or not values.size:
+            return self
+        if values.min() < 0 or values.max() > np.iinfo(np.uint16).max:
+            return self
+        return replace(self, values=values.astype(np.uint16))
 
     def __getitem__(self, at: int) -> list[Any]:
         numbers: list[Any] = self.values[self.bounds[at] : self.bounds[at + 1]].tolist()
@@ -133,7 +142,7 @@ class TokenRows(EncodedRows):
 
     def append(self, block: Block) -> None:
         """Adds a block at the end."""
-        self.blocks.append(block)
+        self.blocks.append(replace(block, ids=block.ids.narrowed()))
         self._starts.append(self._length)
         self._length += len(block)
 

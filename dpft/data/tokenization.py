@@ -12,9 +12,14 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dpft.data.packed_records import pieces
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example
+
+AT_ONCE = 1024
+"""Texts that a fast tokenizer is given: it holds some 150 bytes of each token until all are read.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,8 +268,11 @@ def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # That is, read what spells one as text.
-    found = backend.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in found]
+    return [
+        encoding.ids
+        for some in pieces(texts, AT_ONCE)
+        for encoding in backend.encode_batch_fast(some, add_special_tokens=False)
+    ]
 
 
 def _ids_with_tokens(

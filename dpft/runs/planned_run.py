@@ -20,14 +20,13 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
 from dpft.runs.announcing import say_default_method
 from dpft.runs.modality.base import modality_of
-from dpft.runs.planned_ranks import PlannedRanks, check_ranks
+from dpft.runs.planned_ranks import PlannedRanks, check_ranks, with_micro_batch_size
 from dpft.runs.run_cost import (
     check_micro_batch_tokens,
     estimated_cost,
     own_length,
     planned_model,
     taken_length,
-    with_micro_batch_size,
 )
 from dpft.runs.run_plan import (
     COUNTED,

@@ -26,9 +26,10 @@ from dpft.privacy.keys import secret_key
 from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.modality.base import modality_of
+from dpft.runs.planned_ranks import with_micro_batch_size
 from dpft.runs.records import make_training_set, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
-from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
+from dpft.runs.run_cost import check_micro_batch_tokens
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
 from dpft.runs.task_model import (
     encoding_of,

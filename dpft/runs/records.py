@@ -18,6 +18,7 @@ from dpft.data.packed_records import TOGETHER, drained, pieces
 from dpft.data.units import bounded_units, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
+from dpft.memory import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import private_path
@@ -133,6 +134,7 @@ def encode_records(
             records_per_unit=guarantee.records_per_unit,
             key=unit_key,
         )
+    return_freed_memory()
     return EncodedRecords(rows=rows, units=units, usable=usable, counts=counts)
 
 

@@ -1,18 +1,15 @@
-"""What a run costs before it has begun: the records that fit into memory, the time of its steps.
+"""What the steps of a run take before it has begun: their time; memory is in ``planned_ranks``.
 
-The micro-batch follows from public numbers alone: the model's shapes, ``task.max_length``, the
-configuration and how much memory the device has. The time does as well, and from a probe of the
-machine: of it ``dpft plan`` and a run's first line say the same. Where it is shown to the records'
-owner on a terminal, it may follow their mean length (``own_length``).
+It follows from public numbers alone, the model's shapes, ``task.max_length`` and the configuration,
+and from a probe of the machine: of it ``dpft plan`` and a run's first line say the same. Where the
+records' owner alone sees it, on a terminal, it may follow their mean length (``own_length``).
 """
 
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -35,17 +32,13 @@ from dpft.training.estimate import (
     Estimate,
     ModelShapes,
     estimate,
-    largest_micro_batch,
     model_shapes,
 )
 from dpft.training.positions import record_positions
 from dpft.training.probe import probe_machine
-from dpft.training.training_config import AUTO
-from dpft.training.usable_memory import usable_memory
 
 LEAST_PROBED = 1024
 """Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
-Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +48,8 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
     Raises:
         InputError: ``train.micro_batch_tokens`` is less than they may have.
     """
-    tokens, longest, records = config.train.micro_batch_tokens, config.task.longest, _least(config)
+    tokens, longest = config.train.micro_batch_tokens, config.task.longest
+    records = least_rows(config)
     if tokens is None:
         return
     if tokens < longest * records:
@@ -74,35 +68,6 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
             " task.max_length=%d are no more; raise train.micro_batch_size",
             *(tokens, rows, longest),
         )
-
-
-def with_micro_batch_size(
-    config: Config, architecture: Architecture, head: Head, device: torch.device
-) -> Config:
-    """Returns the configuration with the micro-batch size that ``auto`` stands for.
-
-    Args:
-        config: With the length of its examples and its batch size.
-        architecture: Of the model.
-        head: What it answers with.
-        device: Where it is trained.
-
-    Raises:
-        InputError: The device's memory is unknown, or not even one record, or unit, fits.
-    """
-    if config.train.micro_batch_size != AUTO:
-        return config
-    clips, longest = config.privacy.clips, config.task.longest
-    if clips is not None and clips.engine == "loop":
-        size = 1
-    else:
-        size = _largest(config, architecture, head, device)
-    logger.info(
-        "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
-        " holds by the estimate of dpft plan, since auto was asked for",
-        *(size, longest),
-    )
-    return replace(config, train=replace(config.train, micro_batch_size=size))
 
 
 def planned_model(
@@ -259,36 +224,7 @@ def _width(model: nn.Module) -> int:
     return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
 
 
-def _largest(
-    config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
-) -> int:
-    """Returns the largest micro-batch that fits, at most a step's records.
-
-    Raises:
-        InputError: As ``with_micro_batch_size``.
-    """
-    memory, least, train = usable_memory(device), _least(config), config.train
-    clips, longest = config.privacy.clips, config.task.longest
-    assert train.expected_batch_size is not None
-    size = largest_micro_batch(
-        planned_shapes(config, architecture, head),
-        memory_bytes=memory,
-        clipper_bytes=None if clips is None else clips.clipper_memory_mb * 2**20,
-        max_length=longest + config.method.extra_positions,
-        most=train.expected_batch_size * least,
-        micro_batch_tokens=train.micro_batch_tokens,
-    )
-    if size < least:
-        raise InputError(
-            f"train.micro_batch_size=auto must hold at least {least} records of"
-            f" task.max_length={longest}, got room for {size} in the {memory / 2**30:.1f} GiB that"
-            " may be used by the estimate; set a number, lower task.max_length, or choose a"
-            " smaller model or method=lora."
-        )
-    return size
-
-
-def _least(config: TrainConfig) -> int:
+def least_rows(config: TrainConfig) -> int:
     """Returns the records that must be in one micro-batch: those of a unit are clipped as one."""
     guarantee = config.privacy.guarantee
     has_units = guarantee is not None and guarantee.has_units

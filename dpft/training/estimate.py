@@ -13,7 +13,6 @@ from torch import nn
 
 from dpft.fused_head import LossHead
 from dpft.training.probe import MachineSpeed
-from dpft.vocabulary_chunks import chunk_numbers
 
 FORWARD, THROUGH, GRADIENT, NORM = 2, 2, 2, 2
 """Operations for each weight and token."""
@@ -25,8 +24,6 @@ PROOF = 5
 STEP_SECONDS = 0.01
 """Ledger, journal and diagnostics of a step, each on disk before the next."""
 NUMBER_BYTES = 4
-PROCESS_BYTES = 2**30
-"""What a process has without a model: Python, torch and transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,38 +160,6 @@ def estimate(
     )
 
 
-def largest_micro_batch(
-    shapes: ModelShapes,
-    *,
-    memory_bytes: int,
-    clipper_bytes: int | None,
-    max_length: int,
-    most: int,
-    micro_batch_tokens: int | None = None,
-) -> int:
-    """Returns the most records of ``max_length`` that fit into memory by the estimate, 0 for none.
-
-    Args:
-        shapes: Of the prepared model.
-        memory_bytes: What training may use, the process itself included.
-        clipper_bytes: What the clipper may spend on gradients; None where nothing is clipped.
-        max_length: Tokens of a record.
-        most: More are of no use.
-        micro_batch_tokens: Most tokens of a micro-batch; where they fit, only ``most`` bounds
-            the records.
-    """
-    private = clipper_bytes is not None
-    fixed = PROCESS_BYTES + (clipper_bytes or 0) + _memory(shapes, 0, private=private)
-    fixed += NUMBER_BYTES * chunk_numbers(
-        most, max_length, shapes.fused_vocabulary, whole_examples=private
-    )
-    token = _memory(shapes, 1, private=private) - _memory(shapes, 0, private=private)
-    tokens = max(0, memory_bytes - fixed) // token
-    if micro_batch_tokens is not None and max_length <= micro_batch_tokens <= tokens:
-        return most
-    return min(most, tokens // max_length)
-
-
 def operations_per_token(shapes: ModelShapes, *, private: bool) -> int:
     """Returns multiplications and additions of a token, forward, backward and clipped."""
     through = FORWARD + THROUGH
@@ -203,12 +168,3 @@ def operations_per_token(shapes: ModelShapes, *, private: bool) -> int:
         + through * shapes.frozen_weights
         + (through + GRADIENT + (NORM if private else 0)) * shapes.trained_weights
     )
-
-
-def _memory(shapes: ModelShapes, tokens: int, *, private: bool) -> int:
-    """Returns the bytes of weights, of what training keeps of them, and of a micro-batch."""
-    # gradient and Adam's two moments; where clipped, a sum and what its additions lose
-    states = (5 if private else 3) * shapes.trainable
-    # the loss keeps logits, their logarithm and their gradient
-    batch = tokens * (shapes.outputs + 2 * shapes.logits)
-    return NUMBER_BYTES * (shapes.total + states + batch)

@@ -20,8 +20,11 @@ from dpft.training.optimizers import OptimizerConfig
 from dpft.training.rank_traffic import Traffic, shard_size
 
 NUMBER, DOUBLE = 4, 8
-PROCESS = 300 * 10**6
-"""Python, torch and transformers without a model: what no file backs (RssAnon, torch 2.13)."""
+PROCESS = 450 * 10**6
+"""Python, torch and transformers without a model, their files' pages too (VmRSS, torch 2.13)."""
+HEAP = 1.6
+"""On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
+32 MiB for later ones, which fit into them with holes (``benchmarks/run_memory.py``)."""
 NOISE_BLOCK = 56 * 10**6
 """A block of 2^20 numbers while it is drawn: bits and zeros of 8 bytes each, whole numbers, radii,
 cosines and sines of 8 for every second one, and what they are multiplied and rounded in."""
@@ -117,6 +120,8 @@ class StepShapes:
     """What the clipper may keep of instantiated gradients."""
     micro_batches: int
     """Of a step and process."""
+    heap: float = 1.0
+    """What the allocator holds for activations, of what they take: ``HEAP`` on a CPU."""
 
 
 def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str, int]]:
@@ -141,6 +146,8 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
     if is_private and step.engine != "loop":
         proof = {"gathered": gathered, "activations": _proof(step), "optimizer": 0}
         phases["proof"] = held | proof | {"proof": NUMBER * shapes.trained}
+    for name in {"proof", "accumulate"} & set(phases):
+        phases[name]["activations"] = int(step.heap * phases[name]["activations"])
     return phases
 
 

@@ -1,6 +1,7 @@
 """Records in flat arrays are the rows that every encoding makes, bit for bit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,24 @@ def test_rows_in_arrays_are_not_copied() -> None:
     assert encoded_rows(rows) is rows
 
 
-def test_a_text_costs_four_bytes_a_token_and_its_labels_none() -> None:
-    long = TokenizedExample(input_ids=[7] * 50, labels=[-100] * 20 + [7] * 30)
+@pytest.mark.parametrize(("token", "size"), [(0, 2), (2**16 - 1, 2), (2**16, 4), (250_000, 4)])
+def test_a_text_costs_what_its_tokens_need_and_its_labels_nothing(token: int, size: int) -> None:
+    long = TokenizedExample(input_ids=[token] * 50, labels=[-100] * 20 + [token] * 30)
     (block,) = TokenRows([long] * 100).blocks
     arrays = [block.ids.values, block.ids.bounds, block.unlabeled, block.truncated]
     assert block.labels is None and block.types is None and block.answers is None
-    assert sum(array.nbytes for array in arrays if array is not None) <= 100 * 216 + 8
+    assert sum(array.nbytes for array in arrays if array is not None) <= 100 * (50 * size + 16) + 8
+    assert list(TokenRows([long])) == [long]
+
+
+def test_a_fingerprint_does_not_tell_how_many_bytes_a_token_takes() -> None:
+    rows = TokenRows([TokenizedExample(input_ids=[7, 8], labels=[-100, 8])])
+    narrow = b"".join(rows.content())
+    (block,) = rows.blocks
+    wide = replace(block.ids, values=block.ids.values.astype(np.int32))
+    assert block.ids.values.dtype == np.uint16
+    rows.blocks[:] = [replace(block, ids=wide)]
+    assert b"".join(rows.content()) == narrow
 
 
 def encodings(folder: Path) -> dict[str, tuple[TokenEncoding, Sequence[Any]]]:

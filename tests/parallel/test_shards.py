@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.errors import InputError
 from dpft.parallel.cutting import blocks_apart, check_can_be_sharded
@@ -249,3 +250,32 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     blocks[2].weight = blocks[0].weight
     model = nn.ModuleList([*blocks, nn.Linear(2, 2)])
     assert blocks_apart(model, blocks) == [blocks[1]]
+
+
+class Copies(TorchDispatchMode):
+    """Counts FSDP's copies into what is gathered and out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func).startswith(
+            ("fsdp.split_with_sizes_copy", "fsdp.all_gather_copy_in")
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def copies(ranks: Ranks, case: Case) -> tuple[int, int]:
+    """FSDP's copies while a model is cut, and while a group is gathered afterwards."""
+    _, model = prepared(case)
+    with Copies() as cutting:
+        shards = sharded(model, case, ranks)
+    with shards.served(), Copies() as gathering:
+        model.unshard()
+    return cutting.count, gathering.count
+
+
+def test_cutting_a_model_fills_no_room_for_what_is_gathered_later() -> None:
+    for while_cut, later in on_ranks(2, copies, case_of(2, False)):
+        assert while_cut == 0 < later

@@ -1,7 +1,10 @@
-"""A plan of many processes, none of which is started."""
+"""A plan of many processes, none of which is started, and what ``auto`` stands for."""
 
 import json
+import logging
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.config.schema import PlanConfig
+from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
+from dpft.models.architecture import read_architecture
 from dpft.runs import planned_ranks, planned_run
+from dpft.runs.planned_ranks import with_micro_batch_size
 from dpft.runs.planned_run import describe_run
+from dpft.runs.task_model import fitted_to, training_head
+from dpft.training import rank_memory
 from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -81,7 +88,7 @@ def test_replicas_are_two_where_nobody_says(base: Path) -> None:
 
 def test_more_memory_makes_room_for_more(base: Path) -> None:
     few, many = (
-        planned(base, f"plan.device_memory_gb={gb}")["largest_micro_batch"] for gb in (0.4, 0.6)
+        planned(base, f"plan.device_memory_gb={gb}")["largest_micro_batch"] for gb in (0.6, 0.8)
     )
     assert 0 < few < many
     assert planned(base, "plan.device_memory_gb=0.1")["largest_micro_batch"] == 0
@@ -150,3 +157,133 @@ def _with_a_large_vocabulary(base: Path) -> Path:
         config = json.loads((large / "config.json").read_text())
         (large / "config.json").write_text(json.dumps(config | {"vocab_size": 20_000}))
     return large
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def auto(base: Path) -> TrainConfig:
+    """A run whose micro-batch is to be found, of 1000 records a step."""
+    given = [
+        *("task=e2e", "model=gpt2", f"model.path={base}", "task.max_length=16"),
+        *("decode.max_new_tokens=8", "privacy.noise_multiplier=1", "train.micro_batch_size=auto"),
+        *("train.expected_batch_size=1000", "privacy.clipper_memory_mb=0"),
+    ]
+    composed = loaded("train", given)
+    assert isinstance(composed, TrainConfig)
+    return composed
+
+
+def with_train(config: TrainConfig, **train: Any) -> TrainConfig:
+    return replace(config, train=replace(config.train, **train))
+
+
+def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    return replace(config, privacy=replace(guarantee, **privacy))
+
+
+def resolved(config: TrainConfig, device: torch.device = CPU) -> int:
+    architecture = read_architecture(config.model)
+    config = fitted_to(config, architecture)
+    head = training_head(config, architecture)
+    return with_micro_batch_size(config, architecture, head, device).train.most_rows
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the memory beyond a process's own, in bytes."""
+    monkeypatch.setattr(rank_memory, "NOISE_BLOCK", 0)
+
+    def set_to(beyond: int) -> None:
+        monkeypatch.setattr(planned_ranks, "usable_memory", lambda _: rank_memory.PROCESS + beyond)
+
+    return set_to
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
+def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
+    base: Path, room: Callable[[int], None], method: str
+) -> None:
+    room(2**23)
+    words = ("train.micro_batch_size=auto", "train.expected_batch_size=5000", f"method={method}")
+    if method == "lora":
+        words += ("model.lora_targets=[c_attn]",)
+    record = planned(base, *words)
+    assert 1 < record["micro_batch_size"] == record["largest_micro_batch"] < 5000
+    fits = planned(base, *words, f"train.micro_batch_size={record['micro_batch_size']}")
+    more = planned(base, *words, f"train.micro_batch_size={record['micro_batch_size'] + 1}")
+    totals = [each["memory_per_rank_bytes"]["total"] for each in (fits, more)]
+    assert totals[0] <= record["device_memory_bytes"] < totals[1]
+
+
+def test_processes_of_one_machine_share_its_memory(
+    base: Path, room: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room(2**23)
+    alone = planned(base)["device_memory_bytes"]
+    words = ("parallel=ddp", "parallel.world_size=4")
+    assert planned(base, *words)["device_memory_bytes"] == alone // 4
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert planned(base, *words)["device_memory_bytes"] == alone // 2
+
+
+def test_auto_follows_memory_and_the_length_of_records(
+    auto: TrainConfig, room: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    room(2**23)
+    with caplog.at_level(logging.INFO):
+        size = resolved(auto)
+    assert 1 < size < 1000
+    assert f"train.micro_batch_size={size}: records of task.max_length=16" in caplog.text
+    shorter = replace(auto, task=replace(auto.task, max_length=9))
+    assert size < resolved(shorter) < 2.2 * size
+    room(2**24)
+    assert resolved(auto) > 2 * size
+
+
+def test_a_step_is_the_most_and_a_number_stays(auto: TrainConfig) -> None:
+    assert resolved(with_train(auto, expected_batch_size=7)) == 7
+    assert resolved(with_train(auto, micro_batch_size=5)) == 5
+    units = with_privacy(auto, unit="name", records_per_unit=4)
+    assert resolved(with_train(units, expected_batch_size=7)) == 28
+
+
+def test_the_loop_takes_one_at_a_time(auto: TrainConfig) -> None:
+    assert resolved(with_privacy(auto, engine="loop")) == 1
+
+
+def test_tokens_that_fit_leave_the_records_to_the_step(
+    auto: TrainConfig, room: Callable[[int], None]
+) -> None:
+    room(2**23)
+    size = resolved(auto)
+    assert resolved(with_train(auto, micro_batch_tokens=16)) == 1000
+    assert resolved(with_train(auto, micro_batch_tokens=10**9)) == size
+
+
+def test_what_does_not_fit_is_refused_with_the_way_out(
+    auto: TrainConfig, room: Callable[[int], None]
+) -> None:
+    room(0)
+    with pytest.raises(InputError, match=r"at least 1 records of task.max_length=16, got room for"):
+        resolved(auto)
+    room(2**23)
+    size = resolved(auto)
+    large = with_privacy(auto, unit="name", records_per_unit=size + 1)
+    with pytest.raises(InputError, match=f"hold at least {size + 1} records .* room for {size} in"):
+        resolved(large)
+    assert resolved(with_privacy(auto, unit="name", records_per_unit=size)) == size
+
+
+def test_memory_that_nobody_knows_is_refused(
+    auto: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"memory of the device \(mps\).*set a number, such as 32"):
+        resolved(auto, torch.device("mps"))
+    monkeypatch.setattr(planned_ranks, "usable_memory", lambda _: None)
+    with pytest.raises(InputError, match=r"memory of the device \(cpu\)"):
+        resolved(auto)

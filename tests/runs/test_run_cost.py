@@ -1,4 +1,4 @@
-"""What ``auto`` resolves to, and limits that a record or a unit does not fit into."""
+"""The time that is foretold, and limits that a record or a unit does not fit into."""
 
 import io
 import logging
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from dpft.config.schema import TrainConfig
 from dpft.data.token_rows import TokenRows
@@ -16,17 +15,12 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.runs import run_cost as module
-from dpft.runs.run_cost import check_micro_batch_tokens, foretell, with_micro_batch_size
+from dpft.runs.run_cost import check_micro_batch_tokens, foretell
 from dpft.runs.run_plan import plan_run
-from dpft.runs.task_model import fitted_to, training_head
 from dpft.training import probe
-from dpft.training import usable_memory as memory_module
 from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
-
-CPU = torch.device("cpu")
-GIB = 2**30
 
 
 @pytest.fixture(scope="module")
@@ -50,81 +44,6 @@ def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
     guarantee = config.privacy.guarantee
     assert guarantee is not None
     return replace(config, privacy=replace(guarantee, **privacy))
-
-
-def resolved(config: TrainConfig, device: torch.device = CPU) -> int:
-    architecture = read_architecture(config.model)
-    config = fitted_to(config, architecture)
-    head = training_head(config, architecture)
-    return with_micro_batch_size(config, architecture, head, device).train.most_rows
-
-
-@pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the memory beyond a process and the clipper's own, in bytes."""
-
-    def set_to(beyond: int) -> None:
-        own = GIB + 512 * 2**20
-        monkeypatch.setattr(module, "usable_memory", lambda _: own + beyond)
-
-    return set_to
-
-
-def test_more_memory_and_shorter_records_make_room_for_more(
-    config: TrainConfig, room: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = with_privacy(config, clipper_memory_mb=512)
-    room(2**21)
-    with caplog.at_level(logging.INFO):
-        size = resolved(config)
-    assert 1 < size < 1000
-    assert f"train.micro_batch_size={size}: records of task.max_length=16" in caplog.text
-    shorter = replace(config, task=replace(config.task, max_length=9))
-    assert size < resolved(shorter) < 2.2 * size
-    room(2**22)
-    assert resolved(config) > 2 * size
-
-
-def test_a_step_is_the_most_and_a_number_stays(config: TrainConfig) -> None:
-    assert resolved(with_train(config, expected_batch_size=7)) == 7
-    assert resolved(with_train(config, micro_batch_size=5)) == 5
-    units = with_privacy(config, unit="name", records_per_unit=4)
-    assert resolved(with_train(units, expected_batch_size=7)) == 28
-
-
-def test_the_loop_takes_one_at_a_time(config: TrainConfig) -> None:
-    assert resolved(with_privacy(config, engine="loop")) == 1
-
-
-def test_tokens_that_fit_leave_the_records_to_the_step(config: TrainConfig, room: Any) -> None:
-    config = with_privacy(config, clipper_memory_mb=512)
-    room(2**21)
-    size = resolved(config)
-    assert resolved(with_train(config, micro_batch_tokens=16)) == 1000
-    assert resolved(with_train(config, micro_batch_tokens=10**9)) == size
-
-
-def test_what_does_not_fit_is_refused_with_the_way_out(config: TrainConfig, room: Any) -> None:
-    config = with_privacy(config, clipper_memory_mb=512)
-    room(0)
-    with pytest.raises(InputError, match=r"at least 1 records of task.max_length=16, got room for"):
-        resolved(config)
-    room(2**21)
-    size = resolved(config)
-    large = with_privacy(config, unit="name", records_per_unit=size + 1)
-    with pytest.raises(InputError, match=f"hold at least {size + 1} records .* room for {size} in"):
-        resolved(large)
-    assert resolved(with_privacy(config, unit="name", records_per_unit=size)) == size
-
-
-def test_memory_that_nobody_knows_is_refused(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError, match=r"memory of the device \(mps\).*set a number, such as 32"):
-        resolved(config, torch.device("mps"))
-    monkeypatch.setattr(memory_module, "machine_memory", lambda: None)
-    with pytest.raises(InputError, match=r"memory of the device \(cpu\)"):
-        resolved(config)
 
 
 @pytest.mark.parametrize(("unit", "least"), [("record", 16), ("name", 64)])

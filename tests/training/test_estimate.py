@@ -6,11 +6,9 @@ import pytest
 from torch import nn
 
 from dpft.training.estimate import (
-    PROCESS_BYTES,
     STEP_SECONDS,
     ModelShapes,
     estimate,
-    largest_micro_batch,
     model_shapes,
     operations_per_token,
 )
@@ -78,24 +76,3 @@ def test_the_whole_has_the_proof_of_the_first_micro_batch_where_gradients_are_cl
 def test_memory_is_what_was_planned_for_a_process() -> None:
     found = estimate(shapes(2), FREE, private=True, peak_memory_bytes=1000, **RUN)
     assert found.peak_memory_bytes == 1000
-
-
-def test_the_largest_micro_batch_is_the_last_that_the_same_estimate_lets_in() -> None:
-    weights, record = 4 * (80 + 5 * 15), 4 * 20 * (25 + 2 * 7)
-    room = {"clipper_bytes": 50, "max_length": 20, "most": 100}
-
-    def largest(memory: int, **changes: int) -> int:
-        own = PROCESS_BYTES + 50 + weights
-        return largest_micro_batch(shapes(2), memory_bytes=own + memory, **{**room, **changes})
-
-    assert [largest(n) for n in (0, record - 1, record, 7 * record)] == [0, 0, 1, 7]
-    assert largest(1000 * record) == 100
-    assert largest(7 * record, micro_batch_tokens=140) == 100, "so many tokens fit"
-    assert largest(7 * record, micro_batch_tokens=141) == 7
-    assert largest(record - 1, micro_batch_tokens=19) == 0, "a record may be longer"
-
-
-def test_without_clipping_more_fits() -> None:
-    sizes = {"memory_bytes": PROCESS_BYTES + 4 * 10_000, "max_length": 20, "most": 100}
-    private = largest_micro_batch(shapes(2), clipper_bytes=0, **sizes)
-    assert largest_micro_batch(shapes(2), clipper_bytes=None, **sizes) >= private

@@ -138,3 +138,13 @@ def test_the_peak_is_the_largest_phase_and_its_parts_add_up() -> None:
     assert parts["total"] == sum(parts[name] for name in PARTS)
     large = replace(STEP, activations=replace(STEP.activations, saved=10**9))
     assert peak_of(phases(step=large))[0] in ("accumulate", "proof")
+
+
+def test_an_allocator_holds_more_for_activations_and_for_nothing_else() -> None:
+    plain, held = phases(), phases(step=replace(STEP, heap=2.0))
+    for name in PHASES:
+        assert {k: v for k, v in held[name].items() if k != "activations"} == {
+            k: v for k, v in plain[name].items() if k != "activations"
+        }
+        assert held[name].get("activations", 0) == 2 * plain[name].get("activations", 0)
+    assert held["accumulate"]["activations"] > 0

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 
 _MAX_EXPONENT = 700.0
+_FAR = -30.0
+"""Below it the tail is taken by its series: ``erfc`` underflows from -38 on."""
 
 
 def epsilon(mechanism: SampledGaussian) -> Epsilon:
@@ -70,13 +72,20 @@ def gaussian_mu(eps: float, delta: float) -> float:
 
 def _log_delta(mu: float, eps: float) -> float:
     """Returns log delta of Corollary 2.13, in logarithms so that no tail underflows."""
-    from scipy.special import log_ndtr
-
-    first = float(log_ndtr(-eps / mu + mu / 2))
-    second = eps + float(log_ndtr(-eps / mu - mu / 2))
+    first = _log_normal_cdf(-eps / mu + mu / 2)
+    second = eps + _log_normal_cdf(-eps / mu - mu / 2)
     if second >= first:
         return -math.inf
     return first + math.log(-math.expm1(second - first))
+
+
+def _log_normal_cdf(x: float) -> float:
+    """Returns log Phi(x), as scipy's ``log_ndtr``, whose import takes longer than an answer."""
+    if x > _FAR:
+        return math.log(math.erfc(-x / math.sqrt(2)) / 2)
+    square = x**-2  # Abramowitz and Stegun, 26.2.12
+    series = 1 - square * (1 - 3 * square * (1 - 5 * square * (1 - 7 * square * (1 - 9 * square))))
+    return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log(series)
 
 
 def _root(increasing: Callable[[float], float], high: float) -> float:

@@ -15,7 +15,7 @@ from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
 GIB = 2**30
 OUTPUTS = Path("outputs")
 MEMORY_GIB = 4
-"""DP-Adam on a GPT-2 of 124 M: weights, gradient, two moments and noise are 2.5 GB in float32."""
+"""What ``dpft plan`` foretells of a whole GPT-2 of 124 M in micro-batches of 8 times 64 tokens."""
 DISK_GIB = 4
 """A run of it keeps model/ (0.5 GB) and a checkpoint (1.5 GB), two of them while one is written."""
 CACHE_GIB = 2

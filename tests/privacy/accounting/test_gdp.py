@@ -1,5 +1,9 @@
+import subprocess
+import sys
+
 import pytest
 from dp_accounting import get_epsilon_gaussian
+from scipy.special import log_ndtr
 
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
@@ -39,3 +43,20 @@ def test_noise_multiplier_inverts_the_estimate(eps):
 def test_noise_too_small_for_the_limit_is_declined():
     with pytest.raises(AccountantError, match="central limit"):
         gdp.epsilon(SampledGaussian(noise_multiplier=0.01, **E2E))
+
+
+@pytest.mark.parametrize("x", [-1e4, -100.0, -38.5, -30.001, -30.0, -29.999, -8.0, -1.0, 0.0, 3.0])
+def test_the_normal_distribution_is_scipys_far_into_the_tail(x: float) -> None:
+    assert gdp._log_normal_cdf(x) == pytest.approx(float(log_ndtr(x)), rel=1e-12)
+
+
+def test_an_estimate_needs_no_scipy() -> None:
+    words = (
+        "import sys; from dpft.privacy.accounting import gdp;"
+        " gdp.noise_multiplier(eps=3, delta=1e-5, sample_rate=0.02, steps=400);"
+        " print('scipy' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,109 @@
+"""Peak memory of whole runs, measured, against what ``dpft plan`` says of them.
+
+    python -m benchmarks.run_memory --output benchmarks/results.md
+
+Five runs of four steps each: the embedded model, whole and by LoRA, and GPT-2's 124M shape with
+random weights, whole, by LoRA and its biases alone. Measured is the highest resident memory
+(VmHWM) of the process from its start to its report, with glibc's heap as it is.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import GPT2Config
+
+from benchmarks import tables
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results.md"
+TOKENIZER = ROOT / "dpft" / "models" / "embedded" / "tiny"
+TITLE = "Peak memory of whole runs against their plan"
+NOTES = (
+    "Peak of the whole run (VmHWM), from its start to its report, four steps. Embedded model: 4"
+    " micro-batches of 64 records of at most 100 tokens a step;\nGPT-2's 124M shape: 2 of 8 records"
+    " of at most 64 tokens. Measured over planned should be within 15 %."
+)
+COLUMNS = ("run", "measured, MB", "planned, MB", "measured / planned")
+EVERY_RUN = (
+    "task=e2e", "task.source=embedded", "privacy.eps=3", "eval.enabled=false", "train.steps=4",
+    "train.learning_rate=1e-3",
+)  # fmt: skip
+EMBEDDED = ("model=tiny", "train.expected_batch_size=256", "train.micro_batch_size=64")
+GPT2 = (
+    "model=gpt2", "model.init=random", "task.max_length=64", "decode.max_new_tokens=32",
+    "train.expected_batch_size=16", "train.micro_batch_size=8",
+)  # fmt: skip
+RUNS = {
+    "embedded, full": EMBEDDED,
+    "embedded, LoRA": (*EMBEDDED, "method=lora"),
+    "GPT-2, full": GPT2,
+    "GPT-2, LoRA": (*GPT2, "method=lora"),
+    "GPT-2, BiTFiT": (*GPT2, "method=bitfit"),
+}
+PEAK = """
+import sys
+from pathlib import Path
+from dpft.cli.main import main
+code = main(sys.argv[1:])
+print(Path("/proc/self/status").read_text())
+sys.exit(code)
+"""
+"""A run that says what it held."""
+
+
+def shape_of_gpt2(folder: Path) -> Path:
+    """Writes GPT-2's configuration and the embedded model's tokenizer; returns the folder."""
+    GPT2Config(bos_token_id=0, eos_token_id=0, pad_token_id=0).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TOKENIZER / name).read_bytes())
+    return folder
+
+
+def measured(words: Sequence[str], folder: Path) -> int:
+    """Returns the bytes that a run held at its peak."""
+    given = ["train", *words, f"hydra.run.dir={folder}"]
+    status = _output([sys.executable, "-c", PEAK, *given])
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def planned(words: Sequence[str]) -> int:
+    """Returns the bytes that ``dpft plan`` says of it."""
+    answer = json.loads(_output([sys.executable, "-m", "dpft", "plan", *words, "output=json"]))
+    total: int = answer["memory_per_rank_bytes"]["total"]
+    return total
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    options.device, options.precision, options.threads = "cpu", "fp32", 2
+    writer = "benchmarks/run_memory.py"
+    table = tables.heading(TITLE, options, writer=writer, notes=NOTES, columns=COLUMNS)
+    with tempfile.TemporaryDirectory() as scratch:
+        shape = shape_of_gpt2(Path(scratch) / "gpt2")
+        for number, name in enumerate(options.runs):
+            words = [*EVERY_RUN, *RUNS[name], f"train.num_threads={options.threads}"]
+            if RUNS[name][0] == "model=gpt2":
+                words.append(f"model.path={shape}")
+            held, said = measured(words, Path(scratch) / str(number)), planned(words)
+            row = f"| {name} | {held / 1e6:.0f} | {said / 1e6:.0f} | {held / said:.2f} |"
+            print(row, flush=True)
+            table += row + "\n"
+    tables.write(options.output, table)
+
+
+if __name__ == "__main__":
+    main()
