@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # Two processes of one thread each finish sooner than one process of two threads; a file's tests stay
-# together, since they share what is slow to set up. Bytecode is kept, or each process that a test
-# starts would compile all of dpft.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# together, since they share what is slow to set up, and long files come first (tests/conftest.py).
+# Bytecode is kept, or each process that a test starts would compile all of dpft.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PAGES_WITH_EXAMPLES = $(shell grep -l '^```console' -r docs --include='*.md')
 

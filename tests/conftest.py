@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ from hydra.core.object_type import ObjectType
 
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
+from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
 os.environ.update(
@@ -34,9 +35,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # soon as Hydra configures logging; it leaves the real one alone.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
+HERE = Path(__file__).parent
+LONG_FOLDERS = ("stories", "runs", "training", "cli", "audit")
 LOOPBACK = ("127.", "::1", "localhost")
 
 _attempts: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes no slow case where none is asked for; before any file of tests is imported."""
+    slowness.LEFT_OUT = config.option.markexpr == "not slow"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the folders of long files first, so that both workers end at about the same time."""
+    place = {name: number for number, name in enumerate(LONG_FOLDERS)}
+    depth = len(HERE.parts)
+    items.sort(key=lambda item: place.get("".join(item.path.parts[depth : depth + 1]), len(place)))
 
 
 def pytest_collection_finish() -> None:
@@ -87,6 +102,37 @@ def sharing(accountants: Accountants) -> Iterator[None]:
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))
         yield
+
+
+@pytest.fixture(scope="module")
+def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets runs of one shape share their self-check, a third of what a tiny run takes.
+
+    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
+            from dpft.runs import training
+
+            patch.setattr(training, "check_clipper", _checked_once(training.check_clipper))
+        yield
+
+
+_differences: dict[Any, float] = {}
+
+
+def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
+    """Returns a self-check that is made of the first of all models that differ in weights alone."""
+
+    def check_once(model: Any, options: Any, **given: Any) -> float:
+        parts = [(name, type(part)) for name, part in model.named_modules()]
+        weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
+        key = repr((parts, weights, getattr(model, "config", None), options, given))
+        if key not in _differences:
+            _differences[key] = check(model, options, **given)
+        return _differences[key]
+
+    return check_once
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
+from tests.slowness import slow_but
 from tests.stories.tiny import Workspace, make_workspace
 
 CPU = DeviceConfig(device="cpu")
@@ -141,7 +142,7 @@ def save_model(kind: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("objective", CORPORA)
+@pytest.mark.parametrize("objective", slow_but(["span_corruption"], CORPORA))
 def test_a_run_of_every_objective_is_audited_on_the_rows_that_it_was_trained_on(
     corpora: Workspace, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:

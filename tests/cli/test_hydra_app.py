@@ -9,6 +9,7 @@ import pytest
 
 from dpft.cli.main import main
 from dpft.cli.subcommand import Subcommand
+from tests.slowness import slow_but
 
 
 def files_left() -> list[str]:
@@ -85,7 +86,7 @@ def test_help_of_a_subcommand_lists_groups_and_keys(
 LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", slow_but(("train", "tokenizer"), LONG))
 def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,13 +64,13 @@ def test_only_the_prefix_and_a_new_head_train(name) -> None:
     assert count_parameters(prepared, new_of(name)).new == (51 if new_of(name) else 0)
 
 
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=["plain", "unions"])
+@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
     assert off_the_loop(trained(prefix(**union), name, new_of(name)), name) < 1e-5
 
 
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=["plain", "unions"])
+@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_saved_prefix_gives_the_same_outputs_without_the_reparametrisation(
     name, union, tmp_path: Path

@@ -64,13 +64,13 @@ def test_the_prompt_follows_the_global_seed() -> None:
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=["plain", "unions"])
+@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
     assert off_the_loop(trained(prompt(**union), name, new_of(name)), name) < 1e-5
 
 
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=["plain", "unions"])
+@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_saved_gives_the_same_outputs_bit_for_bit(name, union, tmp_path: Path) -> None:
     method = prompt(**union)

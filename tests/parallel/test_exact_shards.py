@@ -13,8 +13,6 @@ from tests.slowness import slow_but
 FAST = [
     (Case(engine="book_keeping"), 2, 2, False),
     (Case(engine="two_pass", model="t5"), 2, 2, True),
-    (Case(method="rgp"), 2, 2, False),
-    (Case(method="two_phase"), 2, 2, True),
     (Case(method="lora", engine="book_keeping", units=True), 4, 4, False),
     # Each run's self-check computes in shards by the loop.
     (Case(engine="loop"), 2, 2, False),

@@ -36,7 +36,9 @@ def stretches_of(rank: int, lengths: list[int], dtype: torch.dtype) -> list[Tens
     ]
 
 
-def finished(ranks: Ranks, lengths: list[int], dtype: torch.dtype) -> dict[str, Any]:
+def finished(
+    ranks: Ranks, lengths: list[int], dtype: torch.dtype, owned: list[list[int]] | None = None
+) -> dict[str, Any]:
     """This rank's outcome, which stretches it finished, and how many exchanges that took."""
     reductions.TURN = TURN
     stretches = stretches_of(ranks.rank, lengths, dtype)
@@ -46,7 +48,7 @@ def finished(ranks: Ranks, lengths: list[int], dtype: torch.dtype) -> dict[str, 
         calls.append((place, len(total), str(total.dtype)))
         total.add_(place).mul_(1 / 3)
 
-    finish_sums(stretches, finish, ranks)
+    finish_sums(stretches, finish, ranks, owned=owned)
     return {
         "bits": [each.numpy().tobytes() for each in stretches],
         "calls": calls,
@@ -91,6 +93,21 @@ def test_the_test_can_tell_a_sum_in_float32_from_one_in_float64() -> None:
     in_float64 = (first.double() + second + third).float()
     assert not torch.equal(first + second + third, in_float64)
     assert not torch.equal(first + (second + third), first + second + third)
+
+
+def test_where_owners_are_given_each_gets_its_own_stretches_and_no_others() -> None:
+    """As of a model in shards: what a rank does not own it has no room for."""
+    lengths, owned = [8, 3, 5, 60, 0, 2], [[3, 1], [], [0, 5, 4, 2]]
+    answers = on_ranks(finished, 3, lengths, torch.float32, owned)
+    expected = expected_bits(lengths, 3, torch.float32)
+    for rank, answer in enumerate(answers):
+        before = stretches_of(rank, lengths, torch.float32)
+        assert answer["bits"] == [
+            expected[place] if place in owned[rank] else stretch.numpy().tobytes()
+            for place, stretch in enumerate(before)
+        ]
+        assert {place for place, *_ in answer["calls"]} == set(owned[rank])
+        assert answer["collectives"].get("all_gather", 0) == 0
 
 
 def test_each_number_is_sent_about_twice() -> None:

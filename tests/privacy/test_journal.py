@@ -1,6 +1,7 @@
 """A step leaves its fingerprint before it is in the ledger; a replayed one must have the same."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -52,6 +53,27 @@ def test_a_step_is_journaled_before_it_is_in_the_ledger(paths):
         pytest.fail("the ledger came first") if not paths[1].read_text() else None
     )
     take(log, 1)
+
+
+def test_a_steps_entry_is_synchronized_before_its_ledger_line_is_begun(paths, monkeypatch):
+    """Else a power cut leaves a ledger whose last step cannot be held against what it was."""
+    order = []
+
+    def synchronize(descriptor):
+        size = os.fstat(descriptor).st_size
+        is_journal = os.path.samestat(os.fstat(descriptor), paths[1].stat())
+        order.append(("synchronized", size) if is_journal else "the ledger synchronized")
+
+    with opened(paths, new=True) as log:
+        append = log.ledger.append
+        log.ledger.append = lambda *given: order.append("the ledger begun") or append(*given)
+        monkeypatch.setattr(os, "fsync", synchronize)
+        for number in (1, 2):
+            order.clear()
+            take(log, number)
+            entry = ("synchronized", paths[1].stat().st_size)
+            assert order[:2] == [entry, "the ledger begun"]
+            assert set(order[2:]) == {"the ledger synchronized"}
 
 
 def test_replayed_steps_that_come_out_the_same_are_not_recorded_again(paths):

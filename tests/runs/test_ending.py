@@ -30,6 +30,7 @@ from dpft.tasks.e2e import E2ETask
 from tests.models import small
 from tests.reports.run.folders import write_run
 from tests.reports.run.test_report import non_private, private
+from tests.slowness import slow_but
 
 E2E = E2ETask(name="e2e")
 ANSI = re.compile(r"\x1b\[[\d;]*m")
@@ -263,7 +264,9 @@ def config_of_model(kind: str, *, image: bool) -> PretrainedConfig:
     return of_kind[kind]()
 
 
-@pytest.mark.parametrize("name", CONF_TASKS)
+@pytest.mark.parametrize(
+    "name", slow_but(("custom", "corpus", "sst2", "digits", "dart"), CONF_TASKS)
+)
 def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objective(
     name: str, folder: Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_shards_that_are_read_are_those_of_the_whole_model(
     assert answers == [(True, [])] * 3
 
 
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("precision", slow_but([torch.bfloat16], [torch.float16, torch.bfloat16]))
 def test_half_precision_is_read_as_float32(tmp_path: Path, precision: torch.dtype) -> None:
     write_checkpoint(tmp_path, "gpt2", precision)
     assert on_ranks(read_and_compare, 2, str(tmp_path), "gpt2", "full") == [(True, [])] * 2

@@ -23,6 +23,7 @@ from dpft.training import rank_memory
 from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
+from tests.slowness import slow_but
 
 TOOK = {"seconds_per_step": 1.0, "seconds_total": 3.0, "typical_length": 12, "how": "told"}
 
@@ -139,14 +140,14 @@ def replace_activations(parts: dict[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in ("process", "weights")}
 
 
-def test_a_fused_head_is_planned_with_less_memory(base: Path) -> None:
+@pytest.mark.parametrize("given", slow_but(("auto",), ("auto", "true")))
+def test_a_fused_head_is_planned_with_less_memory(base: Path, given: str) -> None:
     words = ("task.max_length=48", "train.micro_batch_size=64", "train.expected_batch_size=64")
     large = ("model.path=" + str(_with_a_large_vocabulary(base)),)
     whole = planned(base, *words, *large, "train.fused_head=false")
-    for given in ("auto", "true"):
-        fused = planned(base, *words, *large, f"train.fused_head={given}")
-        parts = [each["memory_per_rank_bytes"]["activations"] for each in (fused, whole)]
-        assert parts[0] < 0.7 * parts[1]
+    fused = planned(base, *words, *large, f"train.fused_head={given}")
+    parts = [each["memory_per_rank_bytes"]["activations"] for each in (fused, whole)]
+    assert parts[0] < 0.7 * parts[1]
     assert planned(base, *words) == planned(base, *words, "train.fused_head=false"), "few tokens"
 
 

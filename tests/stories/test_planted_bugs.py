@@ -1,6 +1,6 @@
 """``dpft audit`` finds bugs in DP-SGD by canaries, on runs of the real command, and cries no wolf.
 
-``make audit`` runs the whole table; ``make test`` a bug and a clean run. The model is a tied one
+``make audit`` runs the whole table and clean runs; ``make test`` one bug. The model is a tied one
 whose gradient lies nearly all in the embeddings of a canary's own words: the attack is then about
 as strong as there can be, and what it misses it misses for want of canaries.
 """
@@ -19,6 +19,7 @@ from dpft.models.source import EMBEDDED_MODEL
 from tests.audit import planted
 from tests.stories.tiny import Outcome, Workspace
 
+SELF_CHECKS_EACH_RUN = True
 RECORDS = 100
 TRAINING = (
     "task=custom", "task.data_dir=train.jsonl", 'task.text="{text}"', "task.max_length=32",
@@ -166,6 +167,7 @@ def test_a_run_without_clipping_is_found_and_its_report_says_so_first(workspace:
     assert report.startswith("**THE GUARANTEE IS CONTRADICTED")
 
 
+@pytest.mark.slow
 def test_a_clean_run_gives_no_alarm(workspace: Workspace) -> None:
     assert not is_alarm(clean(workspace, "clipping off", canaries=300, seed=1))
 

@@ -11,6 +11,7 @@ import pytest
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.rounding import up
 from dpft.runs.opened_run import open_run
+from tests.slowness import slow_but
 from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace
 
 LINES = 400
@@ -248,7 +249,7 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
-@pytest.mark.parametrize("algorithm", ["unigram", "char"])
+@pytest.mark.parametrize("algorithm", slow_but(["char"], ["unigram", "char"]))
 def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_is_public(
     workspace: Workspace, algorithm: str
 ) -> None:

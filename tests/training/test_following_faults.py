@@ -21,6 +21,7 @@ from dpft.training.resume import find_resume_point
 from dpft.training.termination import TERMINATED
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
+from tests.slowness import slow, slow_but
 from tests.training.shared_training import Training, check_alike, train_on
 
 SAID = "one loss depends on another"
@@ -57,7 +58,7 @@ def die() -> None:
 SAID_ELSEWHERE = ("SaidElsewhere", "another process of the run ended with RunError.")
 
 
-@pytest.mark.parametrize("failing", [(1,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("failing", [(1, 2), *slow([(1,)], [(0, 1, 2)])])
 def test_what_fails_in_a_step_is_said_by_one_rank_and_ends_all(
     failing: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -133,7 +134,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("shard_size", [None, 2], ids=["replicas", "shards"])
+@pytest.mark.parametrize("shard_size", slow_but([2], [None, 2]))
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     shard_size: int | None, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from dpft.training.private_run import train_privately
 from dpft.training.resume import ResumePoint, find_resume_point
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
+from tests.slowness import slow_but, slow_but_each
 from tests.training.shared_training import Training, train_on
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
@@ -258,8 +259,7 @@ def write_past_torch(ranks: Ranks, run: Training, rank: int, step: int) -> tuple
     return "nothing", ""
 
 
-@pytest.mark.parametrize("shard_size", [None, 2])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("shard_size", "rank"), slow_but_each([None, 2], [1, 0]))
 def test_what_one_process_writes_ends_all_of_them(tmp_path, shard_size, rank):
     """In shards the first process looks at everyone's; else each is held to be the first's."""
     case = Case(method="lora", noise_multiplier=1.0, steps=4, shard_size=shard_size)
@@ -272,7 +272,7 @@ def test_what_one_process_writes_ends_all_of_them(tmp_path, shard_size, rank):
     assert ledger is not None and not ledger.closed
 
 
-@pytest.mark.parametrize("method", ["lora", "rgp"])
+@pytest.mark.parametrize("method", slow_but(["lora"], ["lora", "rgp"]))
 def test_in_how_many_shards_a_run_goes_on_does_not_matter(tmp_path, method):
     """The digests are those of whole tensors."""
     case = Case(method=method, noise_multiplier=1.0, steps=5, shard_size=2)

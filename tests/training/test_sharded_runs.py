@@ -41,7 +41,7 @@ def made(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("method", "size", "accumulates_shards"),
     slow_but(
-        [("full", 2, False), ("two_phase", 2, True)],
+        [("two_phase", 2, True)],
         [
             (method, size, accumulates)
             for method in ("full", "two_phase", "rgp", "lora")
@@ -70,7 +70,7 @@ AFTERWARDS = {
 }
 
 
-@pytest.mark.parametrize("after", slow_but(["more ranks", "one process"], AFTERWARDS))
+@pytest.mark.parametrize("after", slow_but(["more ranks"], AFTERWARDS))
 def test_on_other_ranks_or_shards_new_noise_is_drawn_and_counted(
     after: str, tmp_path: Path
 ) -> None:
@@ -78,11 +78,13 @@ def test_on_other_ranks_or_shards_new_noise_is_drawn_and_counted(
     check_reseeded(run, *AFTERWARDS[after])
 
 
+@pytest.mark.slow
 def test_a_run_of_one_process_goes_on_in_shards_with_new_noise(tmp_path: Path) -> None:
     run = broken_off(tmp_path / "broken", 1, replace(LONG, shard_size=None))
     check_reseeded(run, 2, 2)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_come_out_as_it_was_gets_new_noise(tmp_path: Path) -> None:
     """All ranks go back to the checkpoint together."""
     run = broken_off(tmp_path / "broken", 2)
@@ -102,7 +104,7 @@ def test_what_each_rank_holds_is_in_the_checkpoints_environment(tmp_path: Path) 
     assert processes["sharding"] == "fsdp, 2 shards x 2 replicas, sums kept whole"
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("clips", slow_but([True], [False, True]))
 def test_weights_without_privacy_equal_those_of_one_process(clips: bool, tmp_path: Path) -> None:
     case = replace(LONG, steps=3)
     alone = Training(folder=made(tmp_path / "alone"), case=case, clips=clips)

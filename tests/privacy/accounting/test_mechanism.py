@@ -10,6 +10,7 @@ from dpft.privacy.accounting.mechanism import (
     Epsilon,
     SampledGaussian,
     delta_within_rounding,
+    rounding_slack,
 )
 
 VALID = {"noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 10, "delta": 1e-5}
@@ -58,3 +59,12 @@ def test_a_delta_below_the_rounding_error_is_refused():
     mechanism = SampledGaussian(**{**VALID, "steps": 10**6, "delta": 1e-12})
     with pytest.raises(AccountantError, match="rounding error"):
         delta_within_rounding(mechanism, sys.float_info.epsilon)
+
+
+@pytest.mark.parametrize("steps", [1, 410, 10**6])
+def test_rounding_is_allowed_three_times_the_most_that_was_seen(steps):
+    """1.25 steps times the precision, against compositions in 80-bit arithmetic."""
+    seen = 1.25 * steps * sys.float_info.epsilon
+    assert rounding_slack(steps, sys.float_info.epsilon) >= 3 * seen
+    mechanism = SampledGaussian(**{**VALID, "steps": steps})
+    assert delta_within_rounding(mechanism, sys.float_info.epsilon) <= mechanism.delta - 3 * seen

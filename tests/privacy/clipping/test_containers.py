@@ -17,6 +17,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
+from tests.slowness import slow_but_each
 
 ROWS, WIDTH, HIDDEN, CLASSES, NORM = 9, 5, 8, 3, 0.3
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
@@ -214,8 +215,7 @@ def test_rows_that_mix_are_refused_in_any_argument(name, engine):
         clipped(model, classified(model, x, y, give, keep), engine)
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "engine"), slow_but_each(CONTAINERS, ENGINES))
 def test_honest_rows_pass_in_any_output_and_argument_and_give_the_loops_sum(name, engine):
     give, take = CONTAINERS[name]
     shaped = name == "columns first" or "in one line" in name
@@ -301,9 +301,10 @@ def test_an_argument_that_cannot_be_opened_is_refused_by_its_type(engine):
         clipped(model, losses, engine)
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
-@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
-@pytest.mark.parametrize("rows", [2, 3, 4, 5, 20])
+@pytest.mark.parametrize(
+    ("statistic", "engine", "rows"),
+    slow_but_each(STATISTICS, ["book_keeping", "loop"], [2, 3, 4, 5, 20]),
+)
 def test_a_wrapper_that_mixes_outside_of_the_model_is_seen_in_the_losses(statistic, engine, rows):
     mix, model, (x, y) = STATISTICS[statistic], net(), data(rows)
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper, head_use
+from dpft.privacy.clipping.head_use import HeadUse
+from dpft.privacy.clipping.squares import Squares
 from tests.privacy.clipping.crafted_heads import OTHERS, Case, CraftedModel, most_moved
 
 MODELS = int(os.environ.get("DPFT_FUZZ_MODELS", "240"))
@@ -185,3 +188,30 @@ def test_residuals_at_tokens_are_those_of_the_forward_pass(monkeypatch: pytest.M
     assert not asked
     most_moved(replace(usual, lookups=3))
     assert asked
+
+
+def a_use(factor: float, hidden: float) -> HeadUse:
+    """One of two positions, of whose product nothing but the squares is known."""
+    seen = SimpleNamespace(squares=lambda count, like: Squares(torch.ones(1), torch.ones(1)))
+    product = SimpleNamespace(seen=seen, targets=None, weight=torch.zeros(2, 3))
+    return HeadUse(torch.tensor([factor]), torch.full((1, 2, 3), hidden), product)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_float32_cannot_scale_is_no_number_whatever_the_factors_sign(sign: int) -> None:
+    assert a_use(sign * 1e20, 1e10).squares().terms.isnan().all()
+    assert not a_use(sign * 1e2, 1e10).squares().terms.isnan().any()
+
+
+def test_the_sum_of_a_small_head_is_added_up_in_float64_and_rounded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def add_small_ones(chunks, targets, scale, total, *, dtype) -> None:
+        for part in (1.0, *[2.0**-25] * 8):
+            total.add_(part)
+
+    monkeypatch.setattr(head_use, "add_weight_gradient", add_small_ones)
+    monkeypatch.setattr(HeadUse, "_chunks", lambda self: ())
+    total = torch.zeros(2, 3)
+    a_use(1.0, 1.0).add_weighted_sum(torch.ones(1), total)
+    assert (total == 1 + 2.0**-22).all()  # In float32 each addition would be lost.

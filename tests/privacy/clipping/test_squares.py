@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dpft.privacy.clipping.squares import (
+    Squares,
     formed_squares,
     ghost_squares,
     gram_squares,
@@ -73,3 +74,14 @@ def test_half_precision_is_summed_in_float32_and_float64_stays():
         rows = torch.ones(1, 2, 2, dtype=dtype)
         assert in_norm_dtype(rows).dtype == expected
         assert sums_of_squares(rows).dtype == lengths(rows).dtype == expected
+
+
+def test_terms_of_an_inner_product_are_no_smaller_for_a_negative_factor():
+    terms = [
+        Squares(torch.ones(1), torch.full((1,), 4.0)).times(
+            torch.tensor([sign * 3.0]), squared=False
+        )
+        for sign in (1, -1)
+    ]
+    assert float(terms[1].terms) == float(terms[0].terms) == pytest.approx(12.0)
+    assert float(terms[1].values) == -float(terms[0].values)

@@ -13,6 +13,7 @@ from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,
     assert_forward_and_input_gradient_are_the_layers_own,
 )
+from tests.slowness import slow_but_each
 
 LAYERS = {
     "patches": (lambda: nn.Conv2d(3, 6, 4, stride=4), (4, 3, 8, 8)),
@@ -60,11 +61,13 @@ def by_patches(request, monkeypatch):
     monkeypatch.setattr(patch_use, "ghost_is_cheaper", lambda shape: request.param)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
-@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(
+    ("name", "engine"), slow_but_each(LAYERS, ["book_keeping", "two_pass", "instantiate"])
+)
 @pytest.mark.usefixtures("by_patches")
-def test_norms_and_sums_equal_the_loop_by_patches(make, shape, engine):
+def test_norms_and_sums_equal_the_loop_by_patches(name, engine):
     torch.manual_seed(0)
+    make, shape = LAYERS[name]
     layer, inputs = make().double(), torch.randn(shape, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(inputs), engine=engine)
 
