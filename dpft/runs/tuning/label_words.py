@@ -98,7 +98,7 @@ def search_label_words(config: EvaluateConfig, *, shots: int = SHOTS) -> list[La
     return _ranked(
         torch.cat(answers),
         labels,
-        len(task.labels),
+        task.labels,
         encoding.tokenizer,
         after_blank=is_blank_before,
     )
