@@ -107,8 +107,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared_accounting(shared_accounting: None) -> None:
-    """Every command here shares its accountants."""
+def _shared(shared_accounting: None, self_check_once: None) -> None:
+    """Every command shares running accountants and self-checks of one shape."""
 
 
 @pytest.fixture(autouse=True)

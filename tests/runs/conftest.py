@@ -40,5 +40,5 @@ def prepared(config: TrainConfig) -> Prepared:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared_accounting(shared_accounting: None) -> None:
-    """Every command of these tests shares running accountants."""
+def _shared(shared_accounting: None, self_check_once: None) -> None:
+    """Every command shares running accountants and self-checks of one shape."""

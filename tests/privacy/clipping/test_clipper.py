@@ -5,6 +5,7 @@ from torch import nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
+from tests.slowness import slow_but_each
 
 NORM = 0.5
 
@@ -272,8 +273,13 @@ def addition(model, batch):
             parameter.grad.add_(100.0)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate", "loop"])
-@pytest.mark.parametrize("write", [own_backward, penalty, assignment, addition])
+@pytest.mark.parametrize(
+    ("engine", "write"),
+    slow_but_each(
+        ["book_keeping", "two_pass", "instantiate", "loop"],
+        [own_backward, penalty, assignment, addition],
+    ),
+)
 def test_trust_rule_2_what_else_writes_to_a_gradient_is_refused(engine, write, batch):
     """Nothing clips what a backward pass of the caller's, or of the model's, adds to the sum."""
     model = gpt2()

@@ -15,6 +15,7 @@ from dpft.privacy.clipping import PerExampleClipper, head_use
 from dpft.privacy.clipping.head_use import HeadUse
 from dpft.privacy.clipping.squares import Squares
 from tests.privacy.clipping.crafted_heads import OTHERS, Case, CraftedModel, most_moved
+from tests.slowness import slow_but_each
 
 MODELS = int(os.environ.get("DPFT_FUZZ_MODELS", "240"))
 """Crafted models that are tried; ``make fuzz`` tries 10,000."""
@@ -103,9 +104,12 @@ def test_no_crafted_record_moves_the_sum_by_more_than_the_clipping_norm(
     assert refused <= 0.3 * tried
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
-@pytest.mark.parametrize("others", ["none", "copies", "one unit"])
-@pytest.mark.parametrize("logits", [4.0, 5.0, 6.0, 7.0])
+@pytest.mark.parametrize(
+    ("engine", "others", "logits"),
+    slow_but_each(
+        ["book_keeping", "two_pass"], ["none", "copies", "one unit"], [4.0, 5.0, 6.0, 7.0]
+    ),
+)
 def test_tied_weights_whose_largest_logits_tie_are_clipped_by_what_is_added(
     engine: str, others: str, logits: float
 ) -> None:

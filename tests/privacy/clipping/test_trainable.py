@@ -11,6 +11,7 @@ from dpft.privacy.clipping import PerExampleClipper, trainable
 from dpft.privacy.clipping.engines import ENGINES
 from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.oracle import gpt2, records
+from tests.slowness import slow_but_each
 
 
 def tied():
@@ -62,8 +63,7 @@ def test_a_parameter_in_half_precision_in_the_place_of_another_is_a_change():
     assert found.first_changed() == "0.weight"
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "frozen"), slow_but_each(ENGINES, [False, True]))
 def test_swapping_every_parameter_between_two_micro_batches_changes_no_sum(engine, frozen):
     """What the additions lost is kept as well: the sums are equal to the last digit."""
     sums = []

@@ -54,7 +54,7 @@ def test_norms_and_sum_equal_the_loop(name, engine):
     assert_exact(CASES[name].build(), CASES[name], engine)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but([*CASES][::2], CASES))
 def test_norms_and_sum_equal_images_one_at_a_time(name):
     case, batch = CASES[name], examples(LENGTHS)
     model = case.build()
@@ -135,7 +135,7 @@ def mean_of_each(model: nn.Module, case: Case, batch, units: torch.Tensor) -> Cl
     return Clipped(torch.stack(norms), total)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but([*MODELS][::2], MODELS))
 def test_float32_is_exact_to_five_digits(name):
     case, batch = MODELS[name], examples(LENGTHS)
     model = case.build(dtype=torch.float32)
