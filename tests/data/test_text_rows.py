@@ -108,3 +108,25 @@ def test_equal_texts_are_read_once(monkeypatch, kept):
     monkeypatch.setattr(tokenization, "_fast_ids", fast)
     assert token_ids(kept, TOKENIZERS[0]) == [[1]] * len(kept)
     assert read == list(dict.fromkeys(kept))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_texts_are_read_a_few_at_a_time_and_come_out_the_same(monkeypatch, size):
+    class Watched:
+        def __init__(self, backend):
+            self._backend, self.sizes = backend, []
+
+        def __getattr__(self, name):
+            return getattr(self._backend, name)
+
+        def encode_batch_fast(self, texts, **settings):
+            self.sizes.append(len(texts))
+            return self._backend.encode_batch_fast(texts, **settings)
+
+    texts = ["abc", "a", "xyz", "b", "c", "ab", "za"]
+    whole = token_ids(texts, TOKENIZERS[0])
+    watched = Watched(TOKENIZERS[0].backend_tokenizer)
+    monkeypatch.setattr(tokenization, "AT_ONCE", size)
+    monkeypatch.setattr(type(TOKENIZERS[0]), "backend_tokenizer", watched)
+    assert token_ids(texts, TOKENIZERS[0]) == whole
+    assert max(watched.sizes) == size and sum(watched.sizes) == len(texts)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.errors import InputError
+from dpft.parallel import shards as shards_module
 from dpft.parallel.cutting import blocks_apart, check_can_be_sharded
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import ALONE, RankLost, Ranks
@@ -252,30 +252,33 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     assert blocks_apart(model, blocks) == [blocks[1]]
 
 
-class Copies(TorchDispatchMode):
-    """Counts FSDP's copies into what is gathered and out of it."""
+def copies_left_out(ranks: Ranks, case: Case) -> list[str]:
+    """FSDP's copies that are asked for while a model is cut, and not made."""
+    left_out: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    class Noting(shards_module._Untouched):
+        def __torch_dispatch__(self, func: Any, *given: Any) -> Any:
+            if str(func).startswith("fsdp."):
+                left_out.append(str(func).split(".")[1])
+            return super().__torch_dispatch__(func, *given)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += str(func).startswith(
-            ("fsdp.split_with_sizes_copy", "fsdp.all_gather_copy_in")
-        )
-        return func(*args, **(kwargs or {}))
-
-
-def copies(ranks: Ranks, case: Case) -> tuple[int, int]:
-    """FSDP's copies while a model is cut, and while a group is gathered afterwards."""
-    _, model = prepared(case)
-    with Copies() as cutting:
-        shards = sharded(model, case, ranks)
-    with shards.served(), Copies() as gathering:
-        model.unshard()
-    return cutting.count, gathering.count
+    shards_module._Untouched = Noting  # type: ignore[misc]
+    sharded(prepared(case)[1], case, ranks)
+    return left_out
 
 
 def test_cutting_a_model_fills_no_room_for_what_is_gathered_later() -> None:
-    for while_cut, later in on_ranks(2, copies, case_of(2, False)):
-        assert while_cut == 0 < later
+    for left_out in on_ranks(2, copies_left_out, case_of(2, False)):
+        assert {"all_gather_copy_in", "split_with_sizes_copy"} <= set(left_out)
+
+
+def test_room_that_is_made_holds_nothing_and_lies_where_fsdp_has_it() -> None:
+    own, room, out = torch.ones(2), torch.zeros(4), torch.zeros(2)
+    with shards_module._Untouched():
+        part, whole = torch.ops.fsdp.all_gather_copy_in([own], room, [2], 2, 1)
+        torch.ops.fsdp.split_with_sizes_copy(torch.ones(2), [2], 0, out=[out])
+    assert whole.data_ptr() == room.data_ptr()
+    assert part.data_ptr() == room[2:].data_ptr() and part.shape == (2,)
+    assert not room.any() and not out.any()
+    part, _ = torch.ops.fsdp.all_gather_copy_in([own], room, [2], 2, 1)
+    assert part.data_ptr() == room[2:].data_ptr() and room.tolist() == [0, 0, 1, 1]
