@@ -69,7 +69,7 @@ def with_method_of_labels(overrides: list[str]) -> list[str]:
     decided = {"method", "experiment", "resume", "task.prompt"} & set(given)
     if given.get("task") != "custom" or given_text(overrides, "task.label") is None or decided:
         return overrides
-    file = config_directory() / "model" / f"{given.get('model', 'gpt2')}.yaml"
+    file = config_directory() / f"model/{given.get('model', 'gpt2')}.yaml"
     model = read_yaml(file) if file.is_file() else {}
     start = given.get("model.init", model.get("init", "pretrained"))
     untaught = start != "pretrained" or (model.get("embedded") and "model.path" not in given)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -52,7 +53,8 @@ def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
         "assert not {'torch', 'transformers', 'scipy'} & set(sys.modules); sys.exit(code)"
     )
     command = [sys.executable, "-c", program, name, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wide = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=wide)
     assert done.stdout.startswith(f"usage: dpft {name} ")
     assert len(done.stdout.splitlines()) <= 80, "two screens"
 

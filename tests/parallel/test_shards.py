@@ -268,7 +268,7 @@ def copies_left_out(ranks: Ranks, case: Case) -> list[str]:
 
 
 def test_cutting_a_model_fills_no_room_for_what_is_gathered_later() -> None:
-    for left_out in on_ranks(2, copies_left_out, case_of(2, False)):
+    for left_out in on_ranks(copies_left_out, 2, case_of(2, False)):
         assert {"all_gather_copy_in", "split_with_sizes_copy"} <= set(left_out)
 
 

@@ -63,7 +63,7 @@ def test_a_first_step_that_is_not_known_is_the_planned_one_or_refused():
     ids=str,
 )
 def test_a_line_that_no_accountant_can_bound_is_refused_by_its_number(changes):
-    with pytest.raises(StateError, match="line 2: expected a poisson_sampled_gaussian"):
+    with pytest.raises(StateError, match="line 3: expected a poisson_sampled_gaussian"):
         steps_taken(record(mechanism(), mechanism() | changes), PATH)
 
 
@@ -99,7 +99,7 @@ def test_a_delta_that_thresholds_take_whole_is_refused():
     "changes", [{"threshold": 1.0}, {"noise_std": 80.0}, {"delta": "x"}, {"words_per_record": None}]
 )
 def test_a_histogram_whose_numbers_do_not_go_together_is_refused(changes):
-    with pytest.raises(StateError, match="line 1: expected a gaussian_histogram"):
+    with pytest.raises(StateError, match="line 2: expected a gaussian_histogram"):
         steps_taken(record({**HISTOGRAM.entry(), **changes}), PATH)
 
 
