@@ -29,13 +29,15 @@ class Comparison:
 
     Attributes:
         ratios: Of the seconds, one for each pair.
-        memory: Of the peak memory of the processes.
+        memory: Of the peaks of the whole runs of the processes.
         seconds: Median of each, the first configuration first.
+        checks: Share of the first one's run of 100 micro-batches that is proofs and checks.
     """
 
     ratios: tuple[float, ...]
     memory: float
     seconds: tuple[float, float]
+    checks: float | None = None
 
     @property
     def median(self) -> float:
@@ -130,9 +132,13 @@ class Process:
 
     def finish(self) -> int:
         """Ends the worker; returns its peak memory in bytes."""
+        return int(self.last_words()["peak_bytes"])
+
+    def last_words(self) -> dict[str, Any]:
+        """Ends the worker; returns all that it says at its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return int(self._hear()["peak_bytes"])
+        return self._hear()
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -160,7 +166,8 @@ def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison
         first.wait_until_ready()
         second.wait_until_ready()
         times = [(first.time_one(), second.time_one()) for _ in range(pairs)]
-        memory = first.finish() / second.finish()
+        end = first.last_words()
+        memory = end["peak_bytes"] / second.finish()
     return Comparison(
         ratios=tuple(a / b for a, b in times),
         memory=memory,
@@ -168,6 +175,7 @@ def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison
             statistics.median(a for a, _ in times),
             statistics.median(b for _, b in times),
         ),
+        checks=end.get("checks"),
     )
 
 

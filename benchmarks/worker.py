@@ -1,15 +1,18 @@
 """One configuration in a process of its own: times a micro-batch whenever it is told to.
 
 Speaks one JSON object a line: ``{"seconds": …}`` for each line it reads, and at the end of its
-input ``{"peak_bytes": …}``. Between timed micro-batches it takes an AdamW step, so that its peak
-memory is that of training; or it times whole updates, of several micro-batches each.
+input ``{"peak_bytes": …, "checks": …}``. Between timed micro-batches it takes an AdamW step, so
+that its peak memory is that of training; or it times whole updates, of several micro-batches each.
+The peak is that of a whole run, with the first proof and a repeated check: a clipper's process
+takes as many micro-batches as that needs.
 """
 
 import json
 import resource
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -21,11 +24,14 @@ from benchmarks.workload import Workload, make_losses, make_model
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
+from dpft.privacy.clipping.separation.kinds import FIRST_REPETITION
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 
 MAX_GRAD_NORM = 0.1
 NOISE_STD = 0.1
+CHECKED_RUN = 100
+"""Micro-batches of one kind, of which four are the first or come to a repeated check."""
 Micro = Callable[[], object]
 
 
@@ -39,14 +45,36 @@ def main() -> None:
         limit_memory(workload.memory_limit_bytes, workload.device)
     with ExitStack() as resources:
         micro_batch, after = prepare(workload, resources)
-        for _ in range(2):
-            timed(micro_batch, workload.device)
+        seconds: list[float] = []
+
+        def take_one() -> None:
+            seconds.append(timed(micro_batch, workload.device))
             after()
+
+        for _ in range(2):
+            take_one()
         answer(ready=True)
         for _ in sys.stdin:
-            answer(seconds=timed(micro_batch, workload.device))
-            after()
-    answer(peak_bytes=peak_bytes(workload.device))
+            take_one()
+            answer(seconds=seconds[-1])
+        while workload.is_checked and len(seconds) * (workload.accumulate or 1) < FIRST_REPETITION:
+            take_one()
+    checks = share_of_checks(seconds) if workload.is_checked and not workload.accumulate else None
+    answer(peak_bytes=peak_bytes(workload.device), checks=checks)
+
+
+def share_of_checks(seconds: Sequence[float]) -> float:
+    """Returns what share of a run of ``CHECKED_RUN`` micro-batches is proofs and checks.
+
+    Args:
+        seconds: Of each of the first micro-batches, at least ``FIRST_REPETITION`` of them; a later
+            check takes as long as the first repeated one.
+    """
+    each = statistics.median(seconds)
+    repetitions = (CHECKED_RUN // FIRST_REPETITION).bit_length()
+    repeated = seconds[FIRST_REPETITION - 1] - each
+    checks = seconds[0] - each + repetitions * repeated
+    return checks / (CHECKED_RUN * each + checks)
 
 
 def answer(**values: object) -> None:

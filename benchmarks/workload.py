@@ -47,6 +47,11 @@ class Workload:
     memory_limit_bytes: int | None = None
     """What the process may hold, as ``benchmarks.memory`` counts it."""
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether a clipper of dpft proves its first micro-batch and checks some later ones."""
+        return self.engine not in ("ordinary", "noise", "randn") and "opacus" not in self.engine
+
 
 @dataclass(frozen=True, kw_only=True)
 class WholeRun:

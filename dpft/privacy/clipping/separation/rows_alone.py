@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,12 +178,12 @@ class _Reading:
     interleaved: bool
     of_companies: bool
 
-    def rows(self, tensor: Tensor, numbers: Tensor) -> Tensor:
-        """Returns some rows, (n, ...)."""
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Returns all rows, (n, per, ...), in the tensor's own memory where that can be."""
         front = tensor.movedim(self.axis, 0)
         shape = (self.per, -1) if self.interleaved else (-1, self.per)
         apart = front.reshape(*shape, *front.shape[1:])
-        return (apart.transpose(0, 1) if self.interleaved else apart)[numbers.to(tensor.device)]
+        return apart.transpose(0, 1) if self.interleaved else apart
 
 
 @dataclass(frozen=True)
@@ -427,17 +428,19 @@ class _Runs:
         return ways if known is None else [way for way in ways if way in known]
 
     def _is_same(self, place: str, found: Tensor, run: _Run, reading: _Reading) -> bool:
-        """Whether the rows that run are, read in one way, what they were among all."""
-        if reading.of_companies:
-            there, here = torch.tensor([run.company]), torch.tensor([0])
-        else:
-            here = torch.arange(len(run.rows)) if run.compared is None else run.compared
-            there = run.rows[here]
-        wanted = reading.rows(self._whole[place], there)
-        got = reading.rows(found.detach(), here)
-        if not wanted.dtype.is_floating_point and not wanted.dtype.is_complex:
-            return torch.equal(got, wanted)
-        return torch.allclose(got, wanted, rtol=0, atol=self._allowed[place], equal_nan=True)
+        """Whether the rows that run are, read in one way, what they were among all.
+
+        One row after the other: to compare logits of all at once takes the memory of six more.
+        """
+        here, there = [0], [run.company]
+        if not reading.of_companies:
+            compared = torch.arange(len(run.rows)) if run.compared is None else run.compared
+            here, there = compared.tolist(), run.rows[compared].tolist()
+        wanted, got = reading.rows(self._whole[place]), reading.rows(found.detach())
+        inexact = wanted.dtype.is_floating_point or wanted.dtype.is_complex
+        alike = partial(torch.allclose, rtol=0, atol=self._allowed[place], equal_nan=True)
+        pairs = ((got[row], wanted[among]) for row, among in zip(here, there, strict=True))
+        return all(alike(*pair) if inexact else torch.equal(*pair) for pair in pairs)
 
     def _difference_left(self) -> str | None:
         left = self._buffers.changed()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.separation.rows_alone import (
@@ -122,3 +123,18 @@ def test_a_model_for_batches_of_one_size_is_run_on_as_many_rows_of_which_some_ar
             return x + self.share * x.mean(0)
 
     assert mixed_place(Choosy(0.0)) is None and mixed_place(Choosy(1e-3)) == "output"
+
+
+def test_no_more_than_one_row_of_an_output_is_compared_at_once():
+    class Comparisons(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.allclose.default:
+                self.largest = max(self.largest, args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    model = Mixing(lambda x: x.repeat(1, 5))
+    with Comparisons() as seen:
+        assert mixed_place(model) is None
+    assert seen.largest == 5 * D
