@@ -8,7 +8,6 @@ reduces no gradient here: a layer that the clipper records forms none.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.parallel.cutting import ReadRows, blocks_apart, fill, places_of
 from dpft.parallel.described import sharding
@@ -215,15 +213,14 @@ class ShardedModel:
             self.model.unshard()  # type: ignore[operator]
 
     def _unsharded(self) -> dict[str, nn.Parameter]:
-        """Makes room for each group to see what bears its parameters' names; moves nothing."""
+        """Makes room for each group once to see what bears its parameters' names; sends nothing."""
         for gathering in self._gatherings:
             gathering.is_idle = True
         places = places_of(self.model)
         found: dict[str, nn.Parameter] = {}
         self._members: dict[FSDPModule, list[str]] = {}
         for group in self._groups:
-            with _Untouched():
-                group.unshard()
+            group.unshard()
             before = set(found)
             for name, (module, attribute) in places.items():
                 parameter = getattr(module, attribute)
@@ -234,20 +231,6 @@ class ShardedModel:
         for gathering in self._gatherings:
             gathering.is_idle = False
         return {name: found[name] for name in places}
-
-
-class _Untouched(TorchDispatchMode):
-    """Lets a group have room whose pages stay out of memory: FSDP copies nothing into it or out."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.fsdp.split_with_sizes_copy.default:
-            return None
-        if func is torch.ops.fsdp.all_gather_copy_in.default:
-            _, output, _, numbers, rank = args
-            return output.narrow(0, numbers * rank, numbers), output
-        return func(*args, **dict(kwargs or {}))
 
 
 class _Gathering(AllGather):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.parallel import shards as shards_module
 from dpft.parallel.cutting import blocks_apart, check_can_be_sharded
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import ALONE, RankLost, Ranks
@@ -250,35 +249,3 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     blocks[2].weight = blocks[0].weight
     model = nn.ModuleList([*blocks, nn.Linear(2, 2)])
     assert blocks_apart(model, blocks) == [blocks[1]]
-
-
-def copies_left_out(ranks: Ranks, case: Case) -> list[str]:
-    """FSDP's copies that are asked for while a model is cut, and not made."""
-    left_out: list[str] = []
-
-    class Noting(shards_module._Untouched):
-        def __torch_dispatch__(self, func: Any, *given: Any) -> Any:
-            if str(func).startswith("fsdp."):
-                left_out.append(str(func).split(".")[1])
-            return super().__torch_dispatch__(func, *given)
-
-    shards_module._Untouched = Noting  # type: ignore[misc]
-    sharded(prepared(case)[1], case, ranks)
-    return left_out
-
-
-def test_cutting_a_model_fills_no_room_for_what_is_gathered_later() -> None:
-    for left_out in on_ranks(copies_left_out, 2, case_of(2, False)):
-        assert {"all_gather_copy_in", "split_with_sizes_copy"} <= set(left_out)
-
-
-def test_room_that_is_made_holds_nothing_and_lies_where_fsdp_has_it() -> None:
-    own, room, out = torch.ones(2), torch.zeros(4), torch.zeros(2)
-    with shards_module._Untouched():
-        part, whole = torch.ops.fsdp.all_gather_copy_in([own], room, [2], 2, 1)
-        torch.ops.fsdp.split_with_sizes_copy(torch.ones(2), [2], 0, out=[out])
-    assert whole.data_ptr() == room.data_ptr()
-    assert part.data_ptr() == room[2:].data_ptr() and part.shape == (2,)
-    assert not room.any() and not out.any()
-    part, _ = torch.ops.fsdp.all_gather_copy_in([own], room, [2], 2, 1)
-    assert part.data_ptr() == room[2:].data_ptr() and room.tolist() == [0, 0, 1, 1]
