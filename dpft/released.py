@@ -19,6 +19,8 @@ from dpft.files import read_file, write_json
 TENSORS = "tensors.json"
 """In a model's folder: the digest of each tensor by name, and the one of all."""
 WEIGHTS = "*.safetensors"
+OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
+"""Files that hold weights elsewhere, and that no run writes."""
 PIECE = 2**22
 """Bytes that are read at once."""
 
@@ -70,6 +72,10 @@ def tensor_digests(model: Path) -> dict[str, str]:
         StateError: There is none, one stands twice, or a file is damaged.
     """
     digests: dict[str, str] = {}
+    _check_indexes(model)
+    strangers = sorted(path for path in model.rglob("*") if path.suffix in OTHER_WEIGHTS)
+    if strangers:
+        raise StateError(f"{strangers[0]} is no file of dpft's, and may hold weights; remove it.")
     for path in sorted(model.rglob(WEIGHTS)):
         below = path.parent.relative_to(model).as_posix()
         for name, digest in _digests_in(path):
@@ -80,6 +86,25 @@ def tensor_digests(model: Path) -> dict[str, str]:
     if not digests:
         raise StateError(f"{model} must hold a model's weights, got none; put it back as it was.")
     return digests
+
+
+def _check_indexes(model: Path) -> None:
+    """Refuses an index of shards that leads elsewhere, which a loader would follow.
+
+    Raises:
+        StateError: A file that it names is not one beside it, or it is damaged.
+    """
+    for path in sorted(model.rglob(f"{WEIGHTS}.index.json")):
+        try:
+            names = set(json.loads(read_file(path))["weight_map"].values())
+            beside = {weights.name for weights in path.parent.glob(WEIGHTS)}
+            strangers = sorted(map(str, names - beside))
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise StateError(f"{path} is damaged ({error}); put it back as it was.") from error
+        if strangers:
+            raise StateError(
+                f"{path} must name files beside it, got {strangers[0]!r}; put it back as it was."
+            )
 
 
 def _digests_in(path: Path) -> Iterator[tuple[str, str]]:

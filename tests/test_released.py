@@ -1,5 +1,6 @@
 """A released model is known from any other by the digest in its ledger."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,30 @@ def test_a_weight_that_lies_beside_the_models_is_refused(model: Path) -> None:
     save_file({"a": torch.zeros(1)}, model / "adapter.safetensors")
     with pytest.raises(StateError, match="tensor a stands in another file too"):
         check_released(model, digest, ledger=LEDGER)
+
+
+def test_weights_of_another_format_beside_the_models_are_refused(model: Path) -> None:
+    """An export would hand them on."""
+    digest = write_released(model)
+    (model / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(StateError, match=r"pytorch_model\.bin is no file of dpft's"):
+        check_released(model, digest, ledger=LEDGER)
+
+
+def test_an_index_that_leads_out_of_the_folder_is_refused(model: Path) -> None:
+    """A loader would take the weights from there, under a digest of those that lie here."""
+    digest = write_released(model)
+    path = model / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    check_released(model, digest, ledger=LEDGER)
+    for name in ("../other/model.safetensors", "head/part.safetensors", "gone.safetensors"):
+        path.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(StateError, match=f"must name files beside it, got '{name}'"):
+            check_released(model, digest, ledger=LEDGER)
+    for text in ("{", "[]", '{"weight_map": 3}'):
+        path.write_text(text)
+        with pytest.raises(StateError, match="is damaged"):
+            check_released(model, digest, ledger=LEDGER)
 
 
 @pytest.mark.parametrize("released", [None, "0" * 64])

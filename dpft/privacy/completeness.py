@@ -121,6 +121,8 @@ def check_lodged(
     """
     try:
         lines, head = int(lodged["lines"]), str(lodged["head"])
+        if lines < 0:
+            raise ValueError("lines are counted from 0")
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"{by} is damaged: it names no lines and head of the ledger; put it back as it was."

@@ -237,8 +237,11 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
     _check_types(written)
     try:
         if "histogram" in written:
+            _check_histogram(written["histogram"], written)
             return HistogramPlan(**written)
         calibration, tokenizer = written["calibration"], written["tokenizer"]
+        if tokenizer is not None:
+            _check_histogram(tokenizer["mechanism"], {"delta": tokenizer["delta"]})
         parts = {
             "phases": tuple(Phase(**phase) for phase in written["phases"]),
             "calibration": None if calibration is None else Calibration(**calibration),
@@ -249,11 +252,29 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
         raise ValueError(f"the plan is not one that dpft writes ({error}).") from error
 
 
-_NUMBERS = ("noise_multiplier", "sample_rate", "delta")
-_COUNTS = ("steps", "num_examples", "expected_batch_size")
-_WORDS = ("unit", "neighboring_relation", "sampler", "delta_source", "clipping", "accountant")
+def _check_histogram(step: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+    """Refuses numbers beside a histogram's step that differ from its own.
+
+    Raises:
+        ValueError: They do.
+    """
+    for name in ("delta", "num_examples"):
+        if name in step and name in beside and step[name] != beside[name]:
+            raise ValueError(f"the plan's {name} must be its histogram's, got {beside[name]!r}.")
+
+
+_NUMBERS = (
+    *("noise_multiplier", "sample_rate", "delta", "max_grad_norm", "sensitivity", "epsilon"),
+    "target",
+)
+_COUNTS = ("steps", "num_examples", "expected_batch_size", "lines")
+_WORDS = (
+    *("unit", "neighboring_relation", "sampler", "delta_source", "clipping", "accountant"),
+    *("method", "grid", "run_id", "head"),
+)
 _SWITCHES = ("reproducible", "is_trial")
-_GROUPS = ("histogram", "calibration", "tokenizer")
+_GROUPS = ("histogram", "calibration", "tokenizer", "mechanism")
+_MAY_BE_ABSENT = ("target", "calibration", "tokenizer")
 
 
 def _check_types(written: Mapping[str, Any]) -> None:
@@ -272,11 +293,18 @@ def _check_types(written: Mapping[str, Any]) -> None:
         (_COUNTS, lambda value: is_number(value) and isinstance(value, int)),
         (_WORDS, lambda value: isinstance(value, str)),
         (_SWITCHES, lambda value: isinstance(value, bool)),
-        (_GROUPS, lambda value: value is None or isinstance(value, dict)),
+        (_GROUPS, lambda value: isinstance(value, dict)),
     ):
         for name in names:
-            if name in written and not is_fine(written[name]):
+            if name not in written or (name in _MAY_BE_ABSENT and written[name] is None):
+                continue
+            if not is_fine(written[name]):
                 raise ValueError(f"the plan's {name} must not be {written[name]!r}.")
+    phases = written.get("phases", ())
+    groups = [written.get("calibration"), written.get("tokenizer"), *phases]
+    for group in groups:
+        if isinstance(group, Mapping):
+            _check_types(group)
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:

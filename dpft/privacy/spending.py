@@ -79,6 +79,14 @@ def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaus
     )
 
 
+def added_up(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
+    """Returns the steps of several runs together; those of equal noise add up."""
+    counts: Counter[Noise] = Counter()
+    for steps in taken:
+        counts.update(steps)
+    return dict(sorted(counts.items()))
+
+
 def thresholds_delta(taken: Mapping[Noise, int]) -> float:
     """Returns what the thresholds of histograms among these steps take of delta."""
     return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())

@@ -264,7 +264,7 @@ def _check_heads(
     ledger: LedgerRecord, folder: Path, file: Path, heads: Sequence[tuple[int, str]]
 ) -> None:
     for lines, head in heads:
-        if lines > ledger.lines or ledger.heads[lines] != head:
+        if not 0 <= lines <= ledger.lines or ledger.heads[lines] != head:
             got = f"{ledger.lines} lines" if lines > ledger.lines else ledger.heads[lines]
             raise StateError(
                 f"the ledger of {folder} must have the head {head} after line {lines}, as {file}"
@@ -286,7 +286,7 @@ def _heads_of(run: str, file: Path) -> list[tuple[int, str]]:
             entry = json.loads(line)
             if entry["run"] == run:
                 found.append((int(entry["lines"]), str(entry["head"])))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
             continue
     return found
 

@@ -122,6 +122,21 @@ def test_a_first_line_that_is_not_what_was_written_is_refused(path, spoil, line)
         {"sample_rate": 1.5}, {"noise_multiplier": 10**400}, {"num_examples": 0}, {"unit": []},
         {"phases": {}}, {"phases": []}, {"phases": [1]}, {"calibration": 3},
         {"tokenizer": {"a": 1}}, {"reproducible": "no"}, {"more": 1}, {"histogram": {}},
+        {"calibration": {"accountant": [], "epsilon": 1.0, "grid": "g", "target": None}},
+        {"calibration": {"accountant": "prv", "epsilon": 1.0, "grid": "g", "target": "8"}},
+        {"tokenizer": {"run_id": [], "lines": 3, "head": "a", "delta": 0.1, "mechanism": {}}},
+        {"tokenizer": {"run_id": "a", "lines": 3, "head": "a", "delta": "x", "mechanism": {}}},
+        {
+            "tokenizer": {
+                "run_id": "a", "lines": 3, "head": "a", "delta": 0.9, "mechanism": {"delta": 0.1},
+            }
+        },
+        {
+            "phases": [
+                {"method": "full", "steps": steps, "max_grad_norm": 1.0, "sensitivity": 1.0}
+                for steps in (5, -2)
+            ]
+        },
         {"delta_source": None},
     ],
     ids=str,

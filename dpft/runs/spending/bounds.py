@@ -1,7 +1,6 @@
 """The accounting of runs from their ledgers: one run, or several on the same data."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE, GIVEN
-from dpft.privacy.spending import Noise, as_mechanisms, thresholds_delta
+from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.run_folder import JOURNAL
 from dpft.runs.spending.spent_run import SpentRun
@@ -59,7 +58,7 @@ def _with_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> st
     before = run.plan.tokenizer
     assert before is not None
     at = math.fsum([delta, before.delta])
-    both = account_taken({**run.taken, **run.tokenizer_taken}, at, "pld", accountants)
+    both = account_taken(added_up(run.taken, run.tokenizer_taken), at, "pld", accountants)
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
         f" epsilon = {up(both.epsilon)} (upper bound by {both.accountant}) at delta ="
@@ -86,13 +85,10 @@ def account_together(
         InputError: The runs do not protect the same unit, or no accountant can bound them.
     """
     check_same_unit(runs)
-    taken: Counter[Noise] = Counter()
-    for run in runs:
-        taken.update(run.taken)
-    for run in tokenizers_beside(runs):
-        taken.update(run.tokenizer_taken)
+    beside = [run.tokenizer_taken for run in tokenizers_beside(runs)]
+    taken = added_up(*(run.taken for run in runs), *beside)
     at = default_together(runs) if delta is None else delta
-    return _compose(dict(sorted(taken.items())), at, accountant or "pld", accountants)
+    return _compose(taken, at, accountant or "pld", accountants)
 
 
 def default_together(runs: Sequence[SpentRun]) -> float:
@@ -107,13 +103,26 @@ def default_together(runs: Sequence[SpentRun]) -> float:
 
 
 def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
-    """Returns runs whose tokenizer adds to their cost and is no run among them, one for each."""
-    here = {run.ledger.run_id for run in runs}
+    """Returns runs whose tokenizer adds to their cost and is no run among them, one for each.
+
+    Raises:
+        StateError: A run among them has the tokenizer's name, and not the ledger that the plan has.
+    """
+    here = {run.ledger.run_id: run for run in runs}
     beside: dict[str, SpentRun] = {}
     for run in runs:
         before = run.plan.tokenizer
-        if before is not None and before.run_id not in here:
+        if before is None:
+            continue
+        named = here.get(before.run_id)
+        if named is None:
             beside.setdefault(before.run_id, run)
+        elif named.ledger.heads[before.lines : before.lines + 1] != (before.head,):
+            raise StateError(
+                f"the ledger of {named.folder} must have the head {before.head} after line"
+                f" {before.lines}, as the plan of {run.folder} has it, got another; it was cut or"
+                " replaced. Put it back as it was."
+            )
     return list(beside.values())
 
 

@@ -4,11 +4,12 @@ privacy.json, config.yaml and reports are what a run wrote for its readers. Whoe
 can edit them; what they say and the ledger does not is named (``stated``) and not answered for.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.errors import InputError, StateError
+from dpft.errors import DpftError, InputError, StateError
 from dpft.files import read_yaml
 from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
@@ -16,7 +17,16 @@ from dpft.privacy.plan import Plan, PrivacyPlan
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.released import check_released
 from dpft.reports.run.run_record import read_privacy
-from dpft.run_folder import CONFIGURATION, HYDRA, LEDGER, MODEL, PRIVACY, PRIVATE, TUNING
+from dpft.run_folder import (
+    CONFIGURATION,
+    HYDRA,
+    JOURNAL,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    PRIVATE,
+    TUNING,
+)
 from dpft.runs.spending.stated import check_stated, differences
 
 CLOSING_LINE = "closing line"
@@ -68,12 +78,13 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
             agree.
     """
     path = Path(folder)
-    ledger = _ledger_beside_its_file(path)
+    ledger = read_run_ledger(path)
     if ledger is None:
         raise InputError(_why_no_ledger(path))
+    _check_not_cut(path, ledger)
     plan = ledger.plan
     if plan is None:
-        if ledger.counted_steps or (ledger.torn_at == 0 and not knows_the_end(path)):
+        if ledger.counted_steps or not knows_the_end(path):
             raise StateError(
                 f"{path / LEDGER}, line 1: the first line is torn or gone, and steps may have"
                 " followed it. Put the ledger back as it was."
@@ -103,8 +114,16 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
         plan=plan,
         taken=steps_taken(ledger, path / LEDGER, planned=planned),
         end="private/" if knows_the_end(path) else end,
-        differences=() if plan.is_trial else tuple(differences(path, ledger)),
+        differences=() if plan.is_trial else _differences(path, ledger),
     )
+
+
+def _differences(folder: Path, ledger: LedgerRecord) -> tuple[str, ...]:
+    """Returns what other files say otherwise, or that one of them cannot be read."""
+    try:
+        return tuple(differences(folder, ledger))
+    except DpftError as error:  # the ledger is all that the answer needs
+        return (str(error).rstrip("."),)
 
 
 def read_ended_ledger(folder: Path) -> LedgerRecord | None:
@@ -120,8 +139,9 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
         StateError: The ledger is damaged, or was cut, added to or replaced; or another file
             contradicts it.
     """
-    ledger = _ledger_beside_its_file(folder)
+    ledger = read_run_ledger(folder)
     if ledger is not None:
+        _check_not_cut(folder, ledger)
         check_stated(folder, ledger)
     elif (folder / PRIVACY).exists() and "ledger" in (known := read_privacy(folder / PRIVACY)):
         check_lodged(folder / LEDGER, None, known["ledger"], by=str(folder / PRIVACY))
@@ -142,20 +162,22 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
 
 
-def _ledger_beside_its_file(folder: Path) -> LedgerRecord | None:
-    """Returns the ledger, unless privacy.json shows that lines were cut from its end.
+def _check_not_cut(folder: Path, ledger: LedgerRecord) -> None:
+    """Refuses a ledger that has not ended and lacks lines which privacy.json names.
 
     Raises:
-        StateError: Lines are missing of those that privacy.json names.
+        StateError: It does.
     """
-    ledger = read_run_ledger(folder)
     path = folder / PRIVACY
-    if ledger is None or not path.exists():
-        return ledger
-    known = read_privacy(path).get("ledger")
-    if isinstance(known, Mapping) and int(known["lines"]) > ledger.lines:
-        check_lodged(folder / LEDGER, ledger, known, by=str(path))
-    return ledger
+    try:
+        known = read_privacy(path).get("ledger") if path.exists() else None
+    except DpftError:
+        return
+    if not isinstance(known, Mapping) or ledger.closed:
+        return
+    lines = known.get("lines")
+    if isinstance(lines, int) and lines > ledger.lines:
+        check_lodged(folder / LEDGER, ledger, {"head": "", **known}, by=str(path))
 
 
 def _why_no_ledger(folder: Path) -> str:
@@ -206,28 +228,29 @@ def find_ledgers(
     """
     found: list[str] = []
     notes: list[str] = []
-    unused = {str(Path(name)) for name in leave_out}
+    to_leave = {Path(name).resolve(): name for name in leave_out}
+    unused = dict(to_leave)
     for name in given:
-        below = _runs_below(Path(name))
+        below, links = _runs_below(Path(name))
+        notes += links
         if not below:
-            raise InputError(_why_no_ledger(Path(name)) if _is_open(Path(name)) else _nothing(name))
+            raise InputError(_nothing(name))
         for run in below:
-            word = str(run)
-            if word in unused or str(run.resolve()) in {str(Path(x).resolve()) for x in leave_out}:
-                unused = {x for x in unused if Path(x).resolve() != run.resolve()}
-                notes.append(f"{word}: left out by leave_out")
-            elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
-                found.append(word)
-            elif _is_open(run):
+            if run.resolve() in to_leave:
+                unused.pop(run.resolve(), None)
+                notes.append(f"{run}: left out by leave_out")
+            elif _is_open(run) and not (run / LEDGER).exists():
                 raise InputError(
-                    f"{_why_no_ledger(run)[:-1]}; leave it out by leave_out=[{word}] if it was"
+                    f"{_why_no_ledger(run)[:-1]}; leave it out by leave_out=[{run}] if it was"
                     " trained on other data."
                 )
+            elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
+                found.append(str(run))
             else:
-                notes.append(f"{word}: no noisy step was taken in it")
+                notes.append(f"{run}: no noisy step was taken in it")
     if unused:
         raise InputError(
-            f"leave_out must name runs below {', '.join(given)}, got {', '.join(sorted(unused))};"
+            f"leave_out must name runs below {', '.join(given)}, got {', '.join(unused.values())};"
             " drop it."
         )
     if len({Path(folder).resolve() for folder in found}) < len(found):
@@ -241,13 +264,28 @@ def find_ledgers(
     return FoundRuns(folders=tuple(found), left_out=tuple(notes))
 
 
-def _runs_below(folder: Path) -> list[Path]:
-    """Returns a folder itself where it is a run's, else all runs below it, by name."""
-    if any((folder / name).is_file() for name in (LEDGER, CONFIGURATION)):
-        return [folder]
-    paths = {path.parent for name in (LEDGER, CONFIGURATION) for path in folder.rglob(name)}
-    runs = (path for path in paths if not {PRIVATE, HYDRA} & {*path.relative_to(folder).parts})
-    return sorted(runs, key=_by_numbers)
+def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
+    """Returns the run in a folder and all below it, by name, and the links that are not followed.
+
+    In a run's own folder only a further ledger is another run; those in its ``private/`` are of a
+    search's trials, whose bound stands with the search.
+    """
+    runs: list[Path] = []
+    links: list[str] = []
+    for place, names, files in os.walk(folder):
+        path = Path(place)
+        above = [run for run in runs if path != run and path.is_relative_to(run)]
+        has_steps = LEDGER in files or (path / JOURNAL).is_file()
+        if has_steps or (CONFIGURATION in files and not above and path.name != HYDRA):
+            runs.append(path)
+        if path in runs:
+            names[:] = [name for name in names if name != PRIVATE]
+        links += [
+            f"{path / name}: a symbolic link, which is not followed; name its folder"
+            for name in names
+            if (path / name).is_symlink()
+        ]
+    return sorted(runs, key=_by_numbers), links
 
 
 def _by_numbers(run: Path) -> list[tuple[int, str]]:

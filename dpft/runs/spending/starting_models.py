@@ -12,9 +12,10 @@ from typing import Any
 
 from dpft.models.source import ModelConfig
 from dpft.privacy.completeness import knows_the_end
+from dpft.released import check_released
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import LEDGER, MODEL, PRIVACY
-from dpft.runs.spending.spent_run import check_model, read_ended_ledger
+from dpft.runs.spending.spent_run import read_ended_ledger
 
 KEPT = (
     "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
@@ -51,8 +52,8 @@ def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
         return None
     if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
         ledger = read_ended_ledger(found.parent)
-        if folder == found.parent / MODEL:
-            check_model(found.parent, ledger)
+        if ledger is not None and folder == found.parent / MODEL:
+            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
     return read_privacy(found)
 
 

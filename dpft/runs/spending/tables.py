@@ -128,7 +128,7 @@ def together_table(
     if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
         notes = [apart, *notes]
     lines += warning_lines(notes, label="note")
-    found = [f"{len(runs)} ledgers are counted, {len(left_out)} folders are left out"]
+    found = [f"ledgers counted: {len(runs)}; folders left out: {len(left_out)}"]
     also = [
         f"{run.folder}: its tokenizer, run {run.plan.tokenizer.run_id}, is counted from its plan"
         for run in tokenizers_beside([run for run, _ in runs])

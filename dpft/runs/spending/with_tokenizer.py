@@ -21,7 +21,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, Composition, Samp
 from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.histogram_config import NONE, NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
-from dpft.privacy.spending import Noise, as_mechanisms
+from dpft.privacy.spending import Noise, added_up, as_mechanisms
 from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
 from dpft.runs.spending.bounds import account_taken
@@ -180,7 +180,7 @@ def together_record(
     """
     at = delta_with(delta, tokenizer)
     with Accountants() as accountants:
-        both = account_taken({**taken, **tokenizer.taken}, at, "pld", accountants)
+        both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
         own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
     return {
         "epsilon_with_tokenizer": min(both.epsilon, epsilon + own.epsilon),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.plan import Calibration, SpentBefore
+from dpft.privacy.spending import Noise, added_up
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.spending.bounds import (
     account_for_spent,
@@ -116,6 +118,29 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     assert sum(noise.threshold_delta > 0 for noise in run.tokenizer_taken) == 1
     assert tokenizers_beside([run, again]) == [run], "one tokenizer is paid for once"
     assert both.delta == DELTA + 1e-6
+
+
+def test_a_tokenizers_ledger_that_was_cut_hides_nothing(tmp_path: Path) -> None:
+    made = spent(tmp_path / "tokenizer", mechanism(), ended=False)
+    ledger = made.ledger
+    before = SpentBefore(
+        run_id=str(ledger.run_id), lines=2, head=ledger.head, delta=1e-6, mechanism=mechanism()
+    )
+    run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
+    assert tokenizers_beside([run, made]) == []
+    for record in (replace(ledger, heads=ledger.heads[:2]), replace(ledger, heads=("", "", "x"))):
+        with pytest.raises(StateError, match="must have the head .* after line 2"):
+            tokenizers_beside([run, replace(made, ledger=record)])
+    own = replace(run, ledger=replace(run.ledger, run_id=before.run_id))
+    with pytest.raises(StateError, match="must have the head"):
+        tokenizers_beside([own])
+
+
+def test_steps_of_equal_noise_add_up() -> None:
+    """A tokenizer's of the training's noise took the place of its steps."""
+    noise = Noise(noise_multiplier=1.0, sample_rate=0.5)
+    other = Noise(noise_multiplier=2.0, sample_rate=1.0)
+    assert added_up({noise: 5}, {noise: 1, other: 1}) == {noise: 6, other: 1}
 
 
 def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(

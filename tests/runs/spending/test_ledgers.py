@@ -163,7 +163,7 @@ def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
     for name in ("a", "b"):
         (workspace.root / name).rename(workspace.root / "2026-01-01" / name)
     table = workspace.run("account", "runs=.", "leave_out=2026-01-01/b").out
-    assert "note: 1 ledgers are counted, 1 folders are left out" in table
+    assert "note: ledgers counted: 1; folders left out: 1" in table
     assert "left out: 2026-01-01/b: left out by leave_out" in table
     outcome = workspace.run("account", "run=2026-01-01/a", "data_id=mine")
     assert (outcome.code, "data_id needs runs=DIR" in outcome.err) == (2, True)
