@@ -76,7 +76,8 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     assert counts["left out: empty, with nothing to learn"] == "1"
     assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
-    assert "run/private/data_summary.md" in outcome.out and "15" not in outcome.err
+    said = outcome.err.replace(str(folder.parent), "")  # whose number may have a 15 in it
+    assert "run/private/data_summary.md" in outcome.out and "15" not in said
 
 
 def test_the_key_of_the_choice_is_private(folder: Path) -> None:
