@@ -1,20 +1,19 @@
 """The processes of a run, called ranks, and what passes between them.
 
-A run of one process has one rank, and every method here then returns at once: so the code that
-trains and evaluates is the same for any number of processes. What passes between ranks is as
-private as a run's private/ folder: it holds keys, the places of drawn records and sums without
-noise.
+Every rank runs the same functions, in the same order. What rank 0 alone does, such as writing a
+file, is said where it happens: by ``Ranks.first``, which gives its error to all ranks, so that none
+of them waits for one that failed. A run of one process has one rank, and every method here then
+returns at once. What passes between ranks is as private as a run's private/ folder: it holds keys,
+the places of drawn records and sums without noise.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,8 @@ from dpft.parallel.described import described
 
 LENGTH_OF_PIECE = 2**26
 """Bytes that are broadcast at once."""
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class RankLost(SaidElsewhere):
@@ -156,6 +157,31 @@ class Ranks:
         self.call("all_reduce", lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX), values)
         return tuple(bool(value) for value in values)
 
+    def first(
+        self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+    ) -> Result | None:
+        """Calls a function on rank 0 alone; returns what it returns there, and None elsewhere.
+
+        The others wait until it has returned, and serve it where it runs a model in shards.
+
+        Raises:
+            SaidElsewhere: The function raised on rank 0, which raises the error itself.
+        """
+        with self.settled():
+            return work(*args, **kwargs) if self.is_first else None
+
+    def first_to_all(
+        self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+    ) -> Result:
+        """Calls a function on rank 0 alone, as ``first``; returns on every rank what it returns.
+
+        That travels as JSON: where there are several ranks, each gets it as JSON has it.
+        """
+        found: Any = self.first(work, *args, **kwargs)
+        if self.size > 1:
+            found = json.loads(self.broadcast(json.dumps(found).encode()))
+        return cast(Result, found)
+
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Lets the ranks go on past the block together, or none of them.
@@ -230,10 +256,3 @@ def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
     if not received:
         return []
     return [int(each) for each in torch.frombuffer(bytearray(received), dtype=torch.int64)]
-
-
-def first_path(path: Path | None, ranks: Ranks) -> Path | None:
-    """Returns the first rank's path, absolute, on every rank; what the others give is not read."""
-    own = b"" if path is None else os.fsencode(path.absolute())
-    heard = ranks.broadcast(own)
-    return Path(os.fsdecode(heard)) if heard else None

@@ -14,3 +14,10 @@ class StepLog(Protocol):
 
     def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
         """Records the next step; an error means that it must not be released."""
+
+
+class NoLedger:
+    """The log of every rank but the first, whose ledger is the run's."""
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+        """Records nothing."""

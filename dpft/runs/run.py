@@ -3,6 +3,9 @@
 Everything that can be refused is refused before the run's folder is opened; no private record is
 used before the plan stands and the clipper has been proved on synthetic data. A run that broke off
 goes on through the same hand-overs.
+
+Every process of a run goes through all of them. The first one alone writes, speaks, and has the
+run's private state; ``Ranks.first`` says where.
 """
 
 import logging
@@ -18,6 +21,7 @@ from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.silence import without_logging
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.accounting.plan_table import in_words
 from dpft.reports.run.metrics_files import read_own_evaluations
@@ -27,12 +31,12 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.data_summary import write_summary
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import WriteRequest, refuse_used_folder
-from dpft.runs.follower import follow, share_settings
 from dpft.runs.held_out import not_evaluated
 from dpft.runs.outcome import report
 from dpft.runs.prepared_run import Planner, Prepared, prepare
 from dpft.runs.restarting import digest_of, folder_of_run, keep_folder, restarted_command
 from dpft.runs.resuming import (
+    Secrets,
     has_scores,
     hint_of_resume,
     read_secrets,
@@ -46,7 +50,13 @@ from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
 from dpft.runs.spending.spent_run import check_model, read_ended_ledger
 from dpft.runs.spent_epsilon import curve_beside, finished_curve
-from dpft.runs.together import agreed, check_alike, fresh_secrets, share_secrets
+from dpft.runs.together import (
+    agreed,
+    check_alike,
+    fresh_secrets,
+    share_secrets,
+    share_settings,
+)
 from dpft.runs.tracking import conclude, tracked
 from dpft.runs.training import digests_at_start, train
 from dpft.runs.white_box import white_box
@@ -80,12 +90,28 @@ def run(
     _refuse_launch(command)
     check_sharding(command.settings())
     quiet_transformers()
-    with started(command.parallel) as ranks:
+    with ExitStack() as held:
+        ranks = held.enter_context(started(command.parallel))
+        if not ranks.is_first:
+            held.enter_context(without_logging())
         check_alike(command.settings(), ranks)
+        found = ranks.first(_look, command, folder)
+        witness = None if found is None else found[0]
+        config, folder, goes_on = share_settings(None if found is None else found[1:], ranks)
         if ranks.is_first:
-            lead(command, folder, ranks, write_request=write_request, planner=planner)
+            held.enter_context(crash_kept(folder))
+        if goes_on:
+            note_records_read()  # Its private state is read before its rows.
+            go_on(config, folder, witness=witness, ranks=ranks)
         else:
-            follow(ranks)
+            begin(
+                config,
+                folder,
+                planner,
+                witness=witness,
+                write_request=write_request,
+                ranks=ranks,
+            )
 
 
 def _refuse_launch(command: TrainCommand) -> None:
@@ -96,35 +122,17 @@ def _refuse_launch(command: TrainCommand) -> None:
         )
 
 
-def lead(
-    command: TrainCommand,
-    folder: Path,
-    ranks: Ranks,
-    *,
-    write_request: WriteRequest | None = None,
-    planner: Planner = plan_run,
-) -> None:
-    """Does what the first process of a run does, which is all of it where it is the only one."""
-    with ranks.settled():
-        folder = folder_of_run(command, folder)
-        refuse_links(folder)
-        witness = witness_of(command, folder)
-        command = restarted_command(command, folder)
-    goes_on = command.resume is not None
-    share_settings(command.settings(), goes_on, ranks)
-    with crash_kept(folder):
-        if goes_on:
-            note_records_read()  # Its private state is read before its rows.
-            go_on(command.settings(), folder, witness=witness, ranks=ranks)
-        else:
-            begin(
-                command.settings(),
-                folder,
-                planner,
-                witness=witness,
-                write_request=write_request,
-                ranks=ranks,
-            )
+def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainConfig, Path, bool]:
+    """Returns what the first process alone can know of a command: a restart's run goes on.
+
+    Returns:
+        The witness of its ledger, its configuration, its folder, and whether it goes on.
+    """
+    folder = folder_of_run(command, folder)
+    refuse_links(folder)
+    witness = witness_of(command, folder)
+    command = restarted_command(command, folder)
+    return witness, command.settings(), folder, command.resume is not None
 
 
 def begin(
@@ -146,25 +154,31 @@ def begin(
         witness: Of its ledger.
         write_request: Writes how it was asked for.
         with_curve: Whether to compute its epsilon over the steps.
-        ranks: The run's processes, of which this is the first.
+        ranks: The run's processes.
     """
-    with ranks.settled():
-        refuse_used_folder(folder)
-        check_writable(folder)
+    ranks.first(_refuse_folder, folder)
     secrets = share_secrets(fresh_secrets(config), ranks)
     with ranks.settled():
         prepared = prepare(config, secrets, None, planner, ranks)
     prepared = sharded(agreed(prepared, ranks), ranks)
     with ExitStack() as held:
-        with ranks.settled():
+
+        def open_folder() -> tuple[Handover | None, Mapping[str, str] | None]:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(folder))
             refuse_used_folder(folder)
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
-            handover = begin_handover(witness, folder)
             state = digests_at_start(prepared.plan, prepared.model, prepared.shards)
+            return begin_handover(witness, folder), state
+
+        handover, state = ranks.first(open_folder) or (None, None)
         finish(prepared, folder, None, handover, state=state, with_curve=with_curve, ranks=ranks)
+
+
+def _refuse_folder(folder: Path) -> None:
+    refuse_used_folder(folder)
+    check_writable(folder)
 
 
 def go_on(
@@ -183,31 +197,38 @@ def go_on(
             that the ledger lacks.
     """
     with ExitStack() as held:
-        with ranks.settled():
+
+        def look() -> tuple[ResumePoint, bool]:
             held.enter_context(hold_run(folder))
             resume_point = find_resume_point(folder)
             has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
-            has_ended = resume_point.has_ended and has_reports
             if resume_point.has_ended:
                 check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
-            if has_ended:
+            is_done = resume_point.has_ended and has_reports
+            if is_done:
                 read_ended_ledger(folder)
-        (is_done,) = ranks.any(has_ended)
-        if is_done:
-            delete_generator_states(folder / CHECKPOINTS)
-            logger.info("the run in %s has ended; nothing is left to do", folder)
-            return
-        with ranks.settled():
+            return resume_point, is_done
+
+        def read() -> Secrets:
+            assert resume_point is not None
             read_own_evaluations(folder)
             check_witness(witness, folder, resume_point.run_id)
-            secrets = read_secrets(folder)
-        secrets = share_secrets(secrets, ranks)
+            return read_secrets(folder)
+
+        resume_point, is_done = ranks.first(look) or (None, False)
+        (is_done,) = ranks.any(is_done)
+        if is_done:
+            ranks.first(delete_generator_states, folder / CHECKPOINTS)
+            logger.info("the run in %s has ended; nothing is left to do", folder)
+            return
+        secrets = share_secrets(ranks.first(read), ranks)
         with ranks.settled():
             prepared = prepare(config, secrets, resume_point, ranks=ranks)
-            same_records(folder, prepared.training_set)
+            if ranks.is_first:
+                same_records(folder, prepared.training_set)
         prepared = sharded(agreed(prepared, ranks), ranks)
-        with ranks.settled():
-            handover = begin_handover(witness, folder, resume_point.run_id)
+        run_id = None if resume_point is None else resume_point.run_id
+        handover = ranks.first(begin_handover, witness, folder, run_id)
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
 
 
@@ -231,30 +252,33 @@ def finish(
     ranks: Ranks = ALONE,
 ) -> None:
     """Scores, trains, scores again and reports; a run that goes on keeps the scores it has."""
-    config = prepared.config
-    with (
-        hint_of_resume(folder),
-        tracked(config, prepared.plan, folder) as trackings,
-        curve_beside(config, prepared.plan, wanted=with_curve) as curve,
-    ):
-        write_summary(folder, prepared.summary)
+    config, plan = prepared.config, prepared.plan
+    with ExitStack() as held:
+        if ranks.is_first:
+            held.enter_context(hint_of_resume(folder))
+        trackings = ranks.first(held.enter_context, tracked(config, plan, folder)) or ()
+        curve = ranks.first(held.enter_context, curve_beside(config, plan, wanted=with_curve))
+        ranks.first(write_summary, folder, prepared.summary)
         # A trial's steps are not those that the search takes in all.
-        seconds = _foretold(prepared, resume_point) if with_curve else 0.0
-        (has_none,) = ranks.any(not has_scores(folder, "before"))
+        seconds = 0.0
+        if ranks.is_first and with_curve:
+            seconds = _foretold(prepared, resume_point)
+        is_scored = ranks.first_to_all(has_scores, folder, "before")
         began = time.monotonic()
-        if has_none:
-            write_scores(config, folder, score(prepared, "before", ranks))
+        if not is_scored:
+            ranks.first(write_scores, config, folder, score(prepared, "before", ranks))
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
+        canaries = ranks.first(white_box, prepared, folder) or ()
         train(
             config,
-            prepared.plan,
+            plan,
             folder,
             prepared.model,
             prepared.processor,
             prepared.training_set,
             resume_point,
-            listeners=(*trackings, *white_box(prepared, folder)),
+            listeners=(*trackings, *canaries),
             handover=handover,
             state_at_start=state,
             curve=curve,
@@ -265,10 +289,11 @@ def finish(
             shards=prepared.shards,
         )
         if scheduled is not None:
-            scheduled.publish()
+            ranks.first(scheduled.publish)
         evaluations = score(prepared, "after", ranks)
-        evaluations += not_evaluated(config)
-        hand_over_end(handover, folder)
-        spent = finished_curve(curve)
-        report(config, prepared.plan, folder, prepared.counts, evaluations, spent)
-        conclude(trackings, folder)
+        if ranks.is_first:  # The others have ended: nothing here waits for them.
+            evaluations += not_evaluated(config)
+            hand_over_end(handover, folder)
+            spent = finished_curve(curve)
+            report(config, plan, folder, prepared.counts, evaluations, spent)
+            conclude(trackings, folder)

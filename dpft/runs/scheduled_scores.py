@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 def scheduled_scores(
-    prepared: Prepared, folder: Path | None, ranks: Ranks = ALONE
+    prepared: Prepared, folder: Path, ranks: Ranks = ALONE
 ) -> "ScheduledScores | None":
     """Returns what scores a run's model between its steps; None where nothing asks for it.
 
     Args:
         prepared: The run.
-        folder: Of the run; None on all processes but the first.
+        folder: Of the run; the first process writes there.
         ranks: The run's processes, each of which reads a share of the records.
     """
     config, size = prepared.config, prepared.plan.size.num_examples
@@ -46,13 +46,12 @@ def scheduled_scores(
 class ScheduledScores:
     """Scores a model at every multiple of ``every`` steps but the last; a ``StepEvaluation``."""
 
-    def __init__(
-        self, prepared: Prepared, folder: Path | None, *, every: int, ranks: Ranks
-    ) -> None:
+    def __init__(self, prepared: Prepared, folder: Path, *, every: int, ranks: Ranks) -> None:
         """Scores ``prepared``'s model; see ``scheduled_scores``."""
         self._prepared, self._folder, self._every, self._ranks = prepared, folder, every, ranks
-        known = [] if folder is None else _read(folder / PRIVATE_SCORES_BY_STEP)
+        known = ranks.first(_read, folder / PRIVATE_SCORES_BY_STEP) or []
         self._points = {point["step"]: point for point in known}
+        """Those of the first process; no other has any."""
         self._windows = StepWindows(0, 0, every)
         self._due = self._windows
 
@@ -60,26 +59,27 @@ class ScheduledScores:
         """Goes on after ``step`` steps; scores of later ones are of weights that are gone."""
         self._windows = StepWindows(step, last_step, self._every)
         self._due = StepWindows(0, last_step, self._every)
-        if self._folder is not None:
-            logger.info(
-                "scores of the public split %s every %d steps, in %s",
-                self._prepared.config.eval.split, self._every, SCORES_BY_STEP,
-            )  # fmt: skip
-            if last_step < 2 * self._every:
-                logger.warning(
-                    "%s=%g scores nothing while training: %d steps have no %d before the last %d",
-                    *self._asked(), last_step, self._every, self._every,
-                )  # fmt: skip
-            self._points = {known: self._points[known] for known in self._points if known <= step}
-            path = self._folder / SCORES_BY_STEP
-            if any(point["step"] > step for point in _read(path)):
-                path.unlink()
-                self.publish()
-        (is_missing,) = self._ranks.any(
-            self._folder is not None and self._is_due(step) and step not in self._points
-        )
+        is_missing = self._ranks.first_to_all(self._go_back, step, last_step)
         if is_missing:  # It broke off between the step's checkpoint and its score.
             self._score(step, epsilon)
+
+    def _go_back(self, step: int, last_step: int) -> bool:
+        """Drops scores of later steps, and returns whether that of ``step`` is due and missing."""
+        logger.info(
+            "scores of the public split %s every %d steps, in %s",
+            self._prepared.config.eval.split, self._every, SCORES_BY_STEP,
+        )  # fmt: skip
+        if last_step < 2 * self._every:
+            logger.warning(
+                "%s=%g scores nothing while training: %d steps have no %d before the last %d",
+                *self._asked(), last_step, self._every, self._every,
+            )  # fmt: skip
+        self._points = {known: self._points[known] for known in self._points if known <= step}
+        path = self._folder / SCORES_BY_STEP
+        if any(point["step"] > step for point in _read(path)):
+            path.unlink()
+            self.publish()
+        return self._is_due(step) and step not in self._points
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
         """Scores the model if it is due, and shows what may be shown."""
@@ -90,7 +90,7 @@ class ScheduledScores:
 
     def publish(self) -> None:
         """Writes all points into the public file; on the first process, at a time that may show."""
-        if self._folder is None or not self._points:
+        if not self._points:
             return
         path = self._folder / SCORES_BY_STEP
         known = {point["step"] for point in _read(path)}
@@ -119,7 +119,7 @@ class ScheduledScores:
             ranks=self._ranks,
             shown=False,  # A bar of the steps may stand there, and its lines would tell times.
         )
-        if self._folder is None:
+        if not self._ranks.is_first:
             return
         self._points[step] = _point(step, epsilon, scores)
         points = [self._points[known] for known in sorted(self._points)]

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import dpft
 from dpft.config.keys import plain
-from dpft.config.schema import EvaluateConfig, GenerateConfig, TrainConfig
+from dpft.config.load import from_values
+from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import KEY_BYTES, new_key
 from dpft.errors import InputError
@@ -57,6 +58,31 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
                     f" {different[0]} on rank {rank} than on rank 0; start all of them with the"
                     " same words, from the same installation."
                 )
+
+
+def share_settings(
+    own: tuple[TrainConfig, Path, bool] | None, ranks: Ranks
+) -> tuple[TrainConfig, Path, bool]:
+    """Returns the first process's configuration and folder, and whether its run goes on.
+
+    Where a restart finds that the run has begun, they are those of that run. The other processes
+    write to no file of the folder but their shards of a checkpoint.
+
+    Args:
+        own: On the first process; None on the others.
+        ranks: The processes.
+    """
+    if ranks.size == 1:
+        assert own is not None
+        return own
+    said = b""
+    if own is not None:
+        config, folder, goes_on = own
+        said = json.dumps([plain(config), str(folder.absolute()), goes_on]).encode()
+    values, path, goes_on = json.loads(ranks.broadcast(said))
+    if own is not None:
+        return own
+    return from_values(values, TrainConfig, polymorphic=POLYMORPHIC), Path(path), goes_on
 
 
 def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:

@@ -1,8 +1,8 @@
 """What ``dpft train`` does with a model: prove the clipper on it, and train it."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.accounting.background import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
+from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
@@ -27,15 +28,14 @@ from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.runs.spent_epsilon import epsilon_so_far
 from dpft.training.checkpoint import delete_generator_states
-from dpft.training.following import follow_ordinarily, follow_privately
 from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
+from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.recipe import Recipe, prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Clipped, Session, train_ordinarily
+from dpft.training.session import Session, prepare_training_state
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +113,29 @@ def train(
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> None:
-    """Takes every step that is left and saves the model; one that ended is only read back."""
+    """Takes every step that is left and saves the model; one that ended is only read back.
+
+    Args:
+        config: Of the run.
+        plan: Of the run.
+        folder: Of the run.
+        model: Prepared, its clipper proved.
+        processor: What is saved beside it.
+        training_set: This process's share of the records.
+        resume_point: Where the run goes on from; None: it begins, or this is not the first process.
+        listeners: Who hears of the steps; nobody but on the first process.
+        handover: To the witness; None but on the first process.
+        state_at_start: As ``digests_at_start``; None but on the first process.
+        curve: Of epsilon, while it is computed; None but on the first process.
+        foretold: How long it will take, in words.
+        evaluation: Scores the model between steps.
+        ranks: The run's processes.
+        shards: ``model``, where each of them has but a shard of it.
+    """
 
     def save_model() -> str:
-        with _whole_to_save(config.method, shards, ranks):
+        held = held_to_save(config.method, model)
+        with nullcontext() if shards is None else gathered(shards, held=held):
             config.method.save(model, folder / MODEL)
             processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
@@ -124,7 +143,14 @@ def train(
             return write_released(folder / MODEL)
 
     session = Session(
-        **vars(recipe_of(config, plan, model, training_set, ranks, shards, evaluation)),
+        model=model,
+        method=config.method,
+        phases=plan.phases,
+        training_set=training_set,
+        settings=config.train,
+        optimizer=config.optimizer,
+        scheduler=config.scheduler,
+        num_examples=plan.size.num_examples,
         folder=folder,
         save_model=save_model,
         show_diagnostics=config.privacy.show_diagnostics,
@@ -132,20 +158,23 @@ def train(
         handover=handover,
         state_at_start=state_at_start,
         foretold=foretold,
+        evaluation=evaluation,
+        ranks=ranks,
+        shards=shards,
     )
+    (has_ended,) = ranks.any(resume_point is not None and resume_point.has_ended)
     guarantee = config.privacy.guarantee
-    if resume_point is not None and resume_point.has_ended:
-        _check_end(resume_point, plan)
-        if guarantee is not None:
-            check_promises(resume_point, guarantee)
+    if has_ended:
+        ranks.first(_check_end, resume_point, plan, guarantee)
         training_state = prepare_training_state(session, plan.steps, resume_point)
         ended = Start(done=plan.steps, last_step=plan.steps, secrets={})
         share_start(ended, training_state, ranks)
-        delete_generator_states(folder / CHECKPOINTS)
-        _serve_saving(shards, ranks)
+        ranks.first(delete_generator_states, folder / CHECKPOINTS)
         return
     if plan.privacy is None or guarantee is None:
-        train_ordinarily(session, plan.steps, resume_point, clipped=_clipped(config, plan))
+        clips, unnoised = config.privacy.clips, plan.unnoised
+        clipped = None if clips is None or unnoised is None else Clipped(unnoised, clips)
+        train_ordinarily(session, plan.steps, resume_point, clipped=clipped)
         return
     train_privately(
         session,
@@ -154,41 +183,6 @@ def train(
         epsilon_after=epsilon_so_far(config, plan.privacy, curve),
         resume_point=resume_point,
     )
-
-
-def follow_training(
-    config: TrainConfig,
-    plan: RunPlan,
-    model: PreTrainedModel,
-    training_set: TrainingSet,
-    ranks: Ranks,
-    shards: ShardedModel | None = None,
-    evaluation: StepEvaluation | None = None,
-) -> None:
-    """Takes the steps that the first process takes, and writes nothing."""
-    recipe = recipe_of(config, plan, model, training_set, ranks, shards, evaluation)
-    guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
-        follow_ordinarily(recipe, plan.steps, clipped=_clipped(config, plan))
-    else:
-        follow_privately(recipe, plan.privacy, guarantee)
-    _serve_saving(shards, ranks)
-
-
-def _clipped(config: TrainConfig, plan: RunPlan) -> Clipped | None:
-    """Returns how a non-private run clips; None where it does not."""
-    clips = config.privacy.clips
-    return None if clips is None or plan.unnoised is None else Clipped(plan.unnoised, clips)
-
-
-@contextmanager
-def _whole_to_save(method: Method, shards: ShardedModel | None, ranks: Ranks) -> Iterator[None]:
-    """Lets the first process save a model, whose shards the others send it (``_serve_saving``)."""
-    if shards is None:
-        yield
-        return
-    with ranks.settled(), gathered(shards, held=held_to_save(method, shards.model)):
-        yield
 
 
 def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], bool]:
@@ -202,44 +196,18 @@ def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], b
     return lambda p: not method.saves_whole_model and (saves_base or p.requires_grad)
 
 
-def _serve_saving(shards: ShardedModel | None, ranks: Ranks) -> None:
-    """Sends the first process what it saves of a model in shards."""
-    if shards is not None:
-        with ranks.settled():
-            pass
-
-
-def recipe_of(
-    config: TrainConfig,
-    plan: RunPlan,
-    model: PreTrainedModel,
-    training_set: TrainingSet,
-    ranks: Ranks,
-    shards: ShardedModel | None = None,
-    evaluation: StepEvaluation | None = None,
-) -> Recipe:
-    """Returns what a run's steps are taken with."""
-    return Recipe(
-        model=model,
-        method=config.method,
-        phases=plan.phases,
-        training_set=training_set,
-        settings=config.train,
-        optimizer=config.optimizer,
-        scheduler=config.scheduler,
-        num_examples=plan.size.num_examples,
-        evaluation=evaluation,
-        ranks=ranks,
-        shards=shards,
-    )
-
-
-def _check_end(resume_point: ResumePoint, plan: RunPlan) -> None:
-    """Refuses to take a run without a ledger for ended before its last step.
+def _check_end(
+    resume_point: ResumePoint | None, plan: RunPlan, guarantee: DifferentialPrivacy | None
+) -> None:
+    """Refuses a run that has ended but not as it was bound to.
 
     Raises:
-        StateError: Its generator states are gone all the same.
+        InputError: Its configuration was edited in what its report promises.
+        StateError: It has no ledger, and its generator states are gone before its last step.
     """
+    assert resume_point is not None
+    if guarantee is not None:
+        check_promises(resume_point, guarantee)
     checkpoint = resume_point.checkpoint
     if resume_point.ledger is None and checkpoint.step < plan.steps:
         raise StateError(

@@ -63,15 +63,16 @@ def save_checkpoint(
 ) -> Path:
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
-    The older ones that are left lose their secret keys. Of a model in shards the first rank calls
-    this while all others call ``help_save``.
+    The older ones that are left lose their secret keys. Of a model in shards every rank calls this
+    and writes its own; a whole one is written by rank 0, which alone calls it.
 
     Args:
         folder: The run's ``private/checkpoints``; made if need be.
         step: Steps taken; 0 before the first.
         training_state: Model, optimizer and schedule.
-        run: What the run is bound to: plan, environment, lines and head of the ledger.
-        generators: Secret keys or generator states, of this step and not of an earlier one.
+        run: What the run is bound to: plan, environment, lines and head of the ledger; rank 0's.
+        generators: Secret keys or generator states, of this step and not of an earlier one; rank
+            0's.
         keep: Checkpoints to leave.
         shards: The model, where each rank has a shard of it.
 
@@ -80,14 +81,15 @@ def save_checkpoint(
 
     Raises:
         RunError: A rank could not write; the checkpoint before is whole.
-        SaidElsewhere: Another rank than the first could not, and this one says why.
+        SaidElsewhere: Another rank could not, and rank 0 says why.
     """
     ranks = ALONE if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
-    with ranks.settled():
-        partial = _empty_partial(target)
+    partial = target.with_name(f".{target.name}.partial")
+    ranks.first(_make_empty, partial)
     checksums = write_tensors(partial, training_state, shards)
-    with ranks.settled():
+
+    def complete() -> None:
         keys_changed = 0
         if generators is not None:
             keys_changed = write_key_file(partial / KEYS, generators)
@@ -103,31 +105,18 @@ def save_checkpoint(
         write_state(partial, state)
         _put_in_place(partial, target)
         _drop_older(folder, keep)
+
+    ranks.first(complete)
     return target
 
 
-def help_save(training_state: TrainingState, shards: ShardedModel) -> None:
-    """Writes this rank's shard of the checkpoint that the first rank saves at the same time.
-
-    Raises:
-        SaidElsewhere: A rank could not write, and the first one says why.
-    """
-    with shards.ranks.settled():
-        pass  # The first one makes the folder.
-    write_tensors(None, training_state, shards)
-    with shards.ranks.settled():
-        pass  # It writes the keys and the state, and gives the folder its name.
-
-
-def _empty_partial(target: Path) -> Path:
+def _make_empty(partial: Path) -> None:
     """Makes the folder to write a checkpoint in; removes those that killed processes left."""
-    target.parent.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(target.parent.parent)
-    for stale in target.parent.glob(PARTIAL_CHECKPOINT):
+    partial.parent.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(partial.parent.parent)
+    for stale in partial.parent.glob(PARTIAL_CHECKPOINT):
         shutil.rmtree(stale)
-    partial = target.with_name(f".{target.name}.partial")
     partial.mkdir(mode=0o700)
-    return partial
 
 
 def _put_in_place(partial: Path, target: Path) -> None:

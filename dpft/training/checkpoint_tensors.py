@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpft.errors import RunError, StateError
 from dpft.parallel.local import from_rows, is_cut, local, rows_here
-from dpft.parallel.ranks import Ranks, first_path
+from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.run_folder import OPTIMIZER, WEIGHTS, shard_name
 from dpft.training.tensor_files import TensorFiles, checksum, save_tensors
@@ -31,14 +31,14 @@ from dpft.training.training_state import (
 
 
 def write_tensors(
-    folder: Path | None, training_state: TrainingState, shards: ShardedModel | None
+    folder: Path, training_state: TrainingState, shards: ShardedModel | None
 ) -> dict[str, str]:
     """Writes weights and moments to a checkpoint's folder; returns each file's checksum.
 
     Every rank of a model in shards calls it, and learns all checksums.
 
     Args:
-        folder: The first rank's, empty; None on the others.
+        folder: Empty, and the same on every rank.
         training_state: This rank's.
         shards: The model, where this rank has a shard of it.
 
@@ -47,16 +47,13 @@ def write_tensors(
         SaidElsewhere: On another rank, where the first one says so.
     """
     if shards is None:
-        assert folder is not None
         return _write_own(folder, training_state, 0, 1)
     ranks, (row, place) = shards.ranks, shards.grid.place
-    shared = first_path(folder, ranks)
-    assert shared is not None
     own: dict[str, str] = {}
     with ranks.settled():
         if row == 0:
-            check_reachable(shared, ranks)
-            own = _write_own(shared, training_state, place, shards.grid.shard_size)
+            check_reachable(folder, ranks)
+            own = _write_own(folder, training_state, place, shards.grid.shard_size)
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
     return {name: written for each in everyones for name, written in each.items()}
 

@@ -10,6 +10,7 @@ run's ``private/`` and goes with the steps.
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,11 +119,11 @@ def compiled_calls(model: nn.Module, compilation: Compilation | None) -> Iterato
 
 
 @contextmanager
-def private_cache(run: Path, *, wanted: bool) -> Iterator[None]:
+def private_cache(run: Path | None, *, wanted: bool) -> Iterator[None]:
     """Keeps what compilers write in a run's private folder meanwhile, and deletes it at the end.
 
     Args:
-        run: The run's folder.
+        run: The run's folder; None on all of its processes but the first: a temporary one.
         wanted: Whether anything is compiled.
     """
     if not wanted:
@@ -130,7 +131,7 @@ def private_cache(run: Path, *, wanted: bool) -> Iterator[None]:
         return
     from torch._inductor import config as inductor  # Which takes a while.
 
-    folder = private_path(run, COMPILED)
+    folder = Path(tempfile.mkdtemp()) if run is None else private_path(run, COMPILED)
     before = {name: os.environ.get(name) for name in CACHES}
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(mode=0o700)

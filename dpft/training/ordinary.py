@@ -1,4 +1,4 @@
-"""Gradients without noise behind the interface of the private engine: ordinary ones, and clipped.
+"""Training without noise: ordinary gradients or clipped ones, of engines that take private steps.
 
 Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon. With a
 clipping norm it is a private run but for its noise (the rows "clipped, no noise" of the papers):
@@ -6,8 +6,9 @@ the same Poisson draws, the same clipped sums, the same divisor. So what it lack
 training is what clipping costs, and what a private run lacks against it is what noise costs.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,10 +25,116 @@ from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.dropout import private_dropout
 from dpft.privacy.keys import AgingKey, secret_key
 from dpft.privacy.phased_clipper import PhasedClipper
-from dpft.privacy.plan import ClippingPlan
+from dpft.privacy.plan import ClippingPlan, write_plan
+from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
+from dpft.run_folder import CHECKPOINTS
+from dpft.training.checkpoint import delete_generator_states
+from dpft.training.compiling import compilation_of, compiled_calls
+from dpft.training.replicas import Start, share_start
+from dpft.training.resume import CLIPPING, ResumePoint
+from dpft.training.session import Session, prepare_training_state, take_steps
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """How a non-private run clips."""
+
+    plan: ClippingPlan
+    privacy: Clipping
+
+
+def train_ordinarily(
+    session: Session,
+    steps: int,
+    resume_point: ResumePoint | None = None,
+    *,
+    clipped: Clipped | None = None,
+) -> None:
+    """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
+
+    Args:
+        session: Everything the run trains with.
+        steps: The step to end at.
+        resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
+            the first process.
+        clipped: What is drawn and how each gradient is clipped; None: ordinary training.
+
+    Raises:
+        RunError: A weight is no longer finite.
+    """
+
+    def beginning() -> Start:
+        if resume_point is None:
+            return Start(done=0, last_step=steps, secrets={})
+        checkpoint = resume_point.checkpoint
+        state = checkpoint.read_keys().content
+        return Start(done=checkpoint.step, last_step=steps, secrets=state, goes_on=True)
+
+    training_state = prepare_training_state(session, steps, resume_point)
+    start = share_start(session.ranks.first(beginning), training_state, session.ranks)
+    done, goes_on, state = start.done, start.goes_on, start.secrets or None
+    session.method.begin_step(session.model, min(done, steps - 1))
+    bound = {} if clipped is None else {CLIPPING: write_plan(clipped.plan)}
+    with _engine(session, steps, done, state, clipped) as engine:
+        take_steps(
+            session,
+            engine,
+            training_state,
+            beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
+            goes_on=goes_on,
+            max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
+        )
+    session.ranks.first(session.save_model)
+    session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
+
+
+@contextmanager
+def _engine(
+    session: Session,
+    steps: int,
+    done: int,
+    state: Mapping[str, Any] | None,
+    clipped: Clipped | None,
+) -> Iterator["OrdinaryEngine | ClippedEngine"]:
+    """Yields where a non-private run's gradients come from, once the weights are its own.
+
+    Args:
+        session: What steps are taken with.
+        steps: The step to end at.
+        done: Steps that the weights have taken.
+        state: Of the engine then; None: it draws from the first step on.
+        clipped: What is drawn and how each gradient is clipped; None: nothing is clipped.
+    """
+    seed, scale = session.settings.seed, session.settings.backward_scale
+    compilation = compilation_of(session.training_set)
+    if clipped is not None:
+        options = clipped.privacy.clipping_options(scale)
+        yield ClippedEngine(
+            session.model,
+            plan=clipped.plan,
+            options=replace(options, compilation=compilation, shards=session.shards),
+            seed=seed,
+            state=state,
+            steps_taken=done,
+            ranks=session.ranks,
+            shards=session.shards,
+        )
+        return
+    with compiled_calls(session.model, compilation):
+        yield OrdinaryEngine(
+            session.model,
+            steps=steps,
+            batch_size=session.batch_size,
+            seed=seed,
+            loss_scale=scale,
+            state=state,
+            steps_taken=done,
+            ranks=session.ranks,
+            shards=session.shards,
+        )
 
 
 class OrdinaryEngine:

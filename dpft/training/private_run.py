@@ -9,9 +9,11 @@ rule 9).
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpft.errors import SaidElsewhere
 from dpft.fused_head import loss_head_of
 from dpft.parallel.gathering import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
@@ -19,16 +21,15 @@ from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import Ledger, LedgerRecord
+from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.privacy.step_log import StepLog
+from dpft.privacy.step_log import NoLedger, StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
 from dpft.training.loss_scale import LOSS_SCALE, AdaptiveLossScale, scale_record, scaled
-from dpft.training.recipe import prepare_training_state
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
     ResumePoint,
@@ -38,7 +39,7 @@ from dpft.training.resume import (
     frozen_digests,
     promises,
 )
-from dpft.training.session import Session, take_steps
+from dpft.training.session import Session, prepare_training_state, take_steps
 from dpft.training.training_state import (
     TrainingState,
     moved_while_frozen,
@@ -59,12 +60,16 @@ def train_privately(
 ) -> None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
 
+    Where a step that is taken again does not come out as it was, all processes go back to the
+    checkpoint and go on with new keys.
+
     Args:
         session: Everything the run trains with.
         plan: The mechanism that was accounted for.
         privacy: How it is carried out.
         epsilon_after: What a number of noisy steps costs, for progress and listeners.
-        resume_point: Where the run broke off, to go on from there; None: it begins.
+        resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
+            the first process.
 
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
@@ -72,15 +77,15 @@ def train_privately(
         StateError: The checkpoint is of another model.
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
-    if resume_point is None:
-        run.begin()
-        return
-    check_promises(resume_point, privacy)
     try:
-        run.replay(resume_point)
-    except ReplayError as error:
+        run.take_steps(resume_point)
+        return
+    except (ReplayError, SaidElsewhere) as error:
+        if isinstance(error, SaidElsewhere) and error.kind != ReplayError.__name__:
+            raise
         logger.warning("%s", error)
-        run.reseed(find_resume_point(session.folder))
+    broken_off = session.ranks.first(find_resume_point, session.folder)
+    run.take_steps(broken_off, reseeds=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,65 +114,129 @@ class PrivateRun:
             fused_head=loss_head_of(session.model) is not None,
         )
 
-    def begin(self) -> None:
-        """Takes every step, from the first."""
-        handover = self.session.handover
-        run_id = None if handover is None else handover.run_id
-        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
-        with Ledger(path, plan=plan, run_id=run_id) as ledger:
-            randomness = self._fresh_randomness(0, step=0)
-            self._train(ledger, None, randomness, journaled=0, last_step=self.plan.steps)
+    def take_steps(self, resume_point: ResumePoint | None, *, reseeds: bool = False) -> None:
+        """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
-    def replay(self, resume_point: ResumePoint) -> None:
-        """Goes on as if nothing had happened: redone steps have the noise they had.
+        Args:
+            resume_point: As ``train_privately``.
+            reseeds: Whether redone steps are to have new noise, though they could be replayed.
 
         Raises:
-            ReplayError: A redone step would have the same noise and another sum.
+            ReplayError: A redone step would have the same noise and another sum; said on the first
+                process, and on the others ``SaidElsewhere``.
         """
-        broken = resume_point.ledger
-        if resume_point.checkpoint.run["environment"] != self.environment:
-            raise ReplayError("the run goes on in another environment than it broke off in")
-        if broken is None or not resume_point.checkpoint.has_keys:
-            raise ReplayError("the secret keys of the checkpoint are gone")
-        keys = resume_point.checkpoint.read_keys()
-        if not keys.original:
-            raise ReplayError(
-                "the folder is a copy of the run's, or was restored, and another may have its keys"
+        session, ranks = self.session, self.session.ranks
+        with ExitStack() as held:
+            opened = ranks.first(self._open, held, resume_point, reseeds=reseeds)
+            journal, own_start = (None, None) if opened is None else opened
+            training_state = prepare_training_state(session, self.plan.steps, resume_point)
+            start = share_start(own_start, training_state, ranks)
+            done, last_step, goes_on = start.done, start.last_step, start.goes_on
+            seed, device = self.privacy.noise_seed, session.training_set.device
+            randomness = restore_randomness(device, start.secrets, seed, rank=ranks.rank)
+            log, loss_scale = scaled(session.settings, journal or NoLedger(), start.loss_scale)
+            del opened, own_start, start  # They hold the keys of the step.
+            released, frozen = self._frozen(training_state, resume_point)
+            moved = moved_while_frozen(training_state)
+            session.method.begin_step(session.model, min(done, self.plan.steps - 1))
+            engine = self._engine(log, loss_scale, randomness, done, last_step, moved)
+
+            def beside_state() -> dict[str, Any]:
+                assert journal is not None and frozen is not None
+                bound = self._bound_to(journal, frozen) | scale_record(loss_scale)
+                return {"run": bound, "generators": engine.secret_keys()}
+
+            def close() -> None:
+                assert journal is not None
+                if isinstance(loss_scale, AdaptiveLossScale):
+                    loss_scale.say_where_it_stands()
+                journal.ledger.close(released=session.save_model())
+                delete_generator_states(session.folder / CHECKPOINTS)
+
+            take_steps(
+                session if journal is None else self._witnessed(journal.ledger),
+                engine,
+                training_state,
+                beside_state=beside_state,
+                goes_on=goes_on,
+                max_grad_norm=self.plan.one_max_grad_norm,
+                # of the ledger's steps: more than the weights', where some were taken again
+                epsilon_after=None
+                if journal is None
+                else lambda _: self.epsilon_after(journal.ledger.steps),
+                check_state=lambda: check_same(released.digests(), frozen or {}),
+                before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
             )
-        device = self.session.training_set.device
-        randomness = restore_randomness(device, keys.content, self.privacy.noise_seed)
-        del keys  # Else a forgotten key would be kept as long as the run goes on.
-        # Of the ledger's steps: more than the weights', where some were taken again before.
-        done = resume_point.checkpoint.step
-        stood = int(resume_point.checkpoint.run["ledger"].get("position", done))
-        last = self._last_step(done, stood)
-        with self._reopened(resume_point, broken) as ledger:
-            self._train(ledger, resume_point, randomness, journaled=stood, last_step=last)
+            ranks.first(close)
 
-    def reseed(self, resume_point: ResumePoint) -> None:
-        """Goes on with new noise: every redone step is one more step, in ledger and epsilon.
+    def _open(
+        self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool
+    ) -> tuple[JournaledLedger, Start]:
+        """Opens ledger and journal; returns where steps are recorded, and where they start.
 
-        The run ends at the last step within its budget, unless it may overspend it.
+        Redone steps have the noise they had, as if nothing had happened, where that can be; else
+        every one of them is one more step, in ledger and epsilon, and the run ends at the last step
+        within its budget, unless it may overspend it.
+
+        Args:
+            held: Closes both.
+            resume_point: Where the run broke off; None: it begins.
+            reseeds: As ``take_steps``.
         """
-        assert resume_point.ledger is not None
-        done = resume_point.checkpoint.step
-        with self._reopened(resume_point, resume_point.ledger) as ledger:
-            if resume_point.ledger.counted_steps > ledger.steps:
-                at = min(ledger.steps, self.plan.steps - 1)
-                with self._journal(ledger, ledger.steps) as journal:
-                    journal.count_abandoned_step(self.plan.mechanism_at(at))
-            last = self._last_step(done, ledger.steps)
+        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
+        if resume_point is None:
+            handover = self.session.handover
+            run_id = None if handover is None else handover.run_id
+            ledger = held.enter_context(Ledger(path, plan=plan, run_id=run_id))
+            start = Start(done=0, last_step=self.plan.steps, secrets=self._fresh_keys(0, step=0))
+            return self._journal(held, ledger, 0), start
+        check_promises(resume_point, self.privacy)
+        obstacle = "" if reseeds else self._obstacle_to_replay(resume_point)
+        if obstacle:
+            logger.warning("%s", obstacle)
+        broken, checkpoint = resume_point.ledger, resume_point.checkpoint
+        assert broken is not None
+        ledger = held.enter_context(
+            Ledger.reopen(path, broken, plan=plan, run_id=resume_point.run_id)
+        )
+        done = checkpoint.step
+        if obstacle or reseeds:
+            stands = ledger.steps
+            journal = self._journal(held, ledger, stands)
+            if broken.counted_steps > stands:
+                at = min(stands, self.plan.steps - 1)
+                journal.count_abandoned_step(self.plan.mechanism_at(at))
+                stands = ledger.steps
+            secrets = self._fresh_keys(stands, step=done)
+        else:
+            # Of the ledger's steps: more than the weights', where some were taken again before.
+            stands = int(checkpoint.run["ledger"].get("position", done))
+            journal = self._journal(held, ledger, stands)
+            secrets = dict(checkpoint.read_keys().content)
+        last = self._last_step(done, stands)
+        if obstacle or reseeds:
             logger.warning(
                 "steps from %d on are taken with new noise: %d steps are in the ledger already,"
                 " and the run ends with step %d of %d",
-                done + 1, ledger.steps, last, self.plan.steps,
+                done + 1, stands, last, self.plan.steps,
             )  # fmt: skip
-            randomness = self._fresh_randomness(ledger.steps, step=done)
-            self._train(ledger, resume_point, randomness, journaled=ledger.steps, last_step=last)
+        scale = checkpoint.run.get(LOSS_SCALE)
+        return journal, Start(
+            done=done, last_step=last, secrets=secrets, goes_on=True, loss_scale=scale
+        )
 
-    def _reopened(self, resume_point: ResumePoint, broken: LedgerRecord) -> Ledger:
-        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
-        return Ledger.reopen(path, broken, plan=plan, run_id=resume_point.run_id)
+    def _obstacle_to_replay(self, resume_point: ResumePoint) -> str:
+        """Returns why redone steps cannot have the noise they had; nothing where they can."""
+        checkpoint = resume_point.checkpoint
+        if checkpoint.run["environment"] != self.environment:
+            return "the run goes on in another environment than it broke off in"
+        if not checkpoint.has_keys:
+            return "the secret keys of the checkpoint are gone"
+        if not checkpoint.read_keys().original:
+            return (
+                "the folder is a copy of the run's, or was restored, and another may have its keys"
+            )
+        return ""
 
     def _last_step(self, done: int, spent: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
@@ -175,76 +244,17 @@ class PrivateRun:
             return self.plan.steps
         return min(self.plan.steps, done + max(0, self.plan.steps - spent))
 
-    def _fresh_randomness(self, spent: int, *, step: int) -> Randomness:
-        """Returns sources with new keys for step ``step`` on, after ``spent`` noisy steps."""
-        device = self.session.training_set.device
-        return make_randomness(device, self.privacy.noise_seed, step=step, after=spent)
-
-    def _train(
-        self,
-        ledger: Ledger,
-        resume_point: ResumePoint | None,
-        randomness: Randomness,
-        *,
-        journaled: int,
-        last_step: int,
-    ) -> None:
-        """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
-
-        Args:
-            ledger: New or reopened.
-            resume_point: Where the run broke off; None: it begins.
-            randomness: Where sampling, noise and dropout come from.
-            journaled: Steps of the ledger that stand; those beyond it are replayed.
-            last_step: The plan's step to end at.
-        """
-        session = self._witnessed(ledger)
-        done = 0 if resume_point is None else resume_point.checkpoint.step
-        training_state = prepare_training_state(session, self.plan.steps, resume_point)
-        start = Start(
-            done=done,
-            last_step=last_step,
-            secrets=randomness.state(done),
-            goes_on=resume_point is not None,
-            loss_scale=None
-            if resume_point is None
-            else resume_point.checkpoint.run.get(LOSS_SCALE),
-        )
-        share_start(start, training_state, session.ranks)
-        scale_state = start.loss_scale
-        del start  # It holds the keys of the step.
-        released, frozen = self._frozen(training_state, resume_point)
-        moved = moved_while_frozen(training_state)
-        session.method.begin_step(session.model, min(done, self.plan.steps - 1))
-        with self._journal(ledger, journaled) as journal:
-            log, loss_scale = scaled(session.settings, journal, scale_state)
-            engine = self._engine(log, loss_scale, randomness, done, last_step, moved)
-            take_steps(
-                session,
-                engine,
-                training_state,
-                beside_state=lambda: {
-                    "run": self._bound_to(ledger, journal, frozen) | scale_record(loss_scale),
-                    "generators": engine.secret_keys(),
-                },
-                goes_on=resume_point is not None,
-                max_grad_norm=self.plan.one_max_grad_norm,
-                # of the ledger's steps: more than the weights', where some were taken again
-                epsilon_after=lambda _: self.epsilon_after(ledger.steps),
-                check_state=lambda: check_same(released.digests(), frozen),
-                before_first_draw=ledger.begin,
-            )
-        if isinstance(loss_scale, AdaptiveLossScale):
-            loss_scale.say_where_it_stands()
-        ledger.close(released=session.save_model())
-        delete_generator_states(session.folder / CHECKPOINTS)
+    def _fresh_keys(self, spent: int, *, step: int) -> dict[str, Any]:
+        """Returns new keys for step ``step`` on, after ``spent`` noisy steps; secret."""
+        device, seed = self.session.training_set.device, self.privacy.noise_seed
+        return make_randomness(device, seed, step=step, after=spent).state(step)
 
     def _frozen(
         self, training_state: TrainingState, resume_point: ResumePoint | None
-    ) -> tuple[ReleasedState, Mapping[str, str]]:
+    ) -> tuple[ReleasedState, Mapping[str, str] | None]:
         """Returns what of the model nothing moves, and its digests before the first step.
 
-        Where the run goes on, a checkpoint of the first process says them.
+        The first process has them alone; where the run goes on, its checkpoint says them.
 
         Raises:
             RunError: The model is not what it was then, or before it ran on records.
@@ -256,18 +266,20 @@ class PrivateRun:
         moved += optimized_parameters(training_state)
         read = None if shards is None else whole_reader(shards)
         released = ReleasedState(model, moved, read)
-        with session.ranks.settled():
+
+        def digests() -> Mapping[str, str]:
             if resume_point is None and session.state_at_start is not None:
                 check_same(digests_of(model, read=read), session.state_at_start)
             now = released.digests()
             frozen = now if resume_point is None else frozen_digests(resume_point)
             check_same(now, frozen)
-        return released, frozen
+            return frozen
 
-    def _bound_to(
-        self, ledger: Ledger, journal: JournaledLedger, frozen: Mapping[str, str]
-    ) -> dict[str, Any]:
+        return released, session.ranks.first(digests)
+
+    def _bound_to(self, journal: JournaledLedger, frozen: Mapping[str, str]) -> dict[str, Any]:
         """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
+        ledger = journal.ledger
         return {
             "plan": write_plan(self.plan),
             "environment": self.environment,
@@ -290,13 +302,17 @@ class PrivateRun:
         witness = HeadWitness(session.handover, ledger, every=every)
         return replace(session, listeners=(*session.listeners, witness))
 
-    def _journal(self, ledger: Ledger, steps_done: int) -> JournaledLedger:
-        return JournaledLedger(
-            ledger,
-            private_path(self.session.folder, JOURNAL),
-            environment=self.environment,
-            steps_done=steps_done,
-        )
+    def _journal(self, held: ExitStack, ledger: Ledger, steps_done: int) -> JournaledLedger:
+        """Returns the journal, which ``held`` closes.
+
+        Args:
+            held: Closes it.
+            ledger: New or reopened.
+            steps_done: Steps of the ledger that stand; those beyond it are replayed.
+        """
+        path, environment = private_path(self.session.folder, JOURNAL), self.environment
+        journal = JournaledLedger(ledger, path, environment=environment, steps_done=steps_done)
+        return held.enter_context(journal)
 
     def _engine(
         self,
@@ -307,19 +323,20 @@ class PrivateRun:
         last_step: int,
         moved: Collection[str],
     ) -> PrivacyEngine:
+        session, privacy = self.session, self.privacy
         return PrivacyEngine(
-            self.session.model,
+            session.model,
             plan=self.plan,
             ledger=log,
             randomness=randomness,
             steps_taken=done,
             last_step=last_step,
-            engine=self.privacy.engine,
-            groups=self.privacy.groups,
-            memory_mb=self.privacy.clipper_memory_mb,
+            engine=privacy.engine,
+            groups=privacy.groups,
+            memory_mb=privacy.clipper_memory_mb,
             loss_scale=loss_scale,
-            compilation=compilation_of(self.session.training_set),
-            ranks=self.session.ranks,
-            shards=self.session.shards,
+            compilation=compilation_of(session.training_set),
+            ranks=session.ranks,
+            shards=session.shards,
             moved=moved,
         )

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,6 @@ from dpft.errors import RunError
 from dpft.parallel.local import is_cut, local
 from dpft.parallel.ranks import Ranks
 from dpft.training.loop import StepStatistics
-from dpft.training.recipe import Recipe
-from dpft.training.termination import TERMINATED
 from dpft.training.training_state import (
     TrainingState,
     model_state,
@@ -89,70 +87,6 @@ def _received(
         received[name] = own[name].detach().cpu() if name in own else blank
         ranks.copy_first([received[name]])
     return received
-
-
-@dataclass(frozen=True)
-class EndedStep:
-    """A step that all processes have ended."""
-
-    statistics: StepStatistics
-    """Of all of its records, not of one process's alone; private."""
-    non_finite: int
-    """Examples that were left out so far, of all; private."""
-    is_saved: bool
-    """Whether a checkpoint is due."""
-    stops: bool
-    """Whether the run ends here, because a process was asked to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepsTogether:
-    """What every process of a run does when its weights have moved."""
-
-    recipe: Recipe
-    last_step: int
-    """The step that the run ends at."""
-    non_finite: Callable[[], int]
-    """How many examples this process left out so far; private."""
-    terminated: Callable[[], bool]
-    """Whether SIGTERM has come to this process."""
-    first_step: int
-    """The step that it begins with."""
-    check_state: Callable[[], None] = lambda: None
-    """On the first process: refuses what is to be released and changed without noise."""
-
-    def stop(self) -> NoReturn:
-        """Ends the run on every process, once the first one's checkpoint is complete.
-
-        Else torchrun would end the first one for being late behind the others.
-
-        Raises:
-            SystemExit: With the code of a run that was terminated.
-        """
-        self.recipe.ranks.any(True)
-        raise SystemExit(TERMINATED)
-
-    def end(self, statistics: StepStatistics) -> EndedStep:
-        """Returns what all processes together say of a step.
-
-        Raises:
-            RunError: The replicas' weights are no longer the same, or what nothing moves changed.
-            SaidElsewhere: So it did on the first process.
-        """
-        ranks, step = self.recipe.ranks, statistics.step
-        (terminated,) = ranks.any(self.terminated())
-        statistics, non_finite = gathered(statistics, self.non_finite(), ranks)
-        every = self.recipe.settings.checkpoint_every
-        is_nth = every is not None and step % every == 0
-        is_saved = step == self.last_step or is_nth or terminated
-        if is_saved or step == self.first_step:
-            with ranks.settled():
-                self.check_state()
-        if is_saved:
-            shards = self.recipe.shards
-            check_equal(self.recipe.model, ranks if shards is None else shards.twins, ranks)
-        stops = terminated and step < self.last_step
-        return EndedStep(statistics, non_finite, is_saved=is_saved, stops=stops)
 
 
 def gathered(

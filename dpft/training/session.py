@@ -1,151 +1,153 @@
-"""A training session: the loop with its checkpoints, diagnostics and progress.
+"""A training session: what steps are taken with, and the loop with checkpoints and progress.
 
-What a private run adds, and in which order, is in ``private_run``.
+Every process of a run takes its steps through here, at the same time, each with its share of the
+records. Diagnostics, progress, listeners and, of a whole model, checkpoints are those of the first.
+What a private run adds, and in which order, is in ``private_run``; what one without noise adds, in
+``ordinary``.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from dpft.methods.base import Method, MethodPhase
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
+from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.plan import ClippingPlan, write_plan
-from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.witness import Handover
-from dpft.run_folder import CHECKPOINTS, private_path
-from dpft.training.checkpoint import delete_generator_states, save_checkpoint
-from dpft.training.compiling import compilation_of, compiled_calls, private_cache
+from dpft.run_folder import CHECKPOINTS
+from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
+from dpft.training.compiling import private_cache
 from dpft.training.diagnostics import Diagnostics
-from dpft.training.learning_rates import learning_rate_of
-from dpft.training.listeners import PublicStep, StepListener
-from dpft.training.loop import StepEngine, StepStatistics, train
-from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
+from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
+from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
+from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
+from dpft.training.optimizers import (
+    OptimizerConfig,
+    SchedulerConfig,
+    check_works_on_shards,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.progress import StepProgress
-from dpft.training.recipe import Recipe, prepare_training_state
-from dpft.training.replicas import EndedStep, Start, StepsTogether, share_start
-from dpft.training.resume import CLIPPING, ResumePoint
-from dpft.training.termination import termination_requests
+from dpft.training.replicas import check_equal, gathered
+from dpft.training.resume import ResumePoint
+from dpft.training.termination import TERMINATED, termination_requests
+from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Clipped:
-    """How a non-private run clips."""
-
-    plan: ClippingPlan
-    privacy: Clipping
-
-
 @dataclass(frozen=True, kw_only=True)
-class Session(Recipe):
-    """Everything a run trains with, and where the first of its processes writes."""
+class Session:
+    """Everything a run trains with, private or not, and where it writes."""
 
+    model: nn.Module
+    """Prepared by ``method``."""
+    method: Method
+    phases: tuple[MethodPhase, ...]
+    """The method's, of the steps to take."""
+    training_set: TrainingSet
+    settings: TrainingConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+    num_examples: int
+    """The public number of training examples."""
     folder: Path
-    """The run's folder; it exists."""
+    """The run's folder; the first process has made it, and writes there."""
     save_model: Callable[[], str | None]
-    """Writes the trained model where it is released from; returns its digest, for the ledger."""
+    """Writes the trained model where it is released from; returns its digest, for the ledger. The
+    first process calls it, and the others serve what it reads of a model in shards."""
     show_diagnostics: bool
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
     listeners: tuple[StepListener, ...] = ()
-    """Who else hears of the steps, public quantities only."""
+    """Who else hears of the steps, public quantities only; nobody but on the first process."""
     handover: Handover | None = None
-    """To the witness of the ledger's heads; None: there is none."""
+    """To the witness of the ledger's heads; None: there is none, or this is not the first process.
+    """
     state_at_start: Mapping[str, str] | None = None
-    """Digests of the model's state before it ran on any record; None: it has not run yet."""
+    """Digests of the model's state before it ran on any record; None: it has not run yet, or this
+    is not the first process."""
     foretold: str = ""
     """How long the run will take from here, in words, for a terminal; empty: it is not known."""
+    evaluation: StepEvaluation | None = None
+    """Scores the model between steps; None: it is scored before and after them alone."""
+    ranks: Ranks = ALONE
+    """The processes that take the steps together."""
+    shards: ShardedModel | None = None
+    """``model``, where each process has but a shard of it."""
+
+    def __post_init__(self) -> None:
+        """Refuses a share that is not this process's.
+
+        Raises:
+            ValueError: A record would be added by two processes, or by none.
+        """
+        share = Share(self.ranks.rank, self.ranks.size)
+        if self.training_set.share != share:
+            raise ValueError(f"training_set.share must be {share}, got {self.training_set.share}.")
+
+    @property
+    def batch_size(self) -> int:
+        """The expected batch size."""
+        return self.settings.batch_size(self.num_examples)
 
 
-def train_ordinarily(
-    session: Session,
-    steps: int,
-    resume_point: ResumePoint | None = None,
-    *,
-    clipped: Clipped | None = None,
-) -> None:
-    """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
+def prepare_training_state(
+    session: Session, steps: int, resume_point: ResumePoint | None
+) -> TrainingState:
+    """Returns model, optimizer and schedule as they are before the next step.
+
+    A whole model is restored on the first process, which then shares it (``share_start``). Of a
+    model in shards, each process reads its own part of the first one's checkpoint.
 
     Args:
-        session: Everything the run trains with.
-        steps: The step to end at.
-        resume_point: Where the run broke off, to go on from there; None: it begins.
-        clipped: What is drawn and how each gradient is clipped; None: ordinary training.
+        session: What steps are taken with.
+        steps: How many are planned.
+        resume_point: Where the run goes on from, on the first process; None: it begins, or this is
+            another process.
 
     Raises:
-        RunError: A weight is no longer finite.
+        InputError: The optimizer cannot work on shards.
+        StateError: The checkpoint is of another model.
+        SaidElsewhere: Another process cannot read its part, and the first one says why.
     """
-    training_state = prepare_training_state(session, steps, resume_point)
-    done = 0 if resume_point is None else resume_point.checkpoint.step
-    state = None if resume_point is None else resume_point.checkpoint.read_keys().content
-    secrets = {} if clipped is None or state is None else state
-    start = Start(done=done, last_step=steps, secrets=secrets, goes_on=resume_point is not None)
-    share_start(start, training_state, session.ranks)
-    session.method.begin_step(session.model, min(done, steps - 1))
-    bound = {} if clipped is None else {CLIPPING: write_plan(clipped.plan)}
-    with engine_without_noise(session, steps, done, state, clipped) as engine:
-        take_steps(
-            session,
-            engine,
-            training_state,
-            beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
-            goes_on=resume_point is not None,
-            max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
-        )
-    session.save_model()
-    delete_generator_states(session.folder / CHECKPOINTS)
+    if session.shards is not None:
+        check_works_on_shards(session.optimizer)
+    session.method.begin_step(session.model, 0)
+    optimizer = make_optimizer(
+        session.method.moved_parameters(session.model),
+        session.optimizer,
+        learning_rate=session.settings.peak_learning_rate,
+        weight_decay=session.settings.weight_decay,
+    )
+    factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
+    scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
+    training_state = TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
 
+    def path() -> str | None:
+        return None if resume_point is None else str(resume_point.checkpoint.path.absolute())
 
-@contextmanager
-def engine_without_noise(
-    recipe: Recipe,
-    steps: int,
-    done: int,
-    state: Mapping[str, Any] | None,
-    clipped: Clipped | None,
-) -> Iterator[OrdinaryEngine | ClippedEngine]:
-    """Yields where a non-private run's gradients come from, once the weights are its own.
+    def restore() -> None:
+        if resume_point is not None:
+            restore_checkpoint(resume_point.checkpoint.path, training_state)
 
-    Args:
-        recipe: What steps are taken with.
-        steps: The step to end at.
-        done: Steps that the weights have taken.
-        state: Of the engine then; None: it draws from the first step on, or, on another process
-            than the first of an ordinary run, is handed what that one draws.
-        clipped: What is drawn and how each gradient is clipped; None: nothing is clipped.
-    """
-    seed, scale = recipe.settings.seed, recipe.settings.backward_scale
-    compilation = compilation_of(recipe.training_set)
-    if clipped is not None:
-        options = clipped.privacy.clipping_options(scale)
-        yield ClippedEngine(
-            recipe.model,
-            plan=clipped.plan,
-            options=replace(options, compilation=compilation, shards=recipe.shards),
-            seed=seed,
-            state=state,
-            steps_taken=done,
-            ranks=recipe.ranks,
-            shards=recipe.shards,
-        )
-        return
-    with compiled_calls(recipe.model, compilation):
-        yield OrdinaryEngine(
-            recipe.model,
-            steps=steps,
-            batch_size=recipe.batch_size,
-            seed=seed,
-            loss_scale=scale,
-            state=state,
-            steps_taken=done,
-            ranks=recipe.ranks,
-            shards=recipe.shards,
-        )
+    ranks, shards = session.ranks, session.shards
+    if shards is None:
+        ranks.first(restore)
+        return training_state
+    restored = ranks.first_to_all(path)
+    if restored is not None:
+        restore_checkpoint(Path(restored), training_state, shards=shards)
+    return training_state
 
 
 def take_steps(
@@ -166,72 +168,77 @@ def take_steps(
         session: Everything the run trains with.
         engine: Where gradients come from.
         training_state: What its steps move.
-        beside_state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it.
+        beside_state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it; asked on
+            the first process.
         goes_on: Whether the checkpoint to begin with is there already.
         max_grad_norm: Norm above which a gradient counts as clipped; None: nothing is counted.
         epsilon_after: What is spent once the weights have taken a number of steps; None for a
-            non-private run.
-        check_state: Refuses what is to be released and changed without noise; asked after the first
-            step and before each checkpoint.
-        before_first_draw: Writes down what the run is bound to, once there is a checkpoint.
+            non-private run, and on all processes but the first.
+        check_state: Refuses what is to be released and changed without noise; asked on the first
+            process after the first step and before each checkpoint.
+        before_first_draw: Writes down on the first process what the run is bound to, once there is
+            a checkpoint.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
     """
-    diagnostics = Diagnostics(session.folder, max_grad_norm=max_grad_norm, goes_on=goes_on)
-    diagnostics.write_size(session.training_set, num_examples=session.num_examples)
-    progress = StepProgress(
-        steps=engine.steps,
-        taken=engine.steps_taken,
-        expected_batch_size=session.batch_size,
-        epsilon_after=epsilon_after,
-        counted="examples" if session.training_set.units is None else "units",
-        foretold=session.foretold,
-    )
+    ranks, shards = session.ranks, session.shards
 
     def save(step: int) -> None:
-        keep = session.settings.keep
-        folder = private_path(session.folder, CHECKPOINTS)
-        beside = beside_state()
-        save_checkpoint(folder, step, training_state, keep=keep, shards=session.shards, **beside)
+        if ranks.is_first or shards is not None:
+            beside = beside_state() if ranks.is_first else {}
+            folder, keep = session.folder / CHECKPOINTS, session.settings.keep
+            save_checkpoint(folder, step, training_state, keep=keep, shards=shards, **beside)
 
-    compiles = session.training_set.compile
-    with closing(diagnostics), private_cache(session.folder, wanted=compiles):
+    with ExitStack() as held:
+        diagnostics = progress = None
+        if ranks.is_first:
+            diagnostics = held.enter_context(
+                closing(Diagnostics(session.folder, max_grad_norm=max_grad_norm, goes_on=goes_on))
+            )
+            diagnostics.write_size(session.training_set, num_examples=session.num_examples)
+            progress = StepProgress(
+                steps=engine.steps,
+                taken=engine.steps_taken,
+                expected_batch_size=session.batch_size,
+                epsilon_after=epsilon_after,
+                counted="examples" if session.training_set.units is None else "units",
+                foretold=session.foretold,
+            )
+        cache = session.folder if ranks.is_first else None
+        held.enter_context(private_cache(cache, wanted=session.training_set.compile))
         if not goes_on:
             save(0)
-        before_first_draw()
-        with termination_requests() as terminated, progress:
-            after_step = AfterStep(
-                session=session,
-                training_state=training_state,
-                together=StepsTogether(
-                    recipe=session,
-                    last_step=engine.steps,
-                    non_finite=lambda: engine.non_finite,
-                    terminated=terminated,
-                    first_step=engine.steps_taken + 1,
-                    check_state=check_state,
-                ),
-                diagnostics=diagnostics,
-                save=save,
-                progress=progress,
-                epsilon_after=epsilon_after,
-            )
-            for listener in session.listeners:
-                listener.begin(engine.steps_taken)
-            if session.evaluation is not None:
-                spent = None if epsilon_after is None else epsilon_after(engine.steps_taken)
-                session.evaluation.begin(engine.steps_taken, engine.steps, spent)
-            train(
-                session.model,
-                session.training_set,
-                engine=engine,
-                optimizer=training_state.optimizer,
-                scheduler=training_state.scheduler,
-                after_step=after_step,
-                hooks=session.method,
-                ranks=session.ranks,
-            )
+        ranks.first(before_first_draw)
+        after_step = AfterStep(
+            session=session,
+            training_state=training_state,
+            engine=engine,
+            first_step=engine.steps_taken + 1,
+            terminated=held.enter_context(termination_requests()),
+            check_state=check_state,
+            save=save,
+            epsilon_after=epsilon_after,
+            diagnostics=diagnostics,
+            progress=progress,
+        )
+        if progress is not None:
+            held.enter_context(progress)
+        for listener in session.listeners:
+            listener.begin(engine.steps_taken)
+        if session.evaluation is not None:
+            spent = None if epsilon_after is None else epsilon_after(engine.steps_taken)
+            session.evaluation.begin(engine.steps_taken, engine.steps, spent)
+        train(
+            session.model,
+            session.training_set,
+            engine=engine,
+            optimizer=training_state.optimizer,
+            scheduler=training_state.scheduler,
+            after_step=after_step,
+            hooks=session.method,
+            ranks=ranks,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,37 +251,62 @@ class AfterStep:
 
     session: Session
     training_state: TrainingState
-    together: StepsTogether
-    """What every process does first."""
-    diagnostics: Diagnostics
+    engine: StepEngine
+    first_step: int
+    """The step that this session begins with."""
+    terminated: Callable[[], bool]
+    """Whether SIGTERM has come to this process."""
+    check_state: Callable[[], None]
+    """On the first process: refuses what is to be released and changed without noise."""
     save: Callable[[int], None]
     """Writes the checkpoint of a step."""
-    progress: StepProgress
     epsilon_after: Callable[[int], SpentEpsilon] | None
-    """What a number of steps has spent; None for a non-private run."""
+    """What a number of steps has spent; None for a non-private run, and beside the first."""
+    diagnostics: Diagnostics | None
+    progress: StepProgress | None
+    """Both on the first process alone."""
 
     def __call__(self, statistics: StepStatistics) -> None:
         """Ends a step.
 
         Args:
-            statistics: What the step says of its records; private.
+            statistics: What the step says of this process's records; private.
 
         Raises:
             SystemExit: The run was terminated; a checkpoint of the step is complete.
-            RunError: The weights of its processes are no longer the same.
+            RunError: The weights of its processes are no longer the same, or what nothing moves
+                changed.
+            SaidElsewhere: So it did on the first process, or the checkpoint could not be written.
         """
-        ended, step = self.together.end(statistics), statistics.step
-        self._write_diagnostics(ended)
-        self._tell_listeners(step, stops=ended.stops)
-        if ended.is_saved:
+        ranks, step, last_step = self.session.ranks, statistics.step, self.engine.steps
+        (terminated,) = ranks.any(self.terminated())
+        statistics, non_finite = gathered(statistics, self.engine.non_finite, ranks)
+        every = self.session.settings.checkpoint_every
+        is_nth = every is not None and step % every == 0
+        is_saved = step == last_step or is_nth or terminated
+        if is_saved or step == self.first_step:
+            ranks.first(self.check_state)
+        if is_saved:
+            shards = self.session.shards
+            check_equal(self.session.model, ranks if shards is None else shards.twins, ranks)
+        stops = terminated and step < last_step
+        self._write_diagnostics(statistics, non_finite)
+        self._tell_listeners(step, stops=stops)
+        if is_saved:
             self.save(step)
-        self.progress.advance(step)
-        if ended.stops:
-            self.together.stop()
+        if self.progress is not None:
+            self.progress.advance(step)
+        if stops:
+            # Once the first one's checkpoint is complete: else torchrun would end the first one
+            # for being late behind the others.
+            ranks.any(True)
+            raise SystemExit(TERMINATED)
 
-    def _write_diagnostics(self, ended: EndedStep) -> None:
-        statistics = ended.statistics
-        self.diagnostics.write(statistics, non_finite=ended.non_finite)
+    def _write_diagnostics(self, statistics: StepStatistics, non_finite: int) -> None:
+        """Writes down what the step says of all processes' records; on the first process."""
+        if self.diagnostics is None:
+            return
+        self.diagnostics.write(statistics, non_finite=non_finite)
         if self.session.show_diagnostics and statistics.losses:
             loss = float(torch.cat(statistics.losses).mean())
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
@@ -287,7 +319,7 @@ class AfterStep:
         epsilon = None if self.epsilon_after is None else self.epsilon_after(step)
         public = PublicStep(
             step=step,
-            last_step=self.together.last_step,
+            last_step=self.engine.steps,
             learning_rate=learning_rate_of(self.training_state, step),
             epsilon=epsilon,
         )

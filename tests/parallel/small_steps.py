@@ -18,7 +18,7 @@ from dpft.parallel.shares import Share
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.training.following import NoLedger
+from dpft.privacy.step_log import NoLedger
 from dpft.training.loop import TrainingSet, compute_gradient
 from dpft.training.replicas import gathered
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row

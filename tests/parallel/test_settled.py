@@ -1,9 +1,11 @@
 """Ranks go on together or not at all, and the first one says why."""
 
+from typing import Any
+
 import pytest
 
 from dpft.errors import InputError, SaidElsewhere
-from dpft.parallel.ranks import RankLost, Ranks
+from dpft.parallel.ranks import ALONE, RankLost, Ranks
 from dpft.runs.exit_codes import exit_code_of_job
 from tests.parallel.thread_ranks import together
 
@@ -39,6 +41,41 @@ def test_one_rank_says_the_sentence_of_those_that_fail_and_all_end_alike(
 ) -> None:
     outcomes = [said(each, capsys) for each in failing(*failures, error=InputError("no port."))]
     assert outcomes == [(2, "dpft: error: no port.\n"), (2, ""), (2, "")]
+
+
+def first_alone(error: Exception | None, *, to_all: bool) -> list[Any]:
+    """Returns what each of three ranks has of what rank 0 alone does, and who was asked."""
+    asked = []
+
+    def work(ranks: Ranks, *, rank: int) -> list[int]:
+        asked.append(rank)
+        if error is not None:
+            raise error
+        return [rank, 7]
+
+    def call(ranks: Ranks) -> list[int] | None:
+        ask = ranks.first_to_all if to_all else ranks.first
+        return ask(work, ranks, rank=ranks.rank)
+
+    answers = together(3, call)
+    assert asked == [0]
+    return answers
+
+
+def test_what_rank_0_alone_does_is_returned_there_or_to_all() -> None:
+    assert first_alone(None, to_all=False) == [[0, 7], None, None]
+    assert first_alone(None, to_all=True) == [[0, 7]] * 3
+    assert ALONE.first(lambda: (1, 2)) == ALONE.first_to_all(lambda: (1, 2)) == (1, 2)
+    assert not ALONE.traffic.collectives
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_where_rank_0_fails_alone_no_other_rank_waits_for_it(to_all: bool) -> None:
+    first, *others = first_alone(InputError("no port."), to_all=to_all)
+    assert isinstance(first, InputError) and str(first) == "no port."
+    assert [(each.kind, each.exit_code, each.to_say) for each in others] == [
+        ("InputError", 2, None)
+    ] * 2
 
 
 def test_of_a_crash_elsewhere_the_first_rank_says_the_kind_and_no_message(

@@ -1,14 +1,16 @@
 """What processes of a run must have in common, and what of the first one's is everybody's."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from dpft.config.schema import TrainConfig
 from dpft.errors import SaidElsewhere
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.runs import together
 from dpft.runs.resuming import Secrets
-from dpft.runs.together import check_alike, share_secrets
+from dpft.runs.together import check_alike, share_secrets, share_settings
 from tests.config.test_conf import loaded
 from tests.parallel.thread_ranks import together as on_threads
 
@@ -47,6 +49,23 @@ def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> 
     other = [*WORDS, "privacy.delta=1e-6"]
     said = met(WORDS, other)
     assert any("another dpft code on rank 1" in each for each in said)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_first_ones_configuration_and_folder_are_everybodys(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a restart too, whose words say less than the folder does; on rank 0 nothing changes."""
+    monkeypatch.chdir(tmp_path)
+    own = loaded("train", [*WORDS, "privacy.delta=1e-6"]).settings(), Path("run"), goes_on
+
+    def share(ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
+        return share_settings(own if ranks.is_first else None, ranks)
+
+    first, second = on_threads(2, share)
+    assert first is own
+    assert second == (own[0], tmp_path / "run", goes_on)
+    assert share_settings(own, ALONE) is own
 
 
 def test_the_first_ones_keys_are_everybodys() -> None:

@@ -11,7 +11,7 @@ from dpft.parallel.grid import make_grid
 from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.training.checkpoint import help_save, restore_checkpoint, save_checkpoint
+from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
@@ -83,12 +83,12 @@ def contents(state: TrainingState) -> Contents:
 def save_on(
     ranks: Ranks, folder: Path, step: int, state: TrainingState, shards: ShardedModel | None
 ) -> None:
-    """Saves a checkpoint as a run does: the first rank leads, the others help."""
+    """Saves a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
     if ranks.is_first:
         keys = {"noise": ["0102"]}
         save_checkpoint(folder, step, state, run={"plan": 1}, generators=keys, shards=shards)
     elif shards is not None:
-        help_save(state, shards)
+        save_checkpoint(folder, step, state, shards=shards)
 
 
 def saved(ranks: Ranks, folder: Path, shard_size: int | None, config: OptimizerConfig) -> Contents:

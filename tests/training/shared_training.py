@@ -1,4 +1,4 @@
-"""Whole training on several ranks, as a command does it: the first leads, the others follow."""
+"""Whole training on several ranks, as a command does it."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -14,13 +14,12 @@ from dpft.parallel.shares import Share
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
-from dpft.training.following import follow_ordinarily, follow_privately
 from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
+from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.recipe import Recipe
 from dpft.training.resume import find_resume_point
-from dpft.training.session import Clipped, Session, train_ordinarily
+from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded
 from tests.training.toy import privacy, spent
@@ -45,21 +44,17 @@ class Training:
 
 
 def train_on(ranks: Ranks, run: Training) -> Weights:
-    """Returns a rank's weights after the last step; the first leads, the others follow."""
+    """Returns a rank's weights after the last step."""
     method, model = prepared(run.case)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = run.dropout
     if run.broken_after is not None:
         die_after(run.broken_after)
-    recipe = recipe_of(ranks, run, method, model)
+    session = session_of(ranks, run, method, model)
     plan = plan_of(method, run.case)
-    if not ranks.is_first:
-        follow_privately(recipe, plan, privacy())
-    else:
-        point = find_resume_point(run.folder) if run.goes_on else None
-        session = session_of(recipe, run.folder)
-        train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
+    point = ranks.first(find_resume_point, run.folder) if run.goes_on else None
+    train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
     return weights_of(model)
 
 
@@ -70,12 +65,9 @@ def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
     Adam makes whole steps of them.
     """
     method, model = prepared(run.case)
-    recipe = replace(recipe_of(ranks, run, method, model), optimizer=SGD())
+    session = replace(session_of(ranks, run, method, model), optimizer=SGD())
     how = clipped_of(method, run.case) if run.clips else None
-    if ranks.is_first:
-        train_ordinarily(session_of(recipe, run.folder), run.case.steps, clipped=how)
-    else:
-        follow_ordinarily(recipe, run.case.steps, clipped=how)
+    train_ordinarily(session, run.case.steps, clipped=how)
     return weights_of(model)
 
 
@@ -98,10 +90,10 @@ def die_after(step: int) -> None:
     loop_module.check_weights = check_and_die
 
 
-def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Recipe:
+def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Session:
     cut = run.case.shard_size is not None and ranks.size > 1
     shards = sharded(model, run.case, ranks) if cut else None
-    return Recipe(
+    return Session(
         model=model,
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
@@ -110,6 +102,9 @@ def recipe_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> 
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,
+        folder=run.folder,
+        save_model=lambda: None,
+        show_diagnostics=False,
         ranks=ranks,
         shards=shards,
     )
@@ -121,11 +116,6 @@ def records_of(run: Training) -> TrainingSet:
         return as_ever
     others = [replace(each, input_ids=[9] * len(each.input_ids)) for each in as_ever.examples]
     return replace(as_ever, examples=others)
-
-
-def session_of(recipe: Recipe, folder: Path) -> Session:
-    own = {field.name: getattr(recipe, field.name) for field in fields(Recipe)}
-    return Session(**own, folder=folder, save_model=lambda: None, show_diagnostics=False)
 
 
 def weights_of(model: nn.Module) -> Weights:

@@ -21,8 +21,8 @@ from dpft.training.compiling import (
     private_cache,
 )
 from dpft.training.loop import TrainingSet
+from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.session import train_ordinarily
 from tests.training import toy
 
 CPU = torch.device("cpu")

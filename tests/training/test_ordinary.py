@@ -23,9 +23,8 @@ from dpft.privacy.sampling import PoissonSampler
 from dpft.training import ordinary as ordinary_module
 from dpft.training.listeners import PublicStep
 from dpft.training.optimizers import SGD
-from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
+from dpft.training.ordinary import Clipped, ClippedEngine, OrdinaryEngine, train_ordinarily
 from dpft.training.resume import find_resume_point
-from dpft.training.session import Clipped, train_ordinarily
 from tests.parallel.forked import on_ranks
 from tests.privacy.clipping.oracle import gpt2
 from tests.training.toy import session, tiny_model, training_set

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dpft.errors import InputError
+from dpft.training.ordinary import train_ordinarily
 from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
-from dpft.training.session import train_ordinarily
 from dpft.training.training_config import TrainingConfig
 from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
 

@@ -22,9 +22,9 @@ from dpft.training import checkpoint_state as state_module
 from dpft.training import loop as loop_module
 from dpft.training import tensor_files
 from dpft.training.diagnostics import read_signal_to_noise
+from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
-from dpft.training.session import train_ordinarily
 from tests.privacy.test_ledger import as_before
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 

@@ -1,18 +1,24 @@
 import json
 import stat
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError, RunError, StateError
+from dpft.methods.base import METHODS, MethodPhase
 from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import KEYS
 from dpft.training import session as session_module
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import checkpoints, read_checkpoint, save_checkpoint
+from dpft.training.optimizers import AdamW
+from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.session import train_ordinarily
+from dpft.training.resume import ResumePoint
+from dpft.training.session import Session, prepare_training_state
+from dpft.training.training_config import TrainingConfig
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
@@ -163,3 +169,60 @@ def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_pat
     object.__setattr__(own, "method", Noted(name="full"))
     train_privately(own, plan(steps=2), privacy(), epsilon_after=spent)
     assert calls == [0, "moved", 0, 0, 1]
+
+
+def prepared(method: str = "full", seed: int = 0) -> Session:
+    chosen = METHODS.named(method)(name=method)
+    settings = TrainingConfig(expected_batch_size=6, learning_rate=0.1)
+    own = session(Path(), chosen.prepare(tiny_model(seed)))
+    return replace(own, method=chosen, settings=settings)
+
+
+def test_the_batch_size_is_that_of_the_settings() -> None:
+    assert prepared().batch_size == 6
+
+
+def test_a_run_begins_with_the_models_weights_and_an_optimizer_over_what_moves() -> None:
+    """Of RGP the weights move, in the place of what trains."""
+    own = prepared("rgp")
+    state = prepare_training_state(own, 5, None)
+    assert state.model is own.model and state.scheduler.last_epoch == 0
+    (group,) = state.optimizer.param_groups
+    moved = own.method.moved_parameters(own.model)
+    assert [id(each) for each in group["params"]] == [id(each) for each in moved]
+    assert not any(each.requires_grad for each in moved) and not state.optimizer.state
+
+
+def test_a_phases_own_learning_rate_is_in_the_schedule() -> None:
+    phase = MethodPhase(method="full", steps=5, learning_rate=0.3)
+    state = prepare_training_state(replace(prepared(), phases=(phase,)), 5, None)
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
+
+
+def resume_point(folder: Path, saved: Session) -> ResumePoint:
+    """A checkpoint after a step of all ones."""
+    state = prepare_training_state(saved, 5, None)
+    for parameter in saved.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    state.scheduler.step()
+    path = save_checkpoint(folder / "checkpoints", 1, state)
+    return ResumePoint(checkpoint=read_checkpoint(path), ledger=None)
+
+
+def test_a_run_that_goes_on_has_the_checkpoints_weights_moments_and_rate(tmp_path: Path) -> None:
+    saved, other = prepared(), prepared(seed=1)
+    state = prepare_training_state(other, 5, resume_point(tmp_path, saved))
+    for found, expected in zip(other.model.parameters(), saved.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+        assert torch.equal(
+            state.optimizer.state[found]["exp_avg"], torch.full_like(found, 1 - AdamW().beta1)
+        )
+    assert state.scheduler.last_epoch == 1
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 4 / 5)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    point = resume_point(tmp_path, prepared())
+    with pytest.raises(StateError):
+        prepare_training_state(prepared("lora"), 5, point)

@@ -9,8 +9,8 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
 from dpft.training import private_run as private_run_module
 from dpft.training.listeners import PublicStep
+from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.session import train_ordinarily
 from dpft.training.trackers.base import TrackerConfig
 from dpft.training.trackers.tensorboard import TensorBoard
 from dpft.training.tracking import Tracking, Written, open_tracking
