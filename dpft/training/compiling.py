@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +123,24 @@ def private_cache(run: Path | None, *, wanted: bool) -> Iterator[None]:
     """Keeps what compilers write in a run's private folder meanwhile, and deletes it at the end.
 
     Args:
-        run: The run's folder; None on all of its processes but the first: a temporary one.
+        run: The run's folder; None on all of its processes but the first, which have one beside it
+            that nobody else can look into: when a compiler writes tells of a batch's length.
         wanted: Whether anything is compiled.
     """
     if not wanted:
         yield
         return
+    with (
+        tempfile.TemporaryDirectory() if run is None else nullcontext(run) as parent,
+        _cache_in(private_path(Path(parent), COMPILED)),
+    ):
+        yield
+
+
+@contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
     from torch._inductor import config as inductor  # Which takes a while.
 
-    folder = Path(tempfile.mkdtemp()) if run is None else private_path(run, COMPILED)
     before = {name: os.environ.get(name) for name in CACHES}
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(mode=0o700)

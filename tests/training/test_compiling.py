@@ -1,6 +1,7 @@
 """train.compile: which micro-batches are compiled, on which machine, with and without privacy."""
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def test_what_a_compiler_writes_stays_in_the_private_folder_and_goes(
         assert os.environ[CACHES[0]] == "elsewhere"
 
 
+def test_the_cache_of_another_rank_is_where_nobody_else_can_see_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's temporary folder shows everybody the time of each folder in it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with private_cache(None, wanted=True):
+        folder = Path(cache_dir())
+        (shown,) = tmp_path.iterdir()
+        assert shown in folder.parents and shown.stat().st_mode & 0o777 == 0o700
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("private", [True, False])
 def test_a_compiled_run_has_the_weights_of_one_that_is_not(
@@ -125,7 +138,7 @@ def test_a_compiled_run_has_the_weights_of_one_that_is_not(
         return None if found is None else replace(found, backend="aot_eager")
 
     weights = []
-    for module in ("private_run", "session"):
+    for module in ("private_run", "ordinary"):
         monkeypatch.setattr(f"dpft.training.{module}.compilation_of", simple)
     for compiles in (False, True):
         model = toy.tiny_model()
