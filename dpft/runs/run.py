@@ -260,13 +260,12 @@ def finish(
         curve = ranks.first(held.enter_context, curve_beside(config, plan, wanted=with_curve))
         ranks.first(write_summary, folder, prepared.summary)
         # A trial's steps are not those that the search takes in all.
-        seconds = 0.0
-        if ranks.is_first and with_curve:
-            seconds = _foretold(prepared, resume_point)
+        seconds = (ranks.first(_foretold, prepared, resume_point) if with_curve else None) or 0.0
         is_scored = ranks.first_to_all(has_scores, folder, "before")
         began = time.monotonic()
         if not is_scored:
-            ranks.first(write_scores, config, folder, score(prepared, "before", ranks))
+            evaluations = score(prepared, "before", ranks)
+            ranks.first(write_scores, config, folder, evaluations)
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(white_box, prepared, folder) or ()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dpft.run_folder import PRIVACY, REPORT
 from dpft.training.resume import find_resume_point
 from tests.stories.ranks import MINUTE, SECONDS, children, is_there, kill, started, torchrun
 from tests.stories.ranks import wait_until as wait
@@ -23,7 +24,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     made = make_workspace(tmp_path_factory.mktemp("ending"))
     said = go(made, "train", *RUN, *LAUNCHED, "hydra.run.dir=whole")
     assert "Traceback" not in said
-    assert said.count("INFO: training ") == 1
+    assert said.count("INFO: training model") == 1
     assert not list(made.root.rglob("*torchelastic*"))
     return made
 
@@ -101,6 +102,20 @@ def test_who_started_the_processes_ends_them_and_says_nothing_itself(
     assert said.count("dpft: to go on: ") == 1
     assert "Traceback" not in said
     check_goes_on(workspace, name)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_that_ended_but_for_its_reports_is_finished_on_all_ranks(
+    workspace: Workspace, strategy: str
+) -> None:
+    name = f"unreported-{strategy}"
+    go(workspace, "train", *RUN, *LAUNCHED, f"parallel={strategy}", f"hydra.run.dir={name}")
+    folder = workspace.root / name
+    ledger = (folder / "ledger.jsonl").read_bytes()
+    for file in (REPORT, PRIVACY):
+        (folder / file).unlink()
+    check_goes_on(workspace, name, strategy)
+    assert (folder / REPORT).exists() and (folder / "ledger.jsonl").read_bytes() == ledger
 
 
 def test_a_killed_rank_ends_the_others_in_one_sentence_each_and_leaves_no_folder(
