@@ -31,6 +31,8 @@ NOTES = (
 RECORDS = 300_000
 WORDS = 40
 """Of a record: about 50 tokens of the embedded model."""
+SHOWN = 0.05
+"""Seconds that a part takes in one of the runs, or it has no row."""
 COMMAND, GRADIENTS, NOISE = "command line", "first gradients, proof", "noise, ledger"
 
 
@@ -116,6 +118,8 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     for part in order:
         cells = [each.get(part, (0.0, 0.0)) for each in found.values()]
+        if max(max(cell) for cell in cells) < SHOWN:
+            continue
         table += f"| {part} | {' | '.join(f'{wall:.1f} ({own:.1f})' for wall, own in cells)} |\n"
     sums = [tuple(map(sum, zip(*each.values(), strict=True))) for each in found.values()]
     table += f"| all | {' | '.join(f'{wall:.1f} ({own:.1f})' for wall, own in sums)} |\n"

@@ -125,7 +125,7 @@ def rows(shape: Path) -> dict[str, Row]:
         "train.expected_batch_size=16", "train.micro_batch_size=8",
     )  # fmt: skip
     return {
-        "tiny": Row("embedded model, 1.8 M parameters", small, "1.20"),
+        "tiny": Row("embedded model, 1.8 M parameters", small, "1.15"),
         "gpt2": Row("GPT-2's shape, 124 M parameters", large, "1.10"),
         "compiled": Row("embedded model, both compiled", (*small, "train.compile=true"), "1.15"),
     }

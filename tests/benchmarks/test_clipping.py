@@ -16,7 +16,7 @@ def test_a_table_line_holds_median_quartiles_memory_and_the_number_of_pairs():
     )
     line = clipping.table_line(clipping.rows()["full"], result)
     assert line == (
-        "| full, book-keeping | 1.200 (1.100 to 1.300) | 1.050 | 1.08, 1.05 | 2.00 / 1.50 | 5 "
+        "| full, book-keeping | 1.200 (1.100 to 1.300) | 1.050 | 1.03, 1.04 | 2.00 / 1.50 | 5 "
         "| 12.5% |"
     )
 
