@@ -28,12 +28,13 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-class RankLost(SaidElsewhere):
-    """Another process of the run has ended, or cannot be reached."""
+class RankLost(DpftError):
+    """Another process of the run has ended, or cannot be reached: each one that is left says so."""
 
-    def __init__(self, *, is_first: bool) -> None:
-        said = "a process of the run has ended, or cannot be reached, and so all of them end."
-        super().__init__(type(self).__name__, 1, said if is_first else None)
+    def __init__(self) -> None:
+        super().__init__(
+            "a process of the run has ended, or cannot be reached, and so all of them end."
+        )
 
 
 @dataclass
@@ -240,7 +241,7 @@ class Ranks:
         try:
             collective()
         except RuntimeError as error:
-            raise RankLost(is_first=self.is_first) from error
+            raise RankLost from error
 
 
 ALONE = Ranks()

@@ -144,7 +144,7 @@ class Rounds:
         except RankLost:
             raise
         except Exception as error:
-            raise RankLost(is_first=self._ranks.is_first) from error
+            raise RankLost from error
 
     def _pass(
         self,

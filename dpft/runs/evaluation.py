@@ -136,19 +136,13 @@ def score_and_write(
         InputError: Anything does not fit, or another process writes to the run's folder.
         StateError: A file of the run is damaged.
     """
-    with started(config.parallel) as ranks:
-        check_alike(config, ranks)
+    with started(config.parallel) as ranks, ExitStack() as held:
         if not ranks.is_first:
-            with without_logging():
-                with ranks.settled():
-                    pass  # The first one looks at its folder.
-                return score(config, ranks)
-        with ExitStack() as held:
-            with ranks.settled():
-                refuse_links(folder)
-                held.enter_context(crash_kept(folder))
-                _open_folder(config, folder, held)
-            evaluations = score(config, ranks)
+            held.enter_context(without_logging())
+        check_alike(config, ranks)
+        ranks.first(_open_folder, config, folder, held)
+        evaluations = score(config, ranks)
+        if ranks.is_first:  # The others have ended: nothing here waits for them.
             if config.run is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 if write_request is not None:
@@ -161,9 +155,11 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
     """Holds a run's folder, or sees that another model's scores do not go into one.
 
     Raises:
-        InputError: They would, or another process writes to the run's.
+        InputError: They would, or another process writes to the run's, or a link is in it.
         StateError: A file of the run is damaged.
     """
+    refuse_links(folder)
+    held.enter_context(crash_kept(folder))
     if config.run is not None:
         held.enter_context(hold_run(folder))
         check_readable(folder)

@@ -4,7 +4,6 @@ Nothing here reads a record that was trained on: the model goes on from the user
 nothing where whole records were trained on.
 """
 
-import json
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +15,6 @@ from dpft.data.prompts import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import started
-from dpft.parallel.ranks import Ranks
 from dpft.parallel.silence import without_logging
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.run.synthetic import cost
@@ -51,46 +49,29 @@ def generate(config: GenerateConfig) -> Target:
     """
     quiet_transformers()
     folder = Path(config.run)
-    with started(config.parallel) as ranks:
+    with started(config.parallel) as ranks, ExitStack() as held:
+        held.enter_context(crash_kept(folder) if ranks.is_first else without_logging())
         check_alike(config, ranks)
-        if not ranks.is_first:
-            with without_logging():
-                return _write_beside(config, ranks)
-        with crash_kept(folder):
-            return _generate(config, folder, ranks)
-
-
-def _generate(config: GenerateConfig, folder: Path, ranks: Ranks) -> Target:
-    """Writes records and statement; of several processes, the first does."""
-    with ExitStack() as held:
         with ranks.settled():
-            saved = saved_run(config.run)
-            privacy = privacy_of(folder)
+            saved, privacy = saved_run(config.run), privacy_of(folder)
             trained_model, config, trained = _with_model(config, saved)
             task = written_task(config, trained)
             prompts = prompts_of(config, task, trained)
+
+        def open_files() -> list[str]:
             held.enter_context(hold_run(folder))
-            target = new_files(folder, config.to, task)
+            paths = new_files(folder, config.to, task)
             if not privacy["private"]:
                 logger.warning(cost(privacy))
+            return [str(path) for path in paths]
+
+        target = Target(*map(Path, ranks.first_to_all(open_files)))
         written = write_records(config, task, trained_model, prompts, ranks)
-        with ranks.settled():
-            write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
-    ranks.broadcast(json.dumps([str(path) for path in target]).encode())
-    _say(task, target, written)
+        ranks.first(
+            write, config, target, privacy=privacy, task=task, written=written, prompts=prompts
+        )
+        ranks.first(_say, task, target, written)
     return target
-
-
-def _write_beside(config: GenerateConfig, ranks: Ranks) -> Target:
-    """Writes a share of the texts, and no file; returns the files that the first process wrote."""
-    with ranks.settled():
-        trained_model, config, trained = _with_model(config, saved_run(config.run))
-        task = written_task(config, trained)
-        prompts = prompts_of(config, task, trained)
-    write_records(config, task, trained_model, prompts, ranks)
-    with ranks.settled():
-        pass  # The first one writes its files.
-    return Target(*map(Path, json.loads(ranks.broadcast())))
 
 
 def _with_model(

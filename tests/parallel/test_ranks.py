@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpft.errors import InputError, SaidElsewhere
+from dpft.errors import InputError
 from dpft.parallel import ranks as ranks_module
 from dpft.parallel.ranks import ALONE, RankLost, Ranks, first_numbers
 from tests.parallel.forked import LOST, on_ranks
@@ -156,7 +156,6 @@ def loses_a_rank(ranks: Ranks, moment: str) -> tuple[str, float]:
                 os._exit(0)
             ranks.all_to_all(torch.zeros(ranks.size, 2**20))
     except RankLost as error:
-        assert isinstance(error, SaidElsewhere)
         return type(error).__name__, time.monotonic() - begun
     return "nothing", 0.0
 

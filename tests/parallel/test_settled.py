@@ -88,7 +88,7 @@ def test_of_a_crash_elsewhere_the_first_rank_says_the_kind_and_no_message(
     assert said(third, capsys) == (1, "")
 
 
-def test_of_a_lost_rank_the_first_one_speaks(capsys: pytest.CaptureFixture[str]) -> None:
-    code, sentence = said(RankLost(is_first=True), capsys)
+def test_of_a_lost_rank_each_one_that_is_left_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one may be the one that is lost."""
+    code, sentence = said(RankLost(), capsys)
     assert (code, sentence[:33]) == (1, "dpft: error: a process of the run")
-    assert said(RankLost(is_first=False), capsys) == (1, "")

@@ -1,0 +1,155 @@
+"""A rank killed before, in or after a collective: the other says so and ends, and the run goes on.
+
+The processes are started without torchrun, which would end the other rank itself.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from dpft.cli.main import main
+from dpft.parallel.ranks import Ranks
+from tests.stories.murder import SECONDS
+from tests.stories.ranks import MINUTE, by_hand, free_port
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, unnamed
+
+pytestmark = pytest.mark.slow
+
+RUN = (
+    "train", *TRAINING, "train.steps=5", "train.checkpoint_every=2", "privacy.noise_multiplier=1",
+    "privacy.noise_seed=3", *EVALUATION,
+)  # fmt: skip
+MOMENTS = ("before", "in", "after")
+KILLS = 10
+SAME = ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors")
+SENTENCE = "dpft: error: a process of the run has ended, or cannot be reached"
+Kill = tuple[int, int, str]
+"""Rank, number of the collective, and the moment."""
+
+
+def start(root: Path, words: tuple[str, ...], kill: Kill | None = None) -> list[BaseProcess]:
+    """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "dpft.cli.train", "dpft.runs.run"])
+    port = free_port()
+    processes = [
+        context.Process(target=command, args=(root, words, rank, port, kill)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def command(root: Path, words: tuple[str, ...], rank: int, port: int, kill: Kill | None) -> None:
+    """Runs ``dpft words`` as one rank, and leaves how many collectives there were."""
+    os.chdir(root)
+    os.environ.update(by_hand(rank, port))
+    log = os.open(f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    calls = count_collectives(rank, kill)
+    code = main(list(words))
+    Path(f"collectives-{rank}").write_text(str(len(calls)))
+    raise SystemExit(code)
+
+
+def count_collectives(rank: int, kill: Kill | None) -> list[str]:
+    """Returns the kinds of collectives, filled as they are called; at one the rank may die."""
+    calls: list[str] = []
+    whole = Ranks.call
+
+    def call(ranks: Ranks, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
+        calls.append(kind)
+        killed, number, moment = kill or (0, 0, "")
+        if len(calls) != number:
+            whole(ranks, kind, collective, sent)
+        elif rank != killed:
+            if moment == "in":
+                time.sleep(0.5)  # The other one waits inside of it by then.
+            whole(ranks, kind, collective, sent)
+        elif moment == "in":
+            threading.Timer(0.2, die).start()
+            whole(ranks, kind, collective, sent)
+            die()
+        else:
+            if moment == "after":
+                whole(ranks, kind, collective, sent)
+            die()
+
+    Ranks.call = call  # type: ignore[method-assign]  # of a process of its own
+    return calls
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join(processes: list[BaseProcess], seconds: float = SECONDS) -> list[int | None]:
+    """Returns how the processes end; none of them outlives the call."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def logs(root: Path) -> str:
+    return "\n".join((root / f"log-{rank}").read_text() for rank in range(2))
+
+
+@pytest.fixture(scope="module", params=["parallel=ddp", "parallel=fsdp"])
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Workspace, str]:
+    """A workspace with a finished run ``whole`` of two ranks, and their strategy."""
+    made = make_workspace(tmp_path_factory.mktemp("killed"))
+    codes = join(start(made.root, (*RUN, request.param, "hydra.run.dir=whole")))
+    assert codes == [0, 0], logs(made.root)
+    return made, request.param
+
+
+def moments(collectives: int) -> list[Kill]:
+    """Returns who is killed when, spread over all of a run's collectives."""
+    choice = random.Random(5)
+    width = collectives / KILLS
+    numbers = [1 + int(width * (place + choice.random())) for place in range(KILLS)]
+    return [(at % 2, number, MOMENTS[at % 3]) for at, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("at", range(KILLS))
+def test_a_killed_rank_is_missed_in_one_sentence_and_the_run_goes_on(
+    finished: tuple[Workspace, str], at: int
+) -> None:
+    workspace, strategy = finished
+    root = workspace.root
+    counts = {(root / f"collectives-{rank}").read_text() for rank in range(2)}
+    (count,) = counts  # Every rank calls the same ones.
+    killed, number, moment = moments(int(count))[at]
+    name = f"killed-{at}"
+    words = (*RUN, strategy, f"hydra.run.dir={name}")
+    counted = [(root / f"collectives-{rank}").rename(root / f"kept-{rank}") for rank in range(2)]
+    codes = join(start(root, words, (killed, number, moment)), MINUTE)
+    assert codes[killed] == -signal.SIGKILL
+    other = (root / f"log-{1 - killed}").read_text()
+    has_ended = codes[1 - killed] == 0  # Killed after the last word between the two.
+    assert codes[1 - killed] == 1 or has_ended and int(count) - number < 2, other
+    assert other.count(SENTENCE) == (not has_ended), other
+    assert "Traceback" not in other
+    begun = (root / name / "ledger.jsonl").exists()
+    codes = join(start(root, ("train", f"resume={name}", strategy) if begun else words))
+    for rank, path in enumerate(counted):
+        path.rename(root / f"collectives-{rank}")
+    assert codes == [0, 0], logs(root)
+    for file in SAME:
+        assert unnamed(root / name / file) == unnamed(root / "whole" / file)
