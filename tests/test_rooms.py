@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,56 @@ def test_a_module_imports_only_rooms_below_its_own(room: str) -> None:
     assert {path: edges for path, edges in found.items() if edges} == {}
 
 
+def modules_of_package() -> dict[str, Path]:
+    """Returns every module of the package by its name."""
+    names = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES
+    }
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def imports_between(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Returns the modules that each source imports, of those given, anywhere in it."""
+    found = {}
+    for name, source in sources.items():
+        imported = imported_modules(source)
+        imported = {  # Of "module.name" the module, not the package that holds it.
+            each if each in sources else each.rpartition(".")[0] for each in imported
+        }
+        found[name] = imported & set(sources) - {name, "dpft"}
+    return found
+
+
+def circles(imports: Mapping[str, set[str]]) -> set[str]:
+    """Returns the modules that import each other in a loop, and those between such loops."""
+    left = {name: set(targets) for name, targets in imports.items()}
+    while True:
+        ends = {name for name, targets in left.items() if not targets & left.keys()}
+        ends |= left.keys() - set().union(*left.values())
+        if not ends:
+            return set(left)
+        left = {name: targets for name, targets in left.items() if name not in ends}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor inside functions, nor for types alone: each module is read after those it imports."""
+    sources = {name: path.read_text() for name, path in modules_of_package().items()}
+    imports = imports_between(sources)
+    assert sum(map(len, imports.values())) > len(sources), "imports are seen"
+    assert circles(imports) == set()
+
+
+def test_a_circle_is_seen() -> None:
+    sources = {
+        "a.one": "from a.two import x",
+        "a.two": "def late():\n    from a import three",
+        "a.three": "if TYPE_CHECKING:\n    import a.one",
+        "a.four": "import a.one",
+    }
+    assert circles(imports_between(sources)) == {"a.one", "a.two", "a.three"}
+    assert circles(imports_between({**sources, "a.three": ""})) == set()
+
+
 def test_every_room_has_a_level() -> None:
     assert {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/**/*.py")} <= set(LEVEL)
 
@@ -127,10 +178,7 @@ def test_a_torch_free_room_imports_no_torch(room: str) -> None:
 
 def library_files() -> set[Path]:
     """Returns the clipper's files, those that ``LIBRARY`` imports, and what they import."""
-    modules = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES
-    }
-    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    modules = modules_of_package()
     found: set[str] = set()
     new = set(LIBRARY)
     while new:

@@ -19,7 +19,6 @@ from dpft.audit.attack_curves import (
     roc_curve,
 )
 from dpft.audit.base import AuditedRun, Finding
-from dpft.audit.kinds.membership import MembershipAudit
 from dpft.audit.kinds.one_run import planned_trade_off
 from dpft.audit.likelihoods import Scorer, trained, untrained
 from dpft.audit.membership_scores import lira_scores, loss_ratio_scores, loss_scores, rmia_scores
@@ -60,22 +59,30 @@ class Records:
         return np.arange(len(self.members) + len(self.others)) < len(self.members)
 
 
-def audit_membership(run: AuditedRun, options: MembershipAudit) -> Finding:
+def audit_membership(
+    run: AuditedRun, *, references: Sequence[str], limit: int, batch_size: int
+) -> Finding:
     """Attacks a run by its own records.
+
+    Args:
+        run: Whose training has ended.
+        references: Folders of runs of the same task and model on other records.
+        limit: Most members, and most others.
+        batch_size: How many of the longest records are read at once.
 
     Raises:
         InputError: There are no others, or which records were trained on is not known, or a
             reference run is of another task or model.
     """
-    references = [_reference(run, folder) for folder in options.reference_runs]
-    with trained(run, options.batch_size) as scorer:
-        records = _records(run, scorer, options.limit)
+    others = [_reference(run, folder) for folder in references]
+    with trained(run, batch_size) as scorer:
+        records = _records(run, scorer, limit)
         after = _said(scorer, records)
-    with untrained(run, options.batch_size) as scorer:
+    with untrained(run, batch_size) as scorer:
         before = _said(scorer, records)
     said = []
-    for each in references:
-        with trained(each, options.batch_size) as scorer:
+    for each in others:
+        with trained(each, batch_size) as scorer:
             said.append(_said(scorer, records))
     curves = _curves(records.inside, after, before, np.array(said))
     bound = _bound(run)

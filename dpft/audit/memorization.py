@@ -13,6 +13,8 @@ from typing import Any
 
 from dpft.audit.extra import needed
 
+CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
+"""What a model is to write of a record."""
 _NO_WORD = re.compile(r"[^\w]")
 
 

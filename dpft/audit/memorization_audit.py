@@ -8,14 +8,20 @@ records that it was not trained on are the control.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpft.audit.extra import needed
-from dpft.audit.kinds.memorization import CONTINUATION, SPANS, Memorization
-from dpft.audit.memorization import Attempt, MemorizationScores, scores_of
+from dpft.audit.memorization import (
+    CONTINUATION,
+    SPANS,
+    Attempt,
+    MemorizationScores,
+    scores_of,
+)
 from dpft.audit.near_duplicates import METHOD, PromptSets, prompt_sets
-from dpft.audit.prefixes import cut_records, hidden_of
+from dpft.audit.prefixes import CutRow, cut_records, hidden_of
 from dpft.audit.run_records import (
     RunRecords,
     Unseen,
@@ -60,9 +66,11 @@ NO_NEAR = {
 class MemorizationResult:
     """What a model wrote of its records; private."""
 
-    options: Memorization
     hidden: str
     """What the model had to write."""
+    prefix_tokens: int
+    continuation_tokens: int
+    limit: int
     scores: dict[str, MemorizationScores]
     """By set, ``SETS``; those that are not there are left out."""
     not_there: dict[str, str]
@@ -74,14 +82,14 @@ class MemorizationResult:
         kinds = [field.name for field in fields(MemorizationScores)]
         return {
             "schema_version": SCHEMA_VERSION,
-            "audit": self.options.name,
+            "audit": "memorization",
             "private": True,
             "note": OWNERS,
             "near_duplicates": METHOD,
             "hidden": self.hidden,
-            "prefix_tokens": self.options.prefix_tokens,
-            "continuation_tokens": self.options.continuation_tokens,
-            "limit": self.options.limit,
+            "prefix_tokens": self.prefix_tokens,
+            "continuation_tokens": self.continuation_tokens,
+            "limit": self.limit,
             "not_there": self.not_there,
             **{kind: {name: scores[kind] for name, scores in by_set.items()} for kind in kinds},
         }
@@ -113,13 +121,22 @@ class MemorizationResult:
 
 
 def audit_memorization(
-    run: Path, options: Memorization, *, device: DeviceConfig
+    run: Path,
+    *,
+    hidden: str | None,
+    prefix_tokens: int,
+    continuation_tokens: int,
+    limit: int,
+    device: DeviceConfig,
 ) -> MemorizationResult:
     """Writes on a run's records with its model, and writes the scores into the run's private/.
 
     Args:
         run: The folder of a run whose training has ended.
-        options: What is asked.
+        hidden: What the model is to write; None: what it has learned.
+        prefix_tokens: That it is given of a record.
+        continuation_tokens: Most that it is to write.
+        limit: Most records of each set.
         device: Where the model runs.
 
     Raises:
@@ -136,19 +153,31 @@ def audit_memorization(
         trained = trained_model_of_run(run, config)
         encoding = trained.encoding(task, max_new_tokens=None)
         assert isinstance(encoding, TokenEncoding)  # a task of texts is in tokens
-        hidden = hidden_of(options, encoding)
-        sets, not_there = _sets(read_run_records(run, config, encoding), options.limit)
+        hidden = hidden_of(hidden, encoding)
+        sets, not_there = _sets(read_run_records(run, config, encoding), limit)
+        cut = partial(
+            cut_records,
+            encoding=encoding,
+            hidden=hidden,
+            prefix_tokens=prefix_tokens,
+            continuation_tokens=continuation_tokens,
+        )
         writer = _Writer(trained, task, encoding, device, batch_size=config.eval.batch_size)
         scores = {}
         with batch_progress("memorization", counts=False) as show:
             for name, chosen in sets.items():
-                found = writer.scores(chosen, options, name, show)
+                found = writer.scores(cut(chosen.records, rows=chosen.rows), name, show)
                 if found is None:
                     not_there[name] = "of no record is anything left to write"
                 else:
                     scores[name] = found
         result = MemorizationResult(
-            options=options, hidden=hidden, scores=scores, not_there=not_there
+            hidden=hidden,
+            prefix_tokens=prefix_tokens,
+            continuation_tokens=continuation_tokens,
+            limit=limit,
+            scores=scores,
+            not_there=not_there,
         )
         write_json(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
     return result
@@ -199,10 +228,9 @@ class _Writer:
         self._model = trained.on_device(task, device.prepare())
 
     def scores(
-        self, chosen: _Chosen, options: Memorization, name: str, show: OnProgress
+        self, cut: Sequence[CutRow], name: str, show: OnProgress
     ) -> MemorizationScores | None:
         """Returns the scores of a set; None where nothing of its records is left to write."""
-        cut = cut_records(chosen.records, self._encoding, options, chosen.rows)
         write = self._filled if self._encoding.layout.kind == MASKED else self._continued
         written = write([each.beginning for each in cut], counter(name, len(cut), show))
         if not cut:

@@ -17,7 +17,7 @@ of a record in chunks each chunk is a row.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpft.audit.kinds.memorization import CONTINUATION, SPANS, Memorization
+from dpft.audit.memorization import CONTINUATION, SPANS
 from dpft.data.corpus_rows import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, public_bits
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
@@ -58,15 +58,19 @@ class CutRow:
         return [found.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
 
 
-def hidden_of(options: Memorization, encoding: TokenEncoding) -> str:
+def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
     """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
+
+    Args:
+        asked: One of them; None: whichever it has learned.
+        encoding: How records became rows in training.
 
     Raises:
         InputError: The model has not learned to write it.
     """
     masked = encoding.layout.kind == MASKED
     fills = masked or (isinstance(encoding, CorpusEncoding) and encoding.span_corruption)
-    hidden = options.hidden or (SPANS if fills else CONTINUATION)
+    hidden = asked or (SPANS if fills else CONTINUATION)
     if hidden == SPANS and not fills:
         raise InputError(
             "audit.hidden=spans needs a run of task.objective=span_corruption or mlm, whose model"
@@ -83,7 +87,10 @@ def hidden_of(options: Memorization, encoding: TokenEncoding) -> str:
 def cut_records(
     records: Sequence[Example],
     encoding: TokenEncoding,
-    options: Memorization,
+    *,
+    hidden: str | None = None,
+    prefix_tokens: int,
+    continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
 ) -> list[CutRow]:
     """Returns the records' rows in two parts; those with nothing left to write are left out.
@@ -91,13 +98,15 @@ def cut_records(
     Args:
         records: Of a task of texts.
         encoding: How they became rows in training.
-        options: Where they are cut.
+        hidden: As ``hidden_of``.
+        prefix_tokens: That the model is given, where it writes on.
+        continuation_tokens: Most that it is to write of a row.
         rows: Of each record the numbers of the rows that are asked about; None: all.
 
     Raises:
         InputError: As ``hidden_of``.
     """
-    spans = hidden_of(options, encoding) == SPANS
+    spans = hidden_of(hidden, encoding) == SPANS
     made, counts = encoding.rows_in_chunks(records)
     ends = counts.cumsum()
     cut: list[CutRow] = []
@@ -107,18 +116,18 @@ def cut_records(
         for row in (made[at] for at in chosen):
             if spans:
                 assert isinstance(encoding, CorpusEncoding)
-                cut += _without_spans(number, row, encoding, options)
+                cut += _without_spans(number, row, encoding, continuation_tokens)
             else:
-                cut += _begun(number, row, encoding, options)
+                cut += _begun(number, row, encoding, prefix_tokens, continuation_tokens)
     return cut
 
 
 def _begun(
-    number: int, row: TokenizedExample, encoding: TokenEncoding, options: Memorization
+    number: int, row: TokenizedExample, encoding: TokenEncoding, prefix: int, most: int
 ) -> list[CutRow]:
     """Returns a row that is to be written on, or nothing."""
     seq2seq = encoding.layout.kind == SEQ2SEQ
-    end, prefix = encoding.tokenizer.eos_token_id, options.prefix_tokens
+    end = encoding.tokenizer.eos_token_id
     read, target = _parts(row, seq2seq=seq2seq)
     target = target[:-1] if target[-1:] == [end] else target
     begun: list[int] = []
@@ -136,7 +145,7 @@ def _begun(
         length = source + len(target)
         place = max(given, prefix if length > prefix else length // 2) - source
         begun, rest = target[:place], target[place:]
-    asked = tuple(rest[: options.continuation_tokens])
+    asked = tuple(rest[:most])
     if not asked:
         return []
     beginning = Beginning(
@@ -158,7 +167,7 @@ def _parts(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int
 
 
 def _without_spans(
-    number: int, row: TokenizedExample, encoding: CorpusEncoding, options: Memorization
+    number: int, row: TokenizedExample, encoding: CorpusEncoding, most: int
 ) -> list[CutRow]:
     """Returns a row whose spans are to be filled, or nothing."""
     ids, before = row.input_ids, 0
@@ -169,7 +178,7 @@ def _without_spans(
     places = hidden_spans(len(ids), density=NOISE_DENSITY, mean_span=MEAN_SPAN, bits=bits)
     asked: list[Tokens] = []
     for start, stop in places:
-        room = options.continuation_tokens - sum(map(len, asked))
+        room = most - sum(map(len, asked))
         if stop > start and room > 0:
             asked.append(tuple(ids[start : min(stop, start + room)]))
     if not asked:

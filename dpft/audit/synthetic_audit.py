@@ -13,7 +13,6 @@ from typing import Any
 
 from dpft.audit.canaries_found import canaries_found
 from dpft.audit.extra import needed
-from dpft.audit.kinds.synthetic import SyntheticText
 from dpft.audit.leakage import leakage_of, most_found
 from dpft.audit.run_records import RunRecords, Unseen, check_writes_texts, records_and_unseen
 from dpft.audit.synthetic_file import SyntheticFile, read_synthetic
@@ -46,14 +45,15 @@ TRAINING = "training records"
 
 
 def audit_synthetic(
-    run: Path, synthetic: Path, options: SyntheticText, *, device: DeviceConfig
+    run: Path, synthetic: Path, *, limit: int, label: str | None = None, device: DeviceConfig
 ) -> SyntheticResult:
     """Compares synthetic records with a run's, and writes a private page and one to release.
 
     Args:
         run: The folder of a run whose training has ended.
         synthetic: What ``dpft generate`` wrote with its model.
-        options: What is asked.
+        limit: Most records of each kind that are compared.
+        label: Column of a class, by which a classifier is taught; None: none is.
         device: How many threads; no model is run.
 
     Raises:
@@ -66,12 +66,12 @@ def audit_synthetic(
     config = saved_run(str(run))
     task = check_writes_texts(config)
     needed("datasketch")
-    if options.label is not None:
-        label_task(task, options.label)
+    if label is not None:
+        label_task(task, label)
     privacy = read_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None
     file = read_synthetic(run, task, synthetic.expanduser(), privacy)
     with hold_run(run):
-        result = _compared(run, config, task, file, options, privacy)
+        result = _compared(run, config, task, file, limit, label, privacy)
         _write_pages(run, result)
     return result
 
@@ -81,7 +81,8 @@ def _compared(
     config: TrainConfig,
     task: TextTask,
     file: SyntheticFile,
-    options: SyntheticText,
+    limit: int,
+    label: str | None,
     privacy: Mapping[str, Any] | None,
 ) -> SyntheticResult:
     encoding = trained_model_of_run(run, config).encoding(task, max_new_tokens=None)
@@ -91,17 +92,17 @@ def _compared(
         not_there[TRAINING] = records
     if not isinstance(unseen, Unseen):
         not_there["other records"] = unseen
-    texts = file.texts(options.limit)
-    training = _texts(records.training, file, options) if isinstance(records, RunRecords) else None
-    others = _texts(unseen.records, file, options) if isinstance(unseen, Unseen) else None
+    texts = file.texts(limit)
+    training = _texts(records.training, file, limit) if isinstance(records, RunRecords) else None
+    others = _texts(unseen.records, file, limit) if isinstance(unseen, Unseen) else None
     leakage = None if training is None else leakage_of(texts, training, others)
     promised = privacy is not None and is_promised(privacy)
     return SyntheticResult(
         file=file,
-        limit=options.limit,
+        limit=limit,
         shape=shape_of(texts),
         quality=_quality(texts, training, others, unseen),
-        utility=utility_of(config, file.path, options.label, records, unseen, options.limit),
+        utility=utility_of(config, file.path, label, records, unseen, limit),
         leakage=leakage,
         most_found=[] if leakage is None else most_found(leakage.training, training or []),
         canaries=canaries_found(run, texts),
@@ -110,11 +111,9 @@ def _compared(
     )
 
 
-def _texts(
-    records: Sequence[Example], file: SyntheticFile, options: SyntheticText
-) -> list[str] | None:
+def _texts(records: Sequence[Example], file: SyntheticFile, limit: int) -> list[str] | None:
     """Returns what a model would have written of records; None where there are none."""
-    chosen = [records[at] for at in spread(len(records), options.limit)] if records else []
+    chosen = [records[at] for at in spread(len(records), limit)] if records else []
     return [written_text(each, prompted=file.prompted) for each in chosen] or None
 
 

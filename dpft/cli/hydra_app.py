@@ -20,7 +20,6 @@ from omegaconf import DictConfig
 from dpft.cli import SHELL_COMPLETION
 from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
 from dpft.cli.hydra_record import recorded_job
-from dpft.cli.main import refuse_several
 from dpft.cli.subcommand import Subcommand
 from dpft.cli.submitted_job import in_task, launch_error, until_preempted
 from dpft.cli.swept_jobs import (
@@ -37,7 +36,7 @@ from dpft.config.keys import known_keys, nearest_keys
 from dpft.config.location import config_directory
 from dpft.config.words import given_text
 from dpft.errors import InputError
-from dpft.parallel.parallel_config import world
+from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.silence import is_beside_first
 from dpft.run_folder import has_ledger_or_trials
 from dpft.runs.exit_codes import exit_code_of_job

@@ -13,7 +13,7 @@ from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
-from dpft.parallel.parallel_config import world
+from dpft.parallel.parallel_config import refuse_several
 from dpft.parallel.silence import silent_beside_first
 from dpft.runs.exit_codes import BAD_INPUT
 
@@ -32,8 +32,6 @@ SUBCOMMANDS = {
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
 """Name to purpose; each is the module ``dpft.cli.<name>``."""
-SHARED = ("train", "eval", "generate")
-"""Those that the processes of torchrun can share."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,19 +118,6 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     from dpft.cli.hydra_app import run_hydra
 
     return run_hydra(name, arguments)
-
-
-def refuse_several(name: str) -> None:
-    """Refuses several processes of a subcommand that is for one.
-
-    Raises:
-        InputError: There are several.
-    """
-    there = world()
-    if there is not None and there.size > 1 and name not in SHARED:
-        raise InputError(
-            f"dpft {name} is for one process, got {there.size} of them; run it without torchrun."
-        )
 
 
 def unknown_subcommand(name: str) -> str:

@@ -16,6 +16,8 @@ DEBUGGING = {
 """Variables by which torch shows the sizes of what passes between processes, and the values by
 which it does not."""
 STRATEGIES = ("none", "ddp", "fsdp")
+SHARED = ("train", "eval", "generate")
+"""Subcommands that the processes of torchrun can share."""
 WHOLE, SHARDED = "whole", "sharded"
 HOW_TO_START = (
     "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train ... launch=local"
@@ -130,6 +132,19 @@ def check_shards(config: ParallelConfig, processes: int) -> None:
         raise InputError(
             f"parallel.shard_size must divide the number of processes, got {size} for {processes}"
             " processes; choose a divisor of it, or leave it out for one shard on each."
+        )
+
+
+def refuse_several(name: str) -> None:
+    """Refuses several processes of a subcommand that is for one.
+
+    Raises:
+        InputError: There are several.
+    """
+    there = world()
+    if there is not None and there.size > 1 and name not in SHARED:
+        raise InputError(
+            f"dpft {name} is for one process, got {there.size} of them; run it without torchrun."
         )
 
 

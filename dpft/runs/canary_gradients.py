@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.data.batch import Batch
+from dpft.errors import InputError
 from dpft.generation.inference import evaluation_mode
 from dpft.models.losses import per_example_losses
 
@@ -25,6 +26,20 @@ def embeddings(model: "PreTrainedModel") -> nn.Embedding:
     """Returns the table of what a model reads."""
     table: nn.Embedding = model.get_input_embeddings()  # type: ignore[assignment]
     return table
+
+
+def check_white_box(model: "PreTrainedModel") -> None:
+    """Refuses to hold steps against canaries where no step moves the embeddings of their words.
+
+    Raises:
+        InputError: The input embeddings do not train.
+    """
+    if not embeddings(model).weight.requires_grad:
+        raise InputError(
+            "audit.white_box=true needs a method that trains the input embeddings, such as"
+            " method=full; set audit.white_box=false, or train_embeddings=true where the method"
+            " has it."
+        )
 
 
 def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:

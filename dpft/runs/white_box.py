@@ -23,7 +23,6 @@ from torch import Tensor
 
 from dpft.data.batch import Batch
 from dpft.data.canaries import COIN
-from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.generation.inference import evaluation_mode
 from dpft.models.losses import per_example_losses
@@ -52,20 +51,6 @@ SHORTEST = 1e-30
 TOGETHER = 64
 """Canaries that are read at once."""
 logger = logging.getLogger(__name__)
-
-
-def check_white_box(model: "PreTrainedModel") -> None:
-    """Refuses to hold steps against canaries where no step moves the embeddings of their words.
-
-    Raises:
-        InputError: The input embeddings do not train.
-    """
-    if not embeddings(model).weight.requires_grad:
-        raise InputError(
-            "audit.white_box=true needs a method that trains the input embeddings, such as"
-            " method=full; set audit.white_box=false, or train_embeddings=true where the method"
-            " has it."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

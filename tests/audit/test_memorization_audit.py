@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import BertForMaskedLM, GPT2LMHeadModel, T5ForConditionalGeneration
 
+from dpft.audit.kinds.memorization import Memorization
 from dpft.audit.memorization_audit import (
     SETS,
-    Memorization,
     MemorizationResult,
     audit_memorization,
 )
@@ -26,7 +26,8 @@ CPU = DeviceConfig(device="cpu")
 
 
 def audited(run: str, **options: Any) -> MemorizationResult:
-    return audit_memorization(Path(run), Memorization(**options), device=CPU)
+    asked = vars(Memorization(**options)) | {"device": CPU}
+    return audit_memorization(Path(run), **{key: asked[key] for key in asked if key != "name"})
 
 
 def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspace) -> None:

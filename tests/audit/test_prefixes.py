@@ -1,6 +1,5 @@
 """Where a record is cut in two, or what is hidden of it, for each kind of model."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,14 @@ from dpft.tokenizers.pieces import Pieces
 from dpft.tokenizers.saving import save_tokenizer
 from tests.models import small
 
+
+def asked(**options: Any) -> dict[str, Any]:
+    """Returns what ``cut_records`` is told by an audit of these options."""
+    audit = Memorization(**options)
+    keys = ("hidden", "prefix_tokens", "continuation_tokens")
+    return {key: getattr(audit, key) for key in keys}
+
+
 PROMPT, TARGET = "it was", "the film and a great play"
 
 
@@ -28,8 +35,8 @@ def encoding(kind: str) -> TextEncoding:
 
 
 def cut(kind: str, prefix_tokens: int, example: Example, most: int = 114) -> CutRow:
-    options = Memorization(prefix_tokens=prefix_tokens, continuation_tokens=most)
-    (found,) = cut_records([example], encoding(kind), options)
+    made = encoding(kind)
+    (found,) = cut_records([example], made, prefix_tokens=prefix_tokens, continuation_tokens=most)
     return found
 
 
@@ -94,7 +101,7 @@ def test_a_seq2seq_model_of_plain_texts_has_begun_them() -> None:
 @pytest.mark.parametrize("kind", [CAUSAL, SEQ2SEQ])
 def test_a_record_with_nothing_to_write_is_left_out(kind: str) -> None:
     empty = Example(prompt=PROMPT, target="", group="")
-    assert cut_records([empty], encoding(kind), Memorization(prefix_tokens=1)) == []
+    assert cut_records([empty], encoding(kind), **asked(prefix_tokens=1)) == []
 
 
 def test_the_end_of_a_text_is_no_part_of_it() -> None:
@@ -139,13 +146,13 @@ def test_a_prefix_of_a_corpus_text_is_read_by_the_encoder_as_in_training(
     """No end-of-text token follows it, and the decoder writes from its own first token on."""
     made = corpus(letters, SEQ2SEQ)
     for prefix_tokens, read in ((10, 10), (26, 24), (512, 24)):
-        (found,) = cut_records([word(40)], made, Memorization(prefix_tokens=prefix_tokens))
+        (found,) = cut_records([word(40)], made, **asked(prefix_tokens=prefix_tokens))
         whole = tokens_of(letters, 40)[: made.raw_length]
         assert found.beginning.read == whole[:read]
         assert found.beginning.begun == ()
         assert found.asked == (whole[read:],)
         assert found.written((3, 4)) == [(3, 4)]
-    (row,), (short,) = made.rows([word(9)]), cut_records([word(9)], made, Memorization())
+    (row,), (short,) = made.rows([word(9)]), cut_records([word(9)], made, **asked())
     assert list(short.beginning.read) == row.input_ids, "of a short text as much as in training"
     assert [*short.asked[0], END] == row.labels
 
@@ -154,12 +161,12 @@ def test_a_prefix_before_a_model_of_hidden_spans_ends_as_all_that_it_reads(
     letters: PreTrainedTokenizerBase,
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True)
-    options = Memorization(hidden="continuation", prefix_tokens=10, continuation_tokens=5)
-    (found,) = cut_records([word(40)], made, options)
+    options = asked(hidden="continuation", prefix_tokens=10, continuation_tokens=5)
+    (found,) = cut_records([word(40)], made, **options)
     whole = tokens_of(letters, 40)
     assert found.beginning.read == (*whole[:10], END)
     assert (found.asked, found.beginning.lacking) == ((whole[10:15],), 5)
-    (short,) = cut_records([word(9)], made, replace(options, prefix_tokens=512))
+    (short,) = cut_records([word(9)], made, **options | {"prefix_tokens": 512})
     assert short.beginning.read == (*tokens_of(letters, 9)[:4], END)
 
 
@@ -167,7 +174,7 @@ def test_hidden_spans_are_those_of_the_row_as_it_is_scored(
     letters: PreTrainedTokenizerBase,
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True)
-    (found,), (row,) = cut_records([word(26)], made, Memorization()), made.rows([word(26)])
+    (found,), (row,) = cut_records([word(26)], made, **asked()), made.rows([word(26)])
     assert list(found.beginning.read) == row.input_ids
     target = [int(label) for label in row.labels]
     assert found.beginning.lacking == len(target) - 1, "the end of the text aside"
@@ -179,8 +186,8 @@ def test_what_is_written_is_parted_by_any_sentinel_and_what_is_left_out_is_nothi
     letters: PreTrainedTokenizerBase,
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True, max_length=40)
-    options = Memorization(continuation_tokens=2)
-    (found,) = cut_records([word(40)], made, options)
+    options = asked(continuation_tokens=2)
+    (found,) = cut_records([word(40)], made, **options)
     assert sum(map(len, found.asked)) == 2
     first, second = made.sentinels[:2]
     assert found.written([9, first, 5, 6, second, 7])[0] == (5, 6)
@@ -191,7 +198,7 @@ def test_what_is_written_is_parted_by_any_sentinel_and_what_is_left_out_is_nothi
 
 def test_a_masked_model_reads_masks_in_the_place_of_spans(letters: PreTrainedTokenizerBase) -> None:
     made = corpus(letters, MASKED)
-    (found,) = cut_records([word(22)], made, Memorization())
+    (found,) = cut_records([word(22)], made, **asked())
     (raw,) = made.rows_together([word(22)])
     places = [n for n, token in enumerate(found.beginning.read) if token == letters.mask_token_id]
     assert len(places) == found.beginning.lacking == sum(map(len, found.asked)) == 3
@@ -203,15 +210,15 @@ def test_a_masked_model_reads_masks_in_the_place_of_spans(letters: PreTrainedTok
 
 def test_each_chunk_that_was_trained_on_is_asked_about(letters: PreTrainedTokenizerBase) -> None:
     made = corpus(letters, CAUSAL, chunks=3)
-    options = Memorization(prefix_tokens=4)
-    found = cut_records([word(50), word(9)], made, options)
+    options = asked(prefix_tokens=4)
+    found = cut_records([word(50), word(9)], made, **options)
     assert [each.record for each in found] == [0, 0, 0, 1]
     whole = tokens_of(letters, 50)
     assert [each.beginning.read[1:] + each.asked[0] for each in found[:2]] == [
         whole[:23],
         whole[23:46],
     ]
-    chosen = cut_records([word(50), word(9)], made, options, rows=[[1], [0]])
+    chosen = cut_records([word(50), word(9)], made, **options, rows=[[1], [0]])
     assert chosen == [found[1], found[3]]
 
 
@@ -227,6 +234,6 @@ def test_what_a_model_has_not_learned_to_write_is_refused(
     letters: PreTrainedTokenizerBase, kind: str, hidden: str, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=rf"audit\.hidden={hidden} needs a "):
-        cut_records([], corpus(letters, kind, **changes), Memorization(hidden=hidden))
+        cut_records([], corpus(letters, kind, **changes), **asked(hidden=hidden))
     with pytest.raises(InputError, match=r"audit\.hidden must be continuation or spans, got 'x'"):
         Memorization(hidden="x")

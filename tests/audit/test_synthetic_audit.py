@@ -44,7 +44,7 @@ def new(texts_runs: Workspace) -> Path:
 
 def audited(run: str, file: Path, **options: Any) -> SyntheticResult:
     device = DeviceConfig(device="cpu")
-    return audit_synthetic(Path(run), file, SyntheticText(**options), device=device)
+    return audit_synthetic(Path(run), file, **{"limit": 10_000, **options}, device=device)
 
 
 def share_test_split() -> None:

@@ -12,9 +12,9 @@ from dpft.data.batch import Batch
 from dpft.errors import InputError, StateError
 from dpft.models.losses import per_example_losses
 from dpft.run_folder import WHITE_BOX
-from dpft.runs.canary_gradients import tables
+from dpft.runs.canary_gradients import check_white_box, tables
 from dpft.runs.sharding import check_sharding
-from dpft.runs.white_box import WhiteBoxListener, check_white_box, listener_of
+from dpft.runs.white_box import WhiteBoxListener, listener_of
 from dpft.runs.white_box_scores import StepScores, differences, read_white_box, sums
 from dpft.training.listeners import PublicStep
 from tests.config.test_conf import loaded

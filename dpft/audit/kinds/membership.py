@@ -31,4 +31,9 @@ class MembershipAudit(Audit):
         """See ``Audit.find``."""
         from dpft.audit.membership_audit import audit_membership
 
-        return audit_membership(run, self)
+        return audit_membership(
+            run,
+            references=self.reference_runs,
+            limit=self.limit,
+            batch_size=self.batch_size,
+        )

@@ -6,9 +6,8 @@ Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization_audit`` do
 from dataclasses import dataclass
 
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
+from dpft.audit.memorization import HIDDEN
 from dpft.errors import InputError
-
-CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
 
 
 @AUDITS.register("memorization")
@@ -44,6 +43,13 @@ class Memorization(Audit):
         """See ``Audit.find``."""
         from dpft.audit.memorization_audit import audit_memorization
 
-        result = audit_memorization(run.folder, self, device=run.device)
+        result = audit_memorization(
+            run.folder,
+            hidden=self.hidden,
+            prefix_tokens=self.prefix_tokens,
+            continuation_tokens=self.continuation_tokens,
+            limit=self.limit,
+            device=run.device,
+        )
         files = [result.file(run.folder)]
         return Finding(record=result.record(), parts=result.parts(), files=files)

@@ -29,6 +29,8 @@ class SyntheticText(Audit):
         from dpft.audit.synthetic_audit import audit_synthetic, written_pages
 
         assert run.synthetic is not None
-        result = audit_synthetic(run.folder, run.synthetic, self, device=run.device)
+        result = audit_synthetic(
+            run.folder, run.synthetic, limit=self.limit, label=self.label, device=run.device
+        )
         files = written_pages(run.folder, result)
         return Finding(record=result.record(), parts=result.parts(), files=files)

@@ -20,9 +20,8 @@ from torch import Tensor
 from dpft.errors import RunError
 from dpft.head_losses import add_weight_gradient
 from dpft.privacy.clipping.blocks import is_same_tensor
-from dpft.privacy.clipping.lazy import LazyUse
 from dpft.privacy.clipping.squares import LONGEST, Squares, in_norm_dtype, lengths
-from dpft.privacy.clipping.uses import SMALL, OuterUse
+from dpft.privacy.clipping.uses import SMALL, LazyUse, OuterUse
 from dpft.privacy.clipping.wide import squares_of_examples
 from dpft.vocabulary_chunks import Chunk, Targets, chunks
 

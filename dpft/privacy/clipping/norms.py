@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.lazy import LazyUse
 from dpft.privacy.clipping.squares import (
     LONGEST,
     LOSS_SHARE,
@@ -28,7 +27,7 @@ from dpft.privacy.clipping.squares import (
     product_sums,
     sums_of_squares,
 )
-from dpft.privacy.clipping.uses import GradientUse, OuterUse, RowsUse, Use
+from dpft.privacy.clipping.uses import GradientUse, LazyUse, OuterUse, RowsUse, Use
 
 
 @dataclass(frozen=True)
