@@ -7,9 +7,10 @@ import pytest
 from dpft.cli import hydra_app
 from dpft.cli.hydra_app import run_hydra
 from dpft.cli.launched import passed_on
-from dpft.cli.main import SHARED, SUBCOMMANDS, main
+from dpft.cli.main import SUBCOMMANDS, main
 from dpft.parallel import launching, silence
 from dpft.parallel.launch_config import LaunchConfig
+from dpft.parallel.parallel_config import SHARED
 
 TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
 

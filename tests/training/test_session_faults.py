@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from dpft.errors import RunError, SaidElsewhere
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import RankLost, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
@@ -42,7 +42,7 @@ def ended_by(
     PrivacyEngine.accumulate = act_and_accumulate
     try:
         train_on(ranks, run)
-    except (RunError, SaidElsewhere, SystemExit) as error:
+    except (RankLost, RunError, SaidElsewhere, SystemExit) as error:
         return type(error).__name__, str(error)
     return "nothing", ""
 
