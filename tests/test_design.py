@@ -1,4 +1,4 @@
-"""docs/design.md says where each promise is held and tested: what it names is there."""
+"""docs/design.md and two pages beside it name code and tests: what they name is there."""
 
 import ast
 import re
@@ -10,6 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+PAGES = "\n".join(
+    [PAGE]
+    + [
+        (ROOT / "docs" / "explanation" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("many-processes", "audits")
+    ]
+)
 CITED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 CITED_PATH = re.compile(r"`((?:dpft|tests|conf|docs)/[\w/.\-]*)(?:::\w+)?`")
 HEADINGS = {line.lstrip("#").strip().partition(":")[0].lower() for line in PAGE.splitlines()
@@ -47,13 +54,13 @@ def functions_of(file: str) -> set[str]:
 
 
 def test_every_test_that_the_design_cites_is_there() -> None:
-    cited = CITED_TEST.findall(PAGE)
+    cited = CITED_TEST.findall(PAGES)
     assert len(cited) > 30
     assert [f"{file}::{name}" for file, name in cited if name not in functions_of(file)] == []
 
 
 def test_every_path_that_the_design_cites_is_there() -> None:
-    cited = set(CITED_PATH.findall(PAGE))
+    cited = set(CITED_PATH.findall(PAGES))
     assert len(cited) > 50
     assert sorted(path for path in cited if not (ROOT / path).exists()) == []
 
