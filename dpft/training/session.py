@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,12 @@ def take_steps(
     ranks, shards = session.ranks, session.shards
 
     def save(step: int) -> None:
-        if ranks.is_first or shards is not None:
-            beside = beside_state() if ranks.is_first else {}
-            folder, keep = session.folder / CHECKPOINTS, session.settings.keep
-            save_checkpoint(folder, step, training_state, keep=keep, shards=shards, **beside)
+        folder, keep = session.folder / CHECKPOINTS, session.settings.keep
+        write = partial(save_checkpoint, folder, step, training_state, keep=keep)
+        if shards is None:
+            ranks.first(lambda: write(**beside_state()))
+        else:
+            write(shards=shards, **(beside_state() if ranks.is_first else {}))
 
     with ExitStack() as held:
         diagnostics = progress = None
@@ -297,9 +300,6 @@ class AfterStep:
         if self.progress is not None:
             self.progress.advance(step)
         if stops:
-            # Once the first one's checkpoint is complete: else torchrun would end the first one
-            # for being late behind the others.
-            ranks.any(True)
             raise SystemExit(TERMINATED)
 
     def _write_diagnostics(self, statistics: StepStatistics, non_finite: int) -> None:

@@ -17,6 +17,7 @@ from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import LEDGER
 from dpft.training import loop as loop_module
+from dpft.training import session as session_module
 from dpft.training.resume import find_resume_point
 from dpft.training.termination import TERMINATED
 from tests.parallel.forked import LOST, on_ranks
@@ -77,6 +78,32 @@ def test_a_rank_that_dies_in_a_step_ends_the_others_before_it_is_in_the_ledger(
     first, second = on_ranks(ended_by, 2, run, (1,), die, dying=[1])
     assert first[0] == "RankLost" and second == LOST
     assert read_ledger(tmp_path / LEDGER).steps == 1
+
+
+def fails_to_save(ranks: Ranks, run: Training) -> tuple[str, str]:
+    """Returns what a run ends with on each rank where rank 0 cannot write its second checkpoint."""
+    save, calls = session_module.save_checkpoint, list[None]()
+
+    def save_once(*args: Any, **kwargs: Any) -> Path:
+        calls.append(None)
+        if len(calls) > 1:
+            raise RunError("the disk is full")
+        return save(*args, **kwargs)
+
+    session_module.save_checkpoint = save_once
+    try:
+        train_on(ranks, run)
+    except (RankLost, RunError, SaidElsewhere) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def test_a_checkpoint_that_rank_0_cannot_write_ends_the_others_with_its_error(
+    tmp_path: Path,
+) -> None:
+    first, second = on_ranks(fails_to_save, 2, Training(folder=tmp_path, case=LONG))
+    assert first == ("RunError", "the disk is full")
+    assert second == SAID_ELSEWHERE
 
 
 def overflows(ranks: Ranks, run: Training) -> tuple[str, str]:
