@@ -37,6 +37,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 HERE = Path(__file__).parent
 LONG_FOLDERS = ("stories", "runs", "training", "cli", "audit")
+ONE_THREAD = int(os.environ["OMP_NUM_THREADS"])
 LOOPBACK = ("127.", "::1", "localhost")
 
 _attempts: list[str] = []
@@ -195,6 +196,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Takes back the threads that a test gave torch: beside another worker they wait spinning."""
+    yield
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != ONE_THREAD:
+        torch.set_num_threads(ONE_THREAD)
 
 
 @pytest.fixture(autouse=True)
