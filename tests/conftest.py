@@ -2,11 +2,12 @@
 
 import gc
 import io
+import json
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -24,6 +25,7 @@ from hydra.core.object_type import ObjectType
 from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
+from dpft.reports import plots
 from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
@@ -45,12 +47,36 @@ LONG_FOLDERS = ("stories", "runs", "training", "cli", "audit")
 ONE_THREAD = int(os.environ["OMP_NUM_THREADS"])
 LOOPBACK = ("127.", "::1", "localhost")
 
+PLOTTED = (
+    *("epsilon", "epsilon_curve", "steps_taken", "selection", "accountant"),
+    *("noise_multiplier", "sample_rate", "delta"),
+)
+"""What of privacy.json a plot of epsilon shows."""
+
 _attempts: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes no slow case where none is asked for; before any file of tests is imported."""
+    """Before any file of tests is imported: no slow case is made where none is asked for."""
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
+    plots.epsilon_plot = drawn_once(plots.epsilon_plot)
+
+
+def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Spares the reports of runs that cost the same an eighth of what a tiny run takes.
+
+    The plot is given nothing but what it is remembered by.
+    """
+    drawn = dict[str, Any]()
+
+    @wraps(plot)
+    def plot_once(privacy: Mapping[str, Any]) -> Any:
+        shown = {name: value for name, value in privacy.items() if name in PLOTTED}
+        if (key := json.dumps(shown, sort_keys=True)) not in drawn:
+            drawn[key] = plot(shown)
+        return drawn[key]
+
+    return plot_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
