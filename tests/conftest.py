@@ -2,24 +2,30 @@
 
 import gc
 import io
+import json
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import IO, Any
 
 import absl.logging
 import pytest
 import yaml
+from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
 
+from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
+from dpft.reports import plots
 from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
@@ -36,15 +42,41 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 HERE = Path(__file__).parent
+SHIPPED = str(config_directory())
 LONG_FOLDERS = ("stories", "runs", "training", "cli", "audit")
+ONE_THREAD = int(os.environ["OMP_NUM_THREADS"])
 LOOPBACK = ("127.", "::1", "localhost")
+
+PLOTTED = (
+    *("epsilon", "epsilon_curve", "steps_taken", "selection", "accountant"),
+    *("noise_multiplier", "sample_rate", "delta"),
+)
+"""What of privacy.json a plot of epsilon shows."""
 
 _attempts: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes no slow case where none is asked for; before any file of tests is imported."""
+    """Before any file of tests is imported: no slow case is made where none is asked for."""
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
+    plots.epsilon_plot = drawn_once(plots.epsilon_plot)
+
+
+def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Spares the reports of runs that cost the same an eighth of what a tiny run takes.
+
+    The plot is given nothing but what it is remembered by.
+    """
+    drawn = dict[str, Any]()
+
+    @wraps(plot)
+    def plot_once(privacy: Mapping[str, Any]) -> Any:
+        shown = {name: value for name, value in privacy.items() if name in PLOTTED}
+        if (key := json.dumps(shown, sort_keys=True)) not in drawn:
+            drawn[key] = plot(shown)
+        return drawn[key]
+
+    return plot_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -178,6 +210,52 @@ def configuration_files_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def shipped_configuration_composed_once() -> Iterator[None]:
+    """Spares composing most of its time: Hydra is given a copy of what it made of these choices.
+
+    Nothing else is remembered: keys that are overridden are set anew, and a folder of a user's own
+    configurations, which may change, is read each time.
+    """
+    make_list, known = hydra_loader.create_defaults_list, dict[tuple[str, ...], bytes]()
+    merge = hydra_loader.ConfigLoaderImpl._compose_config_from_defaults_list
+
+    def remembered(make: Callable[[], Any], repo: Any, *asked: object) -> Any:
+        sources = [(each.scheme(), each.provider, each.path) for each in repo.get_sources()]
+        if any(path != SHIPPED for scheme, _, path in sources if scheme == "file"):
+            return make()
+        key = (repr(sources), *map(repr, asked))
+        if key not in known:
+            known[key] = pickle.dumps(make())
+        return pickle.loads(known[key])
+
+    @wraps(make_list)
+    def list_once(
+        repo: Any, config_name: str, overrides_list: Any, prepend_hydra: bool, skip_missing: bool
+    ) -> Any:
+        choices = (config_name, prepend_hydra, skip_missing)
+        asked = Overrides(repo, overrides_list)
+        changed = (asked.override_choices, asked.append_group_defaults, asked.deletions)
+
+        def make() -> Any:
+            return make_list(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+
+        made = remembered(make, repo, "list", choices, changed)
+        made.config_overrides = asked.config_overrides
+        return made
+
+    @wraps(merge)
+    def merge_once(self: Any, defaults: Any, repo: Any) -> Any:
+        return remembered(lambda: merge(self, defaults, repo), repo, "merged", defaults)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydra_loader, "create_defaults_list", list_once)
+        patch.setattr(
+            hydra_loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once
+        )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def a_brief_look_at_the_machine() -> Iterator[None]:
     """Spares each ``dpft plan`` most of a second in which it measures how fast the machine is."""
     with pytest.MonkeyPatch.context() as patch:
@@ -195,6 +273,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Takes back the threads that a test gave torch: beside another worker they wait spinning."""
+    yield
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != ONE_THREAD:
+        torch.set_num_threads(ONE_THREAD)
 
 
 @pytest.fixture(autouse=True)

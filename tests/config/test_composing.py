@@ -6,6 +6,8 @@ import hydra
 import pytest
 import yaml
 from hydra import initialize_config_dir
+from hydra._internal import config_loader_impl
+from omegaconf import OmegaConf
 
 from dpft.config.composing import Composed, compose
 from dpft.config.hydra_setup import unused_folder
@@ -32,6 +34,27 @@ def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
     assert composed.folder == tmp_path / "run"
     assert composed.words.job == tuple(WORDS)
     assert composed.words.typed == (*WORDS, folder)
+
+
+@pytest.mark.parametrize(
+    "words", [["privacy.eps=3"], ["experiment=demo"], ["task=e2e", "method=lora", "method.rank=2"]]
+)
+def test_what_the_suite_remembers_is_what_hydra_composes(words: list[str]) -> None:
+    """tests/conftest.py remembers it: nothing of one composition may reach the next."""
+    loader = config_loader_impl.ConfigLoaderImpl
+    first, remembered = [
+        compose("train", [*words, f"train.seed={n}"], TrainCommand) for n in (1, 2)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        merge = loader._compose_config_from_defaults_list.__wrapped__
+        make_list = config_loader_impl.create_defaults_list.__wrapped__
+        patch.setattr(loader, "_compose_config_from_defaults_list", merge)
+        patch.setattr(config_loader_impl, "create_defaults_list", make_list)
+        fresh = compose("train", [*words, "train.seed=2"], TrainCommand)
+    assert first.values.train.seed == 1
+    for made, expected in ((remembered.values, fresh.values), (remembered.hydra, fresh.hydra)):
+        assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.is_struct(made) == OmegaConf.is_struct(expected)
 
 
 def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path: Path) -> None:
