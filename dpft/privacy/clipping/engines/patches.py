@@ -15,7 +15,7 @@ from dpft.privacy.clipping.engines.compiled import CompiledForward
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
-from dpft.privacy.clipping.separation.arguments import batch_size_of, pick_rows
+from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.broadcasts import Broadcasts, RepeatedOnce
 from dpft.privacy.clipping.separation.few_rows import few_rows
 from dpft.privacy.clipping.separation.flow import Flow, learn_flow
@@ -219,18 +219,17 @@ class Patches:
             return check_rows_alone(self.model, self._own_forward, arguments, units)
 
     def few_rows_stay_apart(self, arguments: Arguments, units: Tensor | None) -> bool:
-        """Whether few rows of a call give by themselves what they give beside each other.
+        """Whether few rows of a call give by themselves what they give among all.
 
-        False where that cannot be seen.
+        Among all, not among the few: a model may mix rows of larger batches alone. False where that
+        cannot be seen.
         """
         count = batch_size_of(arguments)
         units = units.cpu() if units is not None and len(units) == count else None
-        rows = few_rows(arguments, count, units)
-        some = None if units is None else units[rows]
+        some = few_rows(arguments, count, units)
         try:
             with self.without():
-                few = pick_rows(arguments, rows)
-                check_rows_alone(self.model, self._own_forward, few, some, in_order=False)
+                check_rows_alone(self.model, self._own_forward, arguments, units, some=some)
         except RowsMixed:
             return False
         return True

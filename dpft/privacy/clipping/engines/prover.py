@@ -9,7 +9,7 @@ last, which is used. Where losses come another way than any before, by another f
 caller's, they are compared as at a first batch.
 
 At the 16th batch of a kind, the 32nd and so on all but the gradients are looked at again, at a
-glance: three rows run alone and beside each other, and losses of three choices are computed by what
+glance: three rows run alone and among all, and losses of three choices are computed by what
 the model gave in the very run that is to be used. A glance only ever passes: what it does not see
 to be right is looked at as at a first batch. So are the batches of a model in shards, whose ranks
 must run it equally often.

@@ -99,7 +99,7 @@ def check_rows_alone(
     arguments: Arguments,
     units: Tensor | None,
     *,
-    in_order: bool = True,
+    some: Tensor | None = None,
 ) -> RowsAlone:
     """Runs every row, or every unit's rows, without the others; as ``mixed_output``.
 
@@ -108,7 +108,8 @@ def check_rows_alone(
         forward: As ``mixed_output``.
         arguments: As ``mixed_output``.
         units: Unit of each row, or None where each row is its own.
-        in_order: Whether the rows may be in order, so that some are to run in another one too.
+        some: Numbers of the rows that run without the others, in no other order; None: all do, and
+            some of them in another order too. They are held against what they give among all.
 
     Raises:
         RunError: A row comes out otherwise than among the others, or that cannot be seen.
@@ -119,7 +120,11 @@ def check_rows_alone(
     _check_is_open(arguments, remedy, f"given to {name}")
     try:
         companies = list(each_alone(units, count))
-        mixed, seen = _first_mixed(root, forward, arguments, companies, in_order=in_order)
+        if some is not None:
+            companies = [rows for rows in companies if bool(torch.isin(rows, some).any())]
+            if len(companies) < 2:
+                raise NothingCompared(f"{name} would be run on rows of one example alone.")
+        mixed, seen = _first_mixed(root, forward, arguments, companies, in_order=some is None)
     except NothingCompared:
         raise
     except Exception as error:
