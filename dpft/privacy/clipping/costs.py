@@ -18,6 +18,9 @@ DEFAULT_MEMORY_MB = 256
 """Memory for instantiated gradients kept until the factors are known."""
 OPERATIONS_PER_SECOND = 1.1e11
 SECONDS_PER_KEPT_BYTE = 7e-10
+SECONDS_PER_BYTE_AT_HAND = 1.5e-10
+AT_HAND = 2**25
+"""Bytes up to which a block comes from memory that glibc holds, without new pages of the system."""
 SECONDS_PER_BLOCK_BYTE = 2e-10
 BLOCK_BYTES = 2**24
 """Largest block of instantiated gradients that is not kept; small enough for an allocator to
@@ -58,7 +61,8 @@ class ProductShape:
     @property
     def kept_seconds(self) -> float:
         """Seconds that instantiating and keeping takes beyond the contraction that it replaces."""
-        return self.instantiated_bytes * SECONDS_PER_KEPT_BYTE
+        size = self.instantiated_bytes
+        return size * (SECONDS_PER_BYTE_AT_HAND if size <= AT_HAND else SECONDS_PER_KEPT_BYTE)
 
     @property
     def block_seconds(self) -> float:

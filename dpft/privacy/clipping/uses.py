@@ -31,7 +31,9 @@ from dpft.privacy.clipping.squares import (
 from dpft.privacy.clipping.units import Units
 
 EXACT_AT_A_TIME = 2**22
-"""Numbers copied to float64 at a time (32 MB), where a sum is taken in it."""
+"""Numbers copied to float64 at a time (32 MB), where a sum is taken in it on an accelerator."""
+EXACT_IN_CACHE = 2**19
+"""And on a processor (4 MB)."""
 SMALL = 2**12
 """Weights up to which libraries add a product up one position after the other, not in tiles."""
 
@@ -440,7 +442,8 @@ def sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:
 
 
 def _columns_at_a_time(rows: Tensor) -> int:
-    return max(1, EXACT_AT_A_TIME // max(1, len(rows)))
+    most = EXACT_IN_CACHE if rows.device.type == "cpu" else EXACT_AT_A_TIME
+    return max(1, most // max(1, len(rows)))
 
 
 def _slots(keys: Tensor, order: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,37 @@ class LossCompany:
             return next(self._readings(survey, question, draws), None)
         # One graph at a time: the last is the one that is gone on with.
         for other in survey.others(question.expected):
-            self._alike(other, question, draws)
+            if not self._is_alike_as_it_answered(other, question, draws):
+                self._alike(other, question, draws)
+        survey.answers.clear()
         return self._alike(survey, question, draws)
+
+    def is_alike_at_a_glance(self, survey: Survey, question: Question) -> bool:
+        """Whether losses of three choices of rows are those among all by what the model gave.
+
+        False where that cannot be seen.
+
+        Args:
+            survey: Of the very run whose losses are to be used.
+            question: What is asked.
+        """
+        choices = (*survey.others(question.expected), survey)
+        return all(self._is_alike_as_it_answered(each, question, None) for each in choices)
+
+    def _is_alike_as_it_answered(
+        self, survey: Survey, question: Question, draws: Draws | None
+    ) -> bool:
+        """Whether losses of the survey's rows are those among all by what the model gave before.
+
+        It need not run again for that: its rows were seen not to change each other.
+        """
+        if not survey.answers or None in survey.answers:
+            return False
+        few = next(self._readings(survey, question, draws, replayed=True), None)
+        try:
+            return few is not None and few.is_alike(question.expected, question.precision)
+        except CannotBeCompared:
+            return False
 
     def _with_draws(self, question: Question) -> tuple[Draws, Tensor]:
         """Returns what the caller draws for all rows, and the losses with that.
@@ -200,6 +229,7 @@ class LossCompany:
         draws: Draws | None,
         *,
         as_tables: bool = False,
+        replayed: bool = False,
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
@@ -229,6 +259,7 @@ class LossCompany:
                 whole=whole,
                 as_tables=as_tables,
                 draws=draws,
+                replayed=replayed,
             )
             few = None
             with calls as subset:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.privacy.clipping.traps.mixing import detached
 from tests.privacy.clipping.traps.mixing_later import From, batches, with_mean
@@ -44,6 +44,11 @@ def rarely() -> Iterator[Case]:
     yield mixing("a mean from the second batch on, of twenty", lambda: later(1, 20), slow=True)
     yield mixing("a mean from the tenth batch on, of twenty", lambda: later(9, 20), slow=True)
     yield mixing("a mean from the twentieth batch on", lambda: later(19, 20), slow=True)
+    yield mixing(
+        "a detached mean at five rows and more from the thirteenth batch on, of twenty",
+        lambda: net_trial(FromLarge(12), batches=batches(20)),
+        slow=True,
+    )
     yield mixing("a mean at five rows and more", lambda: sizes(at_size(5), 6))
     yield mixing(
         "a detached mean at five rows and more", lambda: sizes(at_size(5, detached(with_mean)), 6)
@@ -65,6 +70,18 @@ def rarely() -> Iterator[Case]:
     yield either("batches of one alone", lambda: sizes(with_mean, 1, 1))
     yield mixing("rows in pairs", lambda: sizes(in_pairs, 6))
     yield mixing("rows in pairs, detached", lambda: sizes(detached(in_pairs), 6))
+
+
+class FromLarge(nn.Module):
+    """Mixes rows, unseen by a gradient, from a number of calls on and in large batches alone."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.calls, self.call = 0, call
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        return detached(with_mean)(h) if self.calls > self.call and len(h) >= 5 else h
 
 
 def in_pairs(h: Tensor) -> Tensor:
