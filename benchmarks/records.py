@@ -3,10 +3,11 @@
     python -m benchmarks.records --records 300000 --model DIR --pairs 5
     python -m benchmarks.records --records 10000000 --address-space-gb 8 --pairs 0
 
-Synthetic prompts and answers of about 50 tokens in a JSON lines file. ``dpft train`` reads them in
-a process of its own, which ends where the first step begins; a run on ``FEW`` of them says what
-the model and the libraries hold. Reading and tokenizing are then timed in turns with the fast
-tokenizer's own ``encode_batch`` on the same texts, in processor time of all threads.
+Synthetic prompts and answers of about 50 tokens in a JSON lines file. ``dpft train`` takes two
+steps on them in a process of its own; a run on ``FEW`` of them says what the model and the
+libraries hold. Steps are of few records, so that the peaks of both differ by records alone.
+Reading and tokenizing are then timed in turns with the fast tokenizer's own ``encode_batch`` on the
+same texts, in processor time of all threads.
 """
 
 import argparse
@@ -30,13 +31,14 @@ RESULTS = Path(__file__).parent / "results.md"
 ROOT = Path(__file__).parent.parent
 TITLE = "Records: memory and time until the first step"
 NOTES = (
-    "Prompts and answers in one .jsonl file, `dpft train` until its first step "
-    "begins; bytes a record are\nbeyond those of a run on 1,000 records, resident then and at the "
-    "most; processor time is of all threads, and reading and\ntokenizing is beside the fast "
-    "tokenizer's own batches of the same texts, in turns: median with interquartile range."
+    "Prompts and answers in one .jsonl file, `dpft train` of two steps; bytes a record are beyond "
+    "those of a run on 1,000\nrecords, resident where the first step begins and at the peak of the "
+    "whole run, medians of runs in turns;\nprocessor time is of all threads, and reading and "
+    "tokenizing is beside the fast tokenizer's own batches of the\nsame texts, in turns: median "
+    "with interquartile range."
 )
 COLUMNS = (
-    "records", "tokenizer", "tokens a record", "bytes a record", "at most", "peak, GB",
+    "records", "tokenizer", "tokens a record", "bytes a record", "at the peak", "peak, GB",
     "seconds to the first step", "of processor time", "reading and tokenizing / encode_batch",
     "pairs",
 )  # fmt: skip
@@ -47,8 +49,8 @@ TOGETHER = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstStep:
-    """A process when its first step begins."""
+class Run:
+    """A process when its first step begins, and its peak until its report."""
 
     seconds: float
     """Since it was started, by the clock."""
@@ -75,25 +77,23 @@ def write_records(file: Path, number: int, *, length: int) -> None:
             lines.write(json.dumps(row) + "\n")
 
 
-def until_first_step(
-    file: Path, model: str | None, *, address_space: int | None = None
-) -> FirstStep:
-    """Returns what a run on the records holds and has taken when its first step begins.
+def measured_run(file: Path, model: str | None, *, address_space: int | None = None) -> Run:
+    """Returns what a run on the records holds and takes.
 
     Raises:
         RuntimeError: It failed, as it does where the address space is too small.
     """
-    command = [sys.executable, "-m", "benchmarks.records", "--first-step", str(file)]
+    command = [sys.executable, "-m", "benchmarks.records", "--run", str(file)]
     command += ["--model", model] if model else []
     command += ["--address-space-gb", str(address_space / 2**30)] if address_space else []
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError("\n".join(done.stderr.splitlines()[-5:]))
-    return FirstStep(**json.loads(done.stdout.splitlines()[-1]))
+    return Run(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_until_first_step(file: Path, model: str | None, address_space: int | None) -> None:
-    """Runs ``dpft train`` in this process until its first step; then writes a line of JSON.
+def run_here(file: Path, model: str | None, address_space: int | None) -> None:
+    """Runs ``dpft train`` in this process; then writes a line of JSON.
 
     The folder of the run is a temporary one, deleted at the end.
     """
@@ -103,37 +103,36 @@ def run_until_first_step(file: Path, model: str | None, address_space: int | Non
     from dpft.cli.main import main as dpft
     from dpft.training import loop
 
-    class Began(BaseException):
-        pass
+    began: list[dict[str, Any]] = []
+    compute_gradient = loop.compute_gradient
 
-    def begin(*_: Any) -> None:
+    def step(*args: Any, **kwargs: Any) -> Any:
         used = resource.getrusage(resource.RUSAGE_SELF)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        began = FirstStep(
-            seconds=time.monotonic() - started,
-            processor_seconds=used.ru_utime + used.ru_stime,
-            resident_bytes=pages * resource.getpagesize(),
-            peak_bytes=used.ru_maxrss * 1024,
+        began.append(
+            {
+                "seconds": time.monotonic() - started,
+                "processor_seconds": used.ru_utime + used.ru_stime,
+                "resident_bytes": pages * resource.getpagesize(),
+            }
         )
-        print(json.dumps(vars(began)), flush=True)
-        raise Began
+        return compute_gradient(*args, **kwargs)
 
-    loop.compute_gradient = begin  # type: ignore[assignment]
+    loop.compute_gradient = step
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            code = dpft(["train", *arguments(file, model), f"hydra.run.dir={folder}/run"])
-        except Began:
-            return
+        code = dpft(["train", *arguments(file, model, batch=8), f"hydra.run.dir={folder}/run"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(began[0] | {"peak_bytes": peak}), flush=True)
     sys.exit(code)
 
 
-def arguments(file: Path, model: str | None) -> list[str]:
+def arguments(file: Path, model: str | None, *, batch: int = 64) -> list[str]:
     """Returns what ``dpft train`` is told; without a model's folder, the embedded model."""
     return [
         "task=custom", f"task.data_dir={file}", f"task.prompt='{PROMPT}'",
         f"task.target='{TARGET}'", "task.max_length=128", "train.steps=2",
-        "train.expected_batch_size=64", "train.micro_batch_size=32", "privacy.noise_multiplier=1",
-        "privacy.eps=null", "eval.enabled=false",
+        f"train.expected_batch_size={batch}", f"train.micro_batch_size={min(batch, 32)}",
+        "privacy.noise_multiplier=1", "privacy.eps=null", "eval.enabled=false",
         *(["model=local", f"model.path={model}"] if model else ["model=tiny"]),
     ]  # fmt: skip
 
@@ -196,28 +195,34 @@ def processor_seconds(call: Callable[[], object]) -> float:
 
 def table_line(
     number: int,
-    step: FirstStep,
-    few: FirstStep,
+    runs: Sequence[tuple[Run, Run]],
     *,
     name: str,
     ratios: Sequence[float],
     length: float | None,
 ) -> str:
-    """Returns a row of the table in Markdown."""
+    """Returns a row of the table in Markdown, of runs on few records and on so many."""
     spread = "-"
     if ratios:
         first, _, third = (
             statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         )
         spread = f"{statistics.median(ratios):.2f} ({first:.2f} to {third:.2f})"
+
+    def median(what: str) -> float:
+        return statistics.median(getattr(many, what) for _, many in runs)
+
     resident, peak = (
-        round((getattr(step, what) - getattr(few, what)) / (number - FEW))
+        round(
+            statistics.median(getattr(many, what) - getattr(few, what) for few, many in runs)
+            / (number - FEW)
+        )
         for what in ("resident_bytes", "peak_bytes")
     )
     cells = [
         f"{number:,}", name, "-" if length is None else f"{length:.1f}", str(resident), str(peak),
-        f"{step.peak_bytes / 1e9:.2f}", f"{step.seconds:.0f}", f"{step.processor_seconds:.0f}",
-        spread, str(len(ratios)),
+        f"{median('peak_bytes') / 1e9:.2f}", f"{median('seconds'):.0f}",
+        f"{median('processor_seconds'):.0f}", spread, str(len(ratios)),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -229,14 +234,19 @@ def measure(options: argparse.Namespace) -> str:
         file, small = Path(folder) / "train.jsonl", Path(folder) / "few.jsonl"
         write_records(file, options.records, length=options.words)
         write_records(small, FEW, length=options.words)
-        few = until_first_step(small, options.model)
-        step = until_first_step(file, options.model, address_space=address_space)
+        runs = [
+            (
+                measured_run(small, options.model),
+                measured_run(file, options.model, address_space=address_space),
+            )
+            for _ in range(options.runs)
+        ]
         ratios: list[float] = []
         length = None
         if options.pairs:
             ratios, length = time_tokenizing(file, options.model, pairs=options.pairs)
     name = "embedded" if options.model is None else Path(options.model).name
-    return table_line(options.records, step, few, name=name, ratios=ratios, length=length)
+    return table_line(options.records, runs, name=name, ratios=ratios, length=length)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -244,16 +254,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--model", help="folder of a causal model; none: the embedded model")
+    parser.add_argument("--runs", type=int, default=3, help="of each, in turns; their median")
     parser.add_argument("--words", type=int, default=18, help="of a record, on average")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--address-space-gb", type=float, help="most that the run may map")
-    parser.add_argument("--first-step", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(given)
-    if options.first_step is not None:
+    if options.run is not None:
         limit = options.address_space_gb and int(options.address_space_gb * 2**30)
-        run_until_first_step(options.first_step, options.model, limit)
+        run_here(options.run, options.model, limit)
         return
     line = measure(options)
     print(line, flush=True)

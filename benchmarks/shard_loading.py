@@ -41,9 +41,8 @@ TITLE = "Shards: memory of a rank while it loads its part of a model"
 NOTES = (
     "Llama's shape, random float32 weights as safetensors. Most memory of the worst rank beyond\n"
     "what it had after a tiny model, anonymous (not of files) and resident, in MB, until it has\n"
-    "its shard; the target is 1.3 shares of the weights and the largest group that is gathered at\n"
-    "once, which is that of embeddings and head; with a layer's block in its place the target\n"
-    "would be 504, and is missed."
+    "its shard; the target is 1.3 shares of the weights and a layer's block: nothing is gathered\n"
+    "before the first step, so that the group of embeddings and head need not lie whole."
 )
 COLUMNS = (
     "row",
@@ -54,7 +53,6 @@ COLUMNS = (
     "target",
     "share",
     "block",
-    "group",
 )
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
 LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 22}
@@ -79,7 +77,7 @@ def load(folder: Path, ranks: Ranks, *, whole: bool) -> ShardedModel:
     config: Any = SimpleNamespace(
         method=Full(name="full"),
         task=SimpleNamespace(special_tokens=()),
-        train=SimpleNamespace(seed=0),
+        train=SimpleNamespace(seed=0, fused_head=False),
     )
     architecture = read_architecture(ModelConfig(name="shape", path=str(folder)))
     if whole:
@@ -127,12 +125,11 @@ def work(tiny: Path, large: Path, *, whole: bool) -> None:
         with watched() as most:
             shards = load(large, ranks, whole=whole)
         block = size_of(shards.model.get_submodule("model.layers.0").parameters()) * 4
-        group = size_of(p for n, p in shards.model.named_parameters() if ".layers." not in n) * 4
         everyones = ranks.everyones(json.dumps(most).encode())
         if ranks.is_first:
             worst = [max(each) for each in zip(*map(json.loads, everyones), strict=True)]
             total = size_of(shards.model.parameters())
-            print(json.dumps({"worst": worst, "parameters": total, "block": block, "group": group}))
+            print(json.dumps({"worst": worst, "parameters": total, "block": block}))
 
 
 def measure(tiny: Path, large: Path, *, ranks: int, whole: bool) -> str:
@@ -150,7 +147,7 @@ def measure(tiny: Path, large: Path, *, ranks: int, whole: bool) -> str:
     )
     found = json.loads(ended.stdout.splitlines()[-1])
     share = found["parameters"] * 4 / ranks
-    numbers = (*found["worst"], 1.3 * share + found["group"], share, found["block"], found["group"])
+    numbers = (*found["worst"], 1.3 * share + found["block"], share, found["block"])
     row = "loaded whole, then cut" if whole else "read into shards"
     cells = " | ".join(f"{number / 1e6:.0f}" for number in numbers)
     return f"| {row} | {found['parameters'] / 1e6:.0f} | {ranks} | {cells} |"

@@ -31,15 +31,6 @@ def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
                 module._parameters[attribute] = filled[held]
 
 
-def places_of(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Returns where each parameter is held first, by its name, in the model's order."""
-    return {
-        name: (model.get_submodule(path), attribute)
-        for name, _ in model.named_parameters()
-        for path, _, attribute in [name.rpartition(".")]
-    }
-
-
 def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Returns the blocks whose parameters nothing else of the model holds."""
     holders: dict[nn.Parameter, set[int]] = {}

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
-from torch.distributed.tensor import DTensor
 
-from dpft.parallel.cutting import ReadRows, blocks_apart, fill, places_of
+from dpft.parallel.cutting import ReadRows, blocks_apart, fill
 from dpft.parallel.described import sharding
 from dpft.parallel.grid import REPLICAS, SHARDS, Grid
 from dpft.parallel.ranks import Ranks
@@ -91,7 +90,6 @@ class ShardedModel:
             fill(model, read, torch.device("cpu") if offload else device)
         model._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # else who runs first is root
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
-        self._gatherings: list[_Gathering] = []
         for group in self._groups:
             self._let_go_on_time(group)
         self._gather_root_for(own)
@@ -193,9 +191,7 @@ class ShardedModel:
         group.set_requires_gradient_sync(False, recurse=False)
         group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
         if self.grid.shard_size > 1:
-            gathering = _Gathering(group, self.rounds)
-            group.set_custom_all_gather(gathering)
-            self._gatherings.append(gathering)
+            group.set_custom_all_gather(_Gathering(group, self.rounds))
 
     def _gather_root_for(self, blocks: Sequence[nn.Module]) -> None:
         """Has the root's parameters gathered before a module that may use them runs.
@@ -213,24 +209,26 @@ class ShardedModel:
             self.model.unshard()  # type: ignore[operator]
 
     def _unsharded(self) -> dict[str, nn.Parameter]:
-        """Makes room for each group once to see what bears its parameters' names; sends nothing."""
-        for gathering in self._gatherings:
-            gathering.is_idle = True
-        places = places_of(self.model)
+        """Has what bears each parameter's name made before anything is gathered.
+
+        Its room is let go again untouched: a rank that loads holds its shards and nothing more.
+        """
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
         found: dict[str, nn.Parameter] = {}
         self._members: dict[FSDPModule, list[str]] = {}
         for group in self._groups:
-            group.unshard()
-            before = set(found)
-            for name, (module, attribute) in places.items():
-                parameter = getattr(module, attribute)
-                if not isinstance(parameter, DTensor):
-                    found[name] = parameter
-            self._members[group] = [name for name in found if name not in before]
-            group.reshard()
-        for gathering in self._gatherings:
-            gathering.is_idle = False
-        return {name: found[name] for name in places}
+            state = group._get_fsdp_state()._fsdp_param_group
+            members = [] if state is None else state.fsdp_params
+            for each in members:
+                own = each._sharded_param_data
+                each.init_all_gather_outputs(
+                    [own.numel()], [own.dtype], self.grid.shard_size, self.grid.device
+                )
+                each.init_unsharded_param()
+                each.free_unsharded_param()
+                found[names[each.sharded_param]] = each._unsharded_param
+            self._members[group] = [names[each.sharded_param] for each in members]
+        return {name: found[name] for name in names.values()}
 
 
 class _Gathering(AllGather):
@@ -239,8 +237,6 @@ class _Gathering(AllGather):
     def __init__(self, group: FSDPModule, rounds: Rounds) -> None:
         self._group, self._rounds = group, rounds
         self._number = rounds.offer(self._own)
-        self.is_idle = False
-        """Whether what would come together may be anything."""
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -254,8 +250,6 @@ class _Gathering(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> None:
-        if self.is_idle:
-            return
         with torch._C.DisableTorchFunction():
             self._rounds.gather(self._number, output_tensor, input_tensor)
 

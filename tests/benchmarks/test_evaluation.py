@@ -15,13 +15,14 @@ def subject() -> Subject:
 def test_a_table_line_holds_median_quartiles_seconds_positions_and_the_number_of_pairs() -> None:
     timings = Timings(measured=[2.0, 3.0, 4.0], baseline=[2.0, 2.0, 2.0], positions=(1200, 3000))
     line = evaluation.table_line("texts", timings)
-    assert line == "| texts | 1.500 (1.250 to 1.750) | 1.30 | 3.00 / 2.00 | 1,200 / 3,000 | 3 |"
+    assert line == "| texts | 1.500 (1.250 to 1.750) | 1.10 | 3.00 / 2.00 | 1,200 / 3,000 | 3 |"
 
 
 def test_what_is_timed_writes_the_same_texts_and_reads_each_prompt_once(subject: Subject) -> None:
     found = evaluation.texts(subject)
     assert all(found)
     assert evaluation.generated(subject) == found
+    assert evaluation.generated_in_our_batches(subject) == found
     timings = evaluation.measure(subject, evaluation.texts, evaluation.generated, pairs=1)
     examples = [group.examples[0] for group in subject.groups]
     prompts = subject.encoding.prompts(examples, max_length=200, max_new_tokens=10)
