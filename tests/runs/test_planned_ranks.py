@@ -204,7 +204,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return set_to
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
+@pytest.mark.parametrize("method", slow_but(["lora"], ["full", "lora", "bitfit"]))
 def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
     base: Path, room: Callable[[int], None], method: str
 ) -> None:

@@ -99,7 +99,7 @@ def test_a_run_read_back_scores_as_it_did_when_training_ended(
     assert entry["metrics"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lora", "prefix"])
+@pytest.mark.parametrize("name", slow_but(["lora"], ["lora", "prefix"]))
 def test_rows_that_do_not_train_are_the_bases_own_means(
     workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ def test_rows_that_do_not_train_are_the_bases_own_means(
     assert torch.allclose(table[-3:], expected_rows(workspace))
 
 
-@pytest.mark.parametrize("name", ["full", "lora-embeddings"])
+@pytest.mark.parametrize("name", slow_but(["full"], ["full", "lora-embeddings"]))
 def test_rows_that_train_are_read_back_as_trained(
     workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def train(workspace: Workspace) -> Callable[[str], str]:
     return train
 
 
-@pytest.fixture(params=slow_but(("head", "gpt2", "gpt2-head", "t5"), RUNS))
+@pytest.fixture(params=slow_but(("head", "gpt2"), RUNS))
 def run(request, train: Callable[[str], str]) -> str:
     return train(request.param)
 

@@ -78,7 +78,7 @@ def scores_after(folder: Path) -> dict:
     return metrics
 
 
-COUNTED = ("full", "lora", "two_phase")
+COUNTED = ("lora", "two_phase")
 """Methods that differ most in what they count; make test-full tries all."""
 
 

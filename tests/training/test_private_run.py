@@ -26,6 +26,7 @@ from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from tests.privacy.test_ledger import as_before
+from tests.slowness import slow_but
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
@@ -148,7 +149,7 @@ def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
     assert read_signal_to_noise(folder) == expected and broken == expected[:4]
 
 
-@pytest.mark.parametrize("method", ["rgp", "bitfit", "lora"])
+@pytest.mark.parametrize("method", slow_but(["rgp"], ["rgp", "bitfit", "lora"]))
 def test_a_methods_own_state_survives_too(tmp_path, monkeypatch, method):
     (tmp_path / "whole").mkdir()
     expected = go(tmp_path / "whole", method=method)

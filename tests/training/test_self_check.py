@@ -8,6 +8,7 @@ from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
 from dpft.training.self_check import check_clipper
+from tests.slowness import slow_but
 from tests.training.toy import tiny_model
 
 
@@ -22,7 +23,7 @@ def test_a_sound_model_passes_in_training_mode_and_returns_to_its_own():
     assert not model.training
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", slow_but(["bf16"], ["bf16", "fp16"]))
 def test_half_precision_is_checked_as_well(precision, monkeypatch):
     assert check(tiny_model(), precision) < 1e-5
 

@@ -54,7 +54,7 @@ def test_norms_and_sum_equal_the_loop(name, engine):
     assert_exact(CASES[name].build(), CASES[name], engine)
 
 
-@pytest.mark.parametrize("name", slow_but([*CASES][::2], CASES))
+@pytest.mark.parametrize("name", slow_but([*CASES][::4], CASES))
 def test_norms_and_sum_equal_images_one_at_a_time(name):
     case, batch = CASES[name], examples(LENGTHS)
     model = case.build()
@@ -68,7 +68,7 @@ def test_stochastic_depth_is_exact_with_the_masks_that_the_model_draws(name, eng
     assert_exact(model, DROPS[name], engine)
 
 
-@pytest.mark.parametrize("name", DROPS)
+@pytest.mark.parametrize("name", slow_but([*DROPS][::2], DROPS))
 def test_stochastic_depth_drops_layers_of_some_images_and_not_of_others(name):
     case, batch = DROPS[name], examples((5,) * 8)
     model = case.build()
@@ -95,8 +95,8 @@ def prepared(name: str, method: str) -> nn.Module:
     return made
 
 
-FEW = [(trained, ENGINES[row % len(ENGINES)]) for row, trained in enumerate(TRAINED[::3])]
-"""Every third model and method, by each engine in turn."""
+FEW = [(trained, ENGINES[row % len(ENGINES)]) for row, trained in enumerate(TRAINED[::6])]
+"""Every sixth model and method, by each engine in turn."""
 
 
 @pytest.mark.parametrize(("trained", "engine"), slow_but(FEW, product(TRAINED, ENGINES)))
