@@ -13,11 +13,11 @@ from dpft.errors import InputError
 from dpft.evaluation.answers import answers_of
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scored import OnProgress, Scored
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.records.scores import Prediction
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 

@@ -9,8 +9,8 @@ CommonMark with GitHub's tables shows each text as it is.
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpft.evaluation.predictions import Prediction
 from dpft.files import write_text
+from dpft.records.scores import Prediction
 
 SAMPLES = 20
 """Inputs shown, evenly spread over the split."""

@@ -7,7 +7,6 @@ import stat
 import pytest
 from markdown_it import MarkdownIt
 
-from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.samples import (
     SAMPLES,
     render_samples,
@@ -15,6 +14,7 @@ from dpft.evaluation.samples import (
     spread,
     write_samples,
 )
+from dpft.records.scores import Prediction
 
 MARKUP = [
     "a | b || c",

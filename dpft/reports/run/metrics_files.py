@@ -40,7 +40,7 @@ def mark(entry: Mapping[str, Any], public: bool) -> Entry:
     if public:
         return marked
     kept = {name: value for name, value in marked.items() if name not in SHOWN_OF_PUBLIC}
-    return {**kept, "note": _note(entry)}
+    return {**kept, "note": split_note(entry["split"])}
 
 
 def shown(entry: Mapping[str, Any], *, rounded: bool | None = None) -> Entry:
@@ -56,10 +56,15 @@ def shown(entry: Mapping[str, Any], *, rounded: bool | None = None) -> Entry:
     about = {name: entry[name] for name in ("task", "split", "stage")}
     about |= {"split_is_public": False, "not_computed": {}}
     if not (rounded and entry["metrics"]):
-        return {**about, "metrics": {}, "note": f"{_note(entry)}; {WHERE}"}
+        return {**about, "metrics": {}, "note": f"{split_note(entry['split'])}; {WHERE}"}
     metrics = {name: round_score(value) for name, value in entry["metrics"].items()}
-    note = f"{_note(entry)}; rounded to two digits"
+    note = f"{split_note(entry['split'])}; rounded to two digits"
     return {**about, "metrics": metrics, "digits": DIGITS, "note": note}
+
+
+def split_note(split: str) -> str:
+    """Returns what stands beside scores of a split that is not public."""
+    return TRAINING_SPLIT if split == "train" else PRIVATE_SPLIT
 
 
 def is_private(entry: Mapping[str, Any]) -> bool:
@@ -195,7 +200,3 @@ def _is_entry(entry: Any) -> bool:
 
 def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return entry["task"], entry["split"], entry["stage"]
-
-
-def _note(entry: Mapping[str, Any]) -> str:
-    return TRAINING_SPLIT if entry["split"] == "train" else PRIVATE_SPLIT
