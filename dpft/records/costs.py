@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
 from dpft.records.form import Limits
 from dpft.records.ledger import Calibration, LedgerHead
-from dpft.records.promises import DeltaSource, Epsilons, Promise, Relation, Sampler
 from dpft.records.values import (
     AtLeastOne,
     Count,
