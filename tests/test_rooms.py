@@ -18,6 +18,7 @@ LEVELS = (
     {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "tokenizers", "generation", "privacy"},
     {"parallel", "schemas"},
+    {"records"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {

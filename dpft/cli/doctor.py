@@ -4,12 +4,13 @@ Exits with 0 where dpft can train, and with 1 where something essential is missi
 ``dpft.reports.doctor.check`` says what is.
 """
 
-import json
 from dataclasses import asdict
 
 from dpft.config.doctor import DoctorConfig
 from dpft.errors import RunError
-from dpft.reports.doctor.check import Check, can_train, doctor_parts, doctor_record
+from dpft.records.form import json_text
+from dpft.records.machine import Check
+from dpft.reports.doctor.check import can_train, doctor_parts, doctor_record
 from dpft.reports.doctor.machine import (
     compiler_check,
     device_check,
@@ -35,7 +36,7 @@ def run(config: DoctorConfig) -> None:
     """
     checks = examine(config)
     if config.output == "json":
-        print(json.dumps(doctor_record(checks), indent=2, sort_keys=True))
+        print(json_text(doctor_record(checks)))
     else:
         show(doctor_parts(checks))
     if not can_train(checks):

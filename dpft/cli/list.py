@@ -3,6 +3,8 @@
 import json
 
 from dpft.config.listing import ListConfig, listed
+from dpft.records.form import as_json
+from dpft.records.machine import Listing
 
 CONFIG = ListConfig
 READS_RECORDS = False
@@ -18,7 +20,7 @@ def run(config: ListConfig) -> None:
     """Prints each name with its line, or one JSON object."""
     found = listed(config.what)
     if config.output == "json":
-        print(json.dumps({config.what: found}, indent=2, ensure_ascii=False))
+        print(json.dumps(as_json(Listing(**{config.what: found})), indent=2, ensure_ascii=False))
         return
     width = max(map(len, found))
     for name, line in found.items():

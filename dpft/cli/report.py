@@ -5,17 +5,17 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dpft.config.keys import quoted
 from dpft.config.report import LATEX, ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
-from dpft.files import SCHEMA_VERSION
+from dpft.records.form import json_text
+from dpft.records.ratings import RatingsReport
+from dpft.records.scores import split_note
 from dpft.reports.comparison.compare import Comparison, compare
 from dpft.reports.comparison.latex import latex
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run.metrics_files import mark
 from dpft.reports.run.run_record import RunRecord, with_own_scores
 from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.runs.finished_runs import read_finished_runs, rebuild_report
@@ -53,7 +53,7 @@ def run(config: ReportConfig) -> None:
     key = read_key(_key_path(config))
     described = describe(key, read_ratings(config.sheets, key))
     if config.output == "json":
-        print(json.dumps(described, indent=2, sort_keys=True))
+        print(json_text(described))
     else:
         print(ratings_table(described))
 
@@ -73,7 +73,7 @@ def report_runs(config: ReportConfig) -> None:
         return
     own = [with_own_scores(each) for each in records]
     whole = compared(config, own, unfinished, metrics=config.metrics)  # knows every metric
-    known = {name for each in records for one in each.after() for name in one["metrics"]}
+    known = {name for each in records for one in each.after() for name in one.metrics}
     shown = None if config.metrics is None else tuple(filter(known.__contains__, config.metrics))
     comparison = compared(config, records, unfinished, metrics=shown)
     folder = config.folder
@@ -123,23 +123,23 @@ def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
     logger.info("%s: %s", write_signal_to_noise(comparison, folder), OWNERS)
 
 
-def describe(key: Key, ratings: Ratings) -> dict[str, Any]:
+def describe(key: Key, ratings: Ratings) -> RatingsReport:
     """Returns what ``output=json`` prints."""
     of_system = {
         system: [(rating.item, rating.value) for rating in ratings.given if rating.system == system]
         for system in key.systems
     }
-    described = {
-        "schema_version": SCHEMA_VERSION,
-        "task": key.task,
-        "split": key.split,
-        "ratings": len(ratings.given),
-        "raters": len({rating.rater for rating in ratings.given}),
-        "not_rated": ratings.not_rated,
-        "interval": INDEPENDENT,
-        "systems": [rating_record(system, given) for system, given in of_system.items()],
-    }
-    return mark(described, key.split_is_public)
+    return RatingsReport(
+        task=key.task,
+        split=key.split,
+        split_is_public=key.split_is_public,
+        note=None if key.split_is_public else split_note(key.split),
+        ratings=len(ratings.given),
+        raters=len({rating.rater for rating in ratings.given}),
+        not_rated=ratings.not_rated,
+        interval=INDEPENDENT,
+        systems=tuple(rating_record(system, given) for system, given in of_system.items()),
+    )
 
 
 def _joined(words: list[str], key: str) -> list[str]:

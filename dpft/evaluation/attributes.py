@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dpft.errors import InputError
 from dpft.evaluation.labels import label_input
 from dpft.evaluation.metrics.base import ATTRIBUTES
-from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scored import OnProgress, Scored, counter
+from dpft.records.scores import Prediction
 from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.image_task import ImageTask
 

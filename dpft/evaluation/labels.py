@@ -6,8 +6,8 @@ Unlike texts, labels are not grouped: two records of the same text are scored ap
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
+from dpft.records.scores import Prediction
 from dpft.tasks.base import LabelTask
 from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.records import LabeledExample

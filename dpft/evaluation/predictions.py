@@ -11,22 +11,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dpft.errors import InputError
 from dpft.files import write_jsonl
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """One prediction beside what it is compared to; a line of predictions.jsonl."""
-
-    input: str
-    """What the prediction was made from, as the split has it."""
-    prediction: str
-    references: tuple[str, ...]
+from dpft.records.form import as_json
+from dpft.records.scores import Prediction
 
 
 class _Row(NamedTuple):
@@ -45,7 +36,7 @@ def write_predictions(
         predictions: One per input.
         private: Only the owner may read the file, from its first byte on.
     """
-    write_jsonl(path, map(asdict, predictions), mode=0o600 if private else 0o644)
+    write_jsonl(path, map(as_json, predictions), mode=0o600 if private else 0o644)
 
 
 def read_predictions(

@@ -20,9 +20,9 @@ from dpft.evaluation.metrics.base import (
     TEXTS,
     metric_specs,
 )
-from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
+from dpft.records.scores import Prediction
 from dpft.tasks.base import LabelTask, Task, TextTask
 from dpft.tasks.records import LabeledExample, Record, are_texts
 

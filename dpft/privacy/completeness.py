@@ -196,10 +196,10 @@ def _check_witness(folder: Path, ledger: LedgerRecord | None) -> None:
     """Refuses a run with another name in witness.json than its ledger has."""
     handed = read_handed(folder)
     name = None if ledger is None else ledger.run_id
-    if name is not None and handed is not None and handed["run"] != name:
+    if name is not None and handed is not None and handed.run != name:
         raise StateError(
             f"{folder / HANDED_HEADS} must name the run {name}, as its {LEDGER} does, got"
-            f" {handed['run']}. Put it back as it was."
+            f" {handed.run}. Put it back as it was."
         )
 
 

@@ -14,16 +14,18 @@ name a program to be run.
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from dpft.errors import InputError, StateError
-from dpft.files import read_json, sync_folder, write_json
+from dpft.files import sync_folder
 from dpft.privacy.ledger import LedgerRecord
+from dpft.records.form import Misfit, as_json, read_record, write_record
+from dpft.records.heads import HandedCounts, HandedFile, WitnessLine, heads_of
 from dpft.run_folder import HANDED_HEADS
 
 SECONDS = 30.0
@@ -144,12 +146,10 @@ class Handover:
             StateError: What was handed over before cannot be read.
         """
         self._witness, self._path = witness, folder / HANDED_HEADS
-        known = read_handed(folder) or {"run": None}
+        known = read_handed(folder)
         self.run_id = run_id
-        ours = known["witnesses"] if known["run"] == run_id else {}
-        self._witnesses: dict[str, dict[str, int]] = dict(ours)
-        none = {"heads": 0, "failed": 0, "lines": 0}
-        self._witnesses[witness.name] = dict(self._witnesses.get(witness.name, none))
+        ours = known.witnesses if known is not None and known.run == run_id else {}
+        self._witnesses = {witness.name: HandedCounts(), **ours}
         self._write()
 
     def hand_over(self, lines: int, head: str) -> None:
@@ -159,27 +159,28 @@ class Handover:
             lines: Lines of the ledger.
             head: Hash of the last of them.
         """
-        count = self._witnesses[self._witness.name]
-        entry = {"run": self.run_id, "lines": lines, "head": head}
+        name = self._witness.name
+        count = self._witnesses[name]
+        line = WitnessLine(run=self.run_id, lines=lines, head=head)
         try:
-            self._witness.take(json.dumps(entry, sort_keys=True))
+            self._witness.take(json.dumps(as_json(line), sort_keys=True))
         except (OSError, subprocess.SubprocessError) as error:
-            count["failed"] += 1
+            count = replace(count, failed=count.failed + 1)
             reason = type(error).__name__  # Its words may hold the program's arguments.
             logger.warning(
                 "privacy.witness: %s did not take the ledger's head (%s); the run goes on",
-                self._witness.name, reason,
+                name, reason,
             )  # fmt: skip
         else:
-            count["heads"] += 1
-            count["lines"] = lines
+            count = replace(count, heads=count.heads + 1, lines=lines)
+        self._witnesses[name] = count
         try:
             self._write()
         except OSError as error:
             logger.warning("%s could not be written: %s", self._path, error.strerror)
 
     def _write(self) -> None:
-        write_json(self._path, {"run": self.run_id, "witnesses": self._witnesses})
+        write_record(self._path, HandedFile(run=self.run_id, witnesses=self._witnesses))
 
 
 def make_witness(given: str | tuple[str, ...]) -> Witness:
@@ -189,7 +190,7 @@ def make_witness(given: str | tuple[str, ...]) -> Witness:
     )
 
 
-def read_handed(folder: Path) -> dict[str, Any] | None:
+def read_handed(folder: Path) -> HandedFile | None:
     """Returns the run's name at its witnesses and how many heads each has; None without one.
 
     Raises:
@@ -197,18 +198,7 @@ def read_handed(folder: Path) -> dict[str, Any] | None:
         StateError: It is damaged.
     """
     path = folder / HANDED_HEADS
-    if not path.exists():
-        return None
-    content = read_json(path)
-    run, witnesses = content.get("run"), content.get("witnesses")
-    counts = witnesses.values() if isinstance(witnesses, dict) else [None]
-    named = isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)
-    if not named or not all(map(_is_count, counts)):
-        raise StateError(
-            f"{path} is damaged: it must hold the run's name at its witnesses and their counts; put"
-            " it back as it was."
-        )
-    return {"run": run, "witnesses": witnesses}
+    return read_record(path, HandedFile) if path.exists() else None
 
 
 def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
@@ -280,17 +270,9 @@ def _heads_of(run: str, file: Path) -> list[tuple[int, str]]:
         raise InputError(
             f"witness must be a file that can be read, got {str(file)!r} ({error.strerror})."
         ) from error
-    found = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-            if entry["run"] == run:
-                found.append((int(entry["lines"]), str(entry["head"])))
-        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
-            continue
-    return found
-
-
-def _is_count(value: object) -> bool:
-    keys = ("heads", "failed", "lines")
-    return isinstance(value, Mapping) and all(isinstance(value.get(key), int) for key in keys)
+    try:
+        return [(entry.lines, entry.head) for entry in heads_of(run, text)]
+    except Misfit as misfit:
+        raise StateError(
+            f"{file} has a line of the run {run} that is no head: {misfit}; put it back as it was."
+        ) from None

@@ -9,10 +9,10 @@ too narrow. The mean over items, each item's own mean counted once, stands besid
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT
+from dpft.records.ratings import RatedSystem, RatingsReport
+from dpft.records.scores import PRIVATE_SPLIT
 
 LEVEL = 0.95
 INDEPENDENT = (
@@ -21,7 +21,7 @@ INDEPENDENT = (
 )
 
 
-def rating_record(system: str, ratings: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def rating_record(system: str, ratings: Sequence[tuple[int, int]]) -> RatedSystem:
     """Returns what the ratings say of a system; mean and interval are None where too few say it.
 
     Args:
@@ -32,17 +32,15 @@ def rating_record(system: str, ratings: Sequence[tuple[int, int]]) -> dict[str, 
     items: dict[int, list[int]] = {}
     for item, value in ratings:
         items.setdefault(item, []).append(value)
-    interval = mean_interval(values)
-    return {
-        "system": system,
-        "ratings": len(values),
-        "items": len(items),
-        "mean": statistics.fmean(values) if values else None,
-        "interval": None if interval is None else list(interval),
-        "mean_over_items": statistics.fmean(map(statistics.fmean, items.values()))
-        if items
-        else None,
-    }
+    means = [statistics.fmean(each) for each in items.values()]
+    return RatedSystem(
+        system=system,
+        ratings=len(values),
+        items=len(items),
+        mean=statistics.fmean(values) if values else None,
+        interval=mean_interval(values),
+        mean_over_items=statistics.fmean(means) if means else None,
+    )
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -57,32 +55,28 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def ratings_table(record: Mapping[str, Any]) -> str:
-    """Returns the means as lines of text.
-
-    Args:
-        record: What ``dpft report ratings=FILE output=json`` prints.
-    """
-    systems = record["systems"]
-    width = max(len("system"), *(len(system["system"]) for system in systems))
+def ratings_table(report: RatingsReport) -> str:
+    """Returns the means as lines of text."""
+    systems = report.systems
+    width = max(len("system"), *(len(each.system) for each in systems))
     lines = [
-        f"{record['task']}, split {record['split']}: {_counted(record['ratings'], 'rating')} by"
-        f" {_counted(record['raters'], 'rater')}, {_counted(record['not_rated'], 'row')} not rated",
+        f"{report.task}, split {report.split}: {_counted(report.ratings, 'rating')} by"
+        f" {_counted(report.raters, 'rater')}, {_counted(report.not_rated, 'row')} not rated",
         f"{'system':<{width}}  ratings  items   mean  95 % interval   mean over items",
         *(_line(system, width) for system in systems),
     ]
-    if any(system["ratings"] == 1 for system in systems):
+    if any(system.ratings == 1 for system in systems):
         lines.append("One rating has no interval.")
     lines += textwrap.wrap(INDEPENDENT, 88)
-    return "\n".join(lines if record["split_is_public"] else [*lines, PRIVATE_SPLIT])
+    return "\n".join(lines if report.split_is_public else [*lines, PRIVATE_SPLIT])
 
 
-def _line(system: Mapping[str, Any], width: int) -> str:
-    interval = system["interval"]
+def _line(rated: RatedSystem, width: int) -> str:
+    interval = rated.interval
     ends = "none" if interval is None else f"({interval[0]:.2f}, {interval[1]:.2f})"
     return (
-        f"{system['system']:<{width}}  {system['ratings']:>7}  {system['items']:>5}"
-        f"  {_mean(system['mean']):>5}  {ends:<14}  {_mean(system['mean_over_items']):>15}"
+        f"{rated.system:<{width}}  {rated.ratings:>7}  {rated.items:>5}"
+        f"  {_mean(rated.mean):>5}  {ends:<14}  {_mean(rated.mean_over_items):>15}"
     )
 
 

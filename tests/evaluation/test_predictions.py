@@ -5,7 +5,8 @@ import stat
 import pytest
 
 from dpft.errors import InputError
-from dpft.evaluation.predictions import Prediction, read_predictions, write_predictions
+from dpft.evaluation.predictions import read_predictions, write_predictions
+from dpft.records.scores import Prediction
 
 INPUTS = ["name[Café Rouge], price[less than £20]", "name[Aromi], area[riverside]"]
 TEXTS = ["Café Rouge is cheap.", 'Aromi is "by the river".']

@@ -19,6 +19,7 @@ from dpft.privacy.witness import (
     make_witness,
     read_handed,
 )
+from dpft.records.heads import HandedCounts, HandedFile
 from tests.privacy.test_ledger import MECHANISM, WRITTEN
 from tests.privacy.test_plan import plan
 
@@ -40,6 +41,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def handed_by(folder: Path) -> HandedFile:
+    handed = read_handed(folder)
+    assert handed is not None
+    return handed
+
+
 def ledger_of(folder: Path, lines: int | None = None) -> LedgerRecord:
     path = folder / "ledger.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
@@ -52,19 +59,19 @@ def test_a_file_has_a_line_a_head_under_the_runs_name_and_no_time(
     record, handed = ledger_of(run), read_handed(run)
     entries = [json.loads(line) for line in (tmp_path / "heads").read_text().splitlines()]
     assert handed is not None
-    assert handed["run"] == record.run_id == RUN_ID
+    assert handed.run == record.run_id == RUN_ID
     assert entries == [{"run": RUN_ID, "lines": n, "head": record.heads[n]} for n in (3, 4)]
-    assert handed["witnesses"] == {"file heads": {"heads": 2, "failed": 0, "lines": 4}}
+    assert handed.witnesses == {"file heads": HandedCounts(heads=2, failed=0, lines=4)}
 
 
 def test_a_run_counts_its_own_heads_and_not_those_of_a_planted_file(run: Path) -> None:
     """A folder may be received; the name of a run that begins in it is drawn all the same."""
     heads = WitnessFile(run.parent / "heads")
     Handover(heads, run, run_id=RUN_ID)
-    assert (read_handed(run) or {})["witnesses"]["file heads"]["heads"] == 2
+    assert handed_by(run).witnesses["file heads"].heads == 2
     Handover(heads, run, run_id="b" * 32)
-    handed = read_handed(run) or {}
-    assert (handed["run"], handed["witnesses"]["file heads"]["heads"]) == ("b" * 32, 0)
+    handed = handed_by(run)
+    assert (handed.run, handed.witnesses["file heads"].heads) == ("b" * 32, 0)
 
 
 def test_a_witness_finds_its_heads_by_the_ledger_alone(run: Path, tmp_path: Path) -> None:
@@ -106,8 +113,8 @@ def test_a_witness_that_fails_costs_a_warning_that_tells_no_argument(
     assert time.monotonic() - began < 20
     assert f"did not take the ledger's head ({name}); the run goes on" in caplog.text
     assert "a-token" not in caplog.text + (tmp_path / "witness.json").read_text()
-    (count,) = (read_handed(tmp_path) or {})["witnesses"].values()
-    assert count == {"heads": 0, "failed": 1, "lines": 0}
+    (count,) = handed_by(tmp_path).witnesses.values()
+    assert count == HandedCounts(heads=0, failed=1, lines=0)
 
 
 def test_a_file_that_is_gone_costs_a_warning_and_later_heads_are_taken(
@@ -119,8 +126,8 @@ def test_a_file_that_is_gone_costs_a_warning_and_later_heads_are_taken(
     assert "FileNotFoundError" in caplog.text
     share.mkdir()
     handover.hand_over(20, "b" * 64)
-    counts = (read_handed(tmp_path) or {})["witnesses"]
-    assert counts == {"file heads": {"heads": 1, "failed": 1, "lines": 20}}
+    counts = handed_by(tmp_path).witnesses
+    assert counts == {"file heads": HandedCounts(heads=1, failed=1, lines=20)}
 
 
 def test_a_line_that_broke_off_does_not_spoil_the_next(run: Path, tmp_path: Path) -> None:

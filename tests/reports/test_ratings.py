@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from dpft.records.ratings import RatingsReport
 from dpft.reports.ratings import mean_interval, rating_record, ratings_table
 
 
@@ -29,24 +30,33 @@ def test_the_interval_of_five_ratings_has_the_tabled_quantile() -> None:
 
 def test_one_rating_has_a_mean_and_no_interval() -> None:
     record = rating_record("a", [(1, 4)])
-    assert (record["mean"], record["interval"], record["mean_over_items"]) == (4.0, None, 4.0)
-    assert rating_record("a", [])["mean"] is None
+    assert (record.mean, record.interval, record.mean_over_items) == (4.0, None, 4.0)
+    assert rating_record("a", []).mean is None
 
 
 def test_the_mean_over_items_counts_each_item_once() -> None:
     record = rating_record("a", [(1, 5), (1, 5), (1, 5), (2, 1)])
-    assert (record["ratings"], record["items"]) == (4, 2)
-    assert (record["mean"], record["mean_over_items"]) == (4.0, 3.0)
+    assert (record.ratings, record.items) == (4, 2)
+    assert (record.mean, record.mean_over_items) == (4.0, 3.0)
 
 
-def table(**changes: object) -> str:
-    systems = [
+def table(*, split_is_public: bool = True) -> str:
+    systems = (
         rating_record("outputs/a", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]),
         rating_record("reference", [(1, 5)]),
         rating_record("outputs/long/name", []),
-    ]
-    record = {"task": "chat", "split": "test", "ratings": 6, "raters": 1, "not_rated": 9}
-    return ratings_table({**record, "split_is_public": True, "systems": systems, **changes})
+    )
+    report = RatingsReport(
+        task="chat",
+        split="test",
+        split_is_public=split_is_public,
+        ratings=6,
+        raters=1,
+        not_rated=9,
+        interval="",
+        systems=systems,
+    )
+    return ratings_table(report)
 
 
 def test_the_table_tells_counts_means_and_intervals() -> None:

@@ -69,7 +69,7 @@ def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
     record, handed = read_ledger(folder / "ledger.jsonl"), read_handed(folder)
     assert handed is not None
     assert entry == {"run": record.run_id, "lines": 7, "head": record.head}
-    assert handed["run"] == record.run_id
+    assert handed.run == record.run_id
 
 
 def test_without_a_witness_or_a_ledger_nothing_is_handed_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One check of ``dpft doctor``, and the table and the JSON of all of them.
+"""The table and the JSON of all checks of ``dpft doctor``.
 
 What is essential is what every ``dpft train`` needs: Python and the required packages in their
 ranges, a torch that computes, and an outputs/ that can be written. Without one of them the doctor
@@ -6,30 +6,14 @@ exits with 1. All else costs something that is named, and training goes on witho
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Final
 
-from dpft.files import SCHEMA_VERSION
+from dpft.records.machine import Check, Doctor
 from dpft.reports.terminal import Grid
 
-OK, WARNING, MISSING = "ok", "warning", "missing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """What was found, and what a missing thing costs."""
-
-    what: str
-    state: str
-    """ok, warning or missing."""
-    found: str
-    """In words: a version, a number of GiB."""
-    cost: str | None = None
-    """What does not work, or works worse; None where all is well."""
-    remedy: str | None = None
-    """How to get it."""
-    essential: bool = False
-    """Whether dpft cannot train while it is missing."""
+OK: Final = "ok"
+WARNING: Final = "warning"
+MISSING: Final = "missing"
 
 
 def can_train(checks: Sequence[Check]) -> bool:
@@ -37,13 +21,9 @@ def can_train(checks: Sequence[Check]) -> bool:
     return not any(check.essential and check.state == MISSING for check in checks)
 
 
-def doctor_record(checks: Sequence[Check]) -> dict[str, Any]:
+def doctor_record(checks: Sequence[Check]) -> Doctor:
     """Returns what ``dpft doctor output=json`` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "can_train": can_train(checks),
-        "checks": [asdict(check) for check in checks],
-    }
+    return Doctor(can_train=can_train(checks), checks=tuple(checks))
 
 
 def doctor_parts(checks: Sequence[Check]) -> list[Grid | str]:
@@ -55,7 +35,7 @@ def doctor_parts(checks: Sequence[Check]) -> list[Grid | str]:
 
 
 def _rows(check: Check) -> list[tuple[str, str, str]]:
-    rows = [(check.state, check.what, check.found)]
+    rows: list[tuple[str, str, str]] = [(check.state, check.what, check.found)]
     if check.cost is not None:
         rows.append(("", "", f"costs: {check.cost}"))
     if check.remedy is not None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from dpft.compiler import missing_for_compile
 from dpft.memory import machine_memory
-from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
+from dpft.records.machine import Check
+from dpft.reports.doctor.check import MISSING, OK, WARNING
 
 GIB = 2**30
 OUTPUTS = Path("outputs")

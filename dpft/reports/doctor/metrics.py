@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.reports.doctor.check import MISSING, OK, Check
+from dpft.records.machine import Check
+from dpft.reports.doctor.check import MISSING, OK
 from dpft.reports.doctor.packages import extra_check
 
 EXTRA = "metrics"

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dpft.reports.doctor.check import MISSING, OK, WARNING, Check
+from dpft.records.machine import Check
+from dpft.reports.doctor.check import MISSING, OK, WARNING
 
 DISTRIBUTION = "dpft"
 _REINSTALL = "pip install --upgrade dpft, or make setup in a checkout"

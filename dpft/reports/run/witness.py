@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dpft.records.form import as_json
+from dpft.records.heads import Handed, HandedFile
+
 
 def with_witness(
-    privacy: Mapping[str, Any], handed: Mapping[str, Any] | None, lines: int
+    privacy: Mapping[str, Any], handed: HandedFile | None, lines: int
 ) -> dict[str, Any]:
     """Returns the content of privacy.json, its witness among it.
 
@@ -17,14 +20,14 @@ def with_witness(
     record = dict(privacy)
     if handed is None:
         return record
-    record["witness"] = dict(handed)
-    for name, count in handed["witnesses"].items():
-        if count["failed"] or count["lines"] < lines:
-            were = "was" if count["failed"] == 1 else "were"
-            failed = f" and {_heads(count['failed'])} {were} not taken" if count["failed"] else ""
+    record["witness"] = as_json(Handed(run=handed.run, witnesses=handed.witnesses))
+    for name, count in handed.witnesses.items():
+        if count.failed or count.lines < lines:
+            were = "was" if count.failed == 1 else "were"
+            failed = f" and {_heads(count.failed)} {were} not taken" if count.failed else ""
             record["warnings"] = [
                 *record["warnings"],
-                f"the witness, {name}, has a head of {count['lines']} of the ledger's {lines}"
+                f"the witness, {name}, has a head of {count.lines} of the ledger's {lines}"
                 f" lines{failed}; lodge the head with someone else",
             ]
     return record

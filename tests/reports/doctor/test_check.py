@@ -1,8 +1,9 @@
+from dpft.records.form import as_json
+from dpft.records.machine import Check
 from dpft.reports.doctor.check import (
     MISSING,
     OK,
     WARNING,
-    Check,
     can_train,
     doctor_parts,
     doctor_record,
@@ -34,7 +35,7 @@ def test_the_table_tells_state_cost_and_way_out_and_ends_with_the_verdict() -> N
 
 
 def test_the_record_holds_every_check_and_the_verdict() -> None:
-    record = doctor_record([FINE, BROKEN])
+    record = as_json(doctor_record([FINE, BROKEN]))
     assert (record["schema_version"], record["can_train"]) == (1, False)
     assert [check["what"] for check in record["checks"]] == ["Python", "torch"]
     assert set(record["checks"][1]) == {"what", "state", "found", "cost", "remedy", "essential"}

@@ -1,11 +1,12 @@
+from dpft.records.heads import HandedCounts, HandedFile
 from dpft.reports.run.witness import with_witness, witness_rows
 
 NAME = "0" * 32
 
 
 def record(lines: int = 21, **count: int) -> dict:
-    counts = {"file heads": {"heads": 2, "failed": 0, "lines": 21} | count}
-    handed = {"run": NAME, "witnesses": counts}
+    counts = HandedCounts(**{"heads": 2, "lines": 21} | count)
+    handed = HandedFile(run=NAME, witnesses={"file heads": counts})
     privacy = {"warnings": ["first"], "ledger": {"lines": lines}}
     return with_witness(privacy, handed, lines)
 

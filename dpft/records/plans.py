@@ -1,0 +1,141 @@
+"""What ``dpft plan`` prints: what a run would do, promise and cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from dpft.records.promises import NoPromise, Parameters, PlanPromise, WithTokenizer
+from dpft.records.values import AtLeastOne, Count, NotNegative, Positive, Versioned
+
+StepPhase = Literal["accumulate", "finish", "optimizer", "proof"]
+"""Stretches of a step, of which one needs most memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedProcesses:
+    """The processes that were planned for."""
+
+    strategy: Literal["none", "ddp", "fsdp"]
+    """As parallel=."""
+    world_size: AtLeastOne
+    """How many."""
+    shard_size: AtLeastOne
+    """Into how many shards the model is cut."""
+    accumulate: Literal["whole", "sharded"]
+    """Whether sums are kept whole."""
+    engine: str | None
+    """The clipping engine; null without privacy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Bytes of each part in a process, in the phase that needs most."""
+
+    activations: Count
+    """Of activations."""
+    exchange: Count
+    """Of exchange."""
+    gathered: Count
+    """Of gathered."""
+    gradients: Count
+    """Of gradients."""
+    noise: Count
+    """Of noise."""
+    optimizer: Count
+    """Of optimizer."""
+    process: Count
+    """Of process."""
+    proof: Count
+    """Of proof."""
+    total: Count
+    """All of it."""
+    weights: Count
+    """Of weights."""
+    working: Count
+    """Of working."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """How long steps take, and what they need."""
+
+    seconds_per_step: NotNegative
+    """Of a step."""
+    seconds_total: NotNegative
+    """Of all steps."""
+    peak_memory_bytes: Count
+    """Of a process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedTime(StepTime):
+    """Time by a probe of the machine."""
+
+    typical_length: Count
+    """Tokens that a record is taken to have."""
+    how: str
+    """How it was found, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTime(StepTime):
+    """Time by a synthetic micro-batch; with plan.measure=true."""
+
+    typical_length: AtLeastOne
+    """Tokens that a record is taken to have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCosts(Parameters):
+    """What a run needs of a machine, and how long it takes there."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        "oneOf": [{"required": ["estimated"]}, {"required": ["measured"]}]
+    }
+    num_examples_source: str
+    """Who says how many examples there are."""
+    micro_batch_size: AtLeastOne
+    """Most records in memory at once."""
+    processes: PlannedProcesses
+    """The processes that were planned for."""
+    memory_per_rank_bytes: RankMemory
+    """Bytes of each part in a process, in the phase that needs most."""
+    memory_peak_phase: StepPhase
+    """The phase that needs most."""
+    memory_by_phase_bytes: Mapping[StepPhase, Count]
+    """Bytes by phase of a step."""
+    bytes_sent_per_step: Count
+    """Bytes that a process sends in a step."""
+    device_memory_bytes: Count | None
+    """What each process may hold; null where it is not known."""
+    largest_micro_batch: Count | None
+    """Records of the largest micro-batch that fits; null where it is not known."""
+    estimated: EstimatedTime | None = None
+    """Time by a probe of the machine."""
+    measured: MeasuredTime | None = None
+    """Time by a synthetic micro-batch; with plan.measure=true."""
+
+    def __post_init__(self) -> None:
+        if (self.estimated is None) == (self.measured is None):
+            raise ValueError("one of estimated and measured must be there, and not both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivatePlan(Versioned, PlanPromise, WithTokenizer, RunCosts):
+    """A private run."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {**WithTokenizer.KEYWORDS, **RunCosts.KEYWORDS}
+    private: bool
+    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
+    """
+    signal_to_noise: Positive
+    """Length of all clipped gradients of the run over that of its noise, at best."""
+
+    def __post_init__(self) -> None:
+        WithTokenizer.__post_init__(self)
+        RunCosts.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPlan(Versioned, NoPromise, RunCosts):
+    """A run without privacy."""

@@ -1,0 +1,410 @@
+"""What a run promises, by whose accounting: privacy.json, and the statement beside its records."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from dpft.records.audits import ExposureTable, GuessesInShort
+from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
+from dpft.records.form import Limits
+from dpft.records.heads import Handed
+from dpft.records.ledger import Calibration, LedgerHead
+from dpft.records.ratings import SheetDecoding
+from dpft.records.values import (
+    AtLeastOne,
+    Count,
+    Day,
+    Delta,
+    Digest,
+    NotNegative,
+    Positive,
+    Rate,
+    Versioned,
+)
+
+Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of steps in which the same parameters train."""
+
+    method: str
+    """What trains in it."""
+    steps: Count
+    """Planned steps of the phase."""
+    max_grad_norm: Positive
+    """Clipping norm."""
+    sensitivity: Positive
+    """By how much one unit moves a step's sum at most; what the noise is scaled by."""
+
+
+Phases = Annotated[tuple[Phase, ...], Limits(min_items=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerCost:
+    """What the model's private tokenizer cost by itself."""
+
+    epsilon: NotNegative
+    """Of the tokenizer alone."""
+    delta: Delta
+    """At which it holds."""
+    ledger: LedgerHead
+    """The ledger of the tokenizer's run."""
+    simple_composition: NotNegative
+    """The sum of both epsilons, never below epsilon_with_tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithTokenizer:
+    """What a training and its private tokenizer cost together, all three keys or none."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        "dependentRequired": {
+            "epsilon_with_tokenizer": ["delta_with_tokenizer", "tokenizer"],
+            "delta_with_tokenizer": ["epsilon_with_tokenizer"],
+            "tokenizer": ["epsilon_with_tokenizer"],
+        }
+    }
+    epsilon_with_tokenizer: NotNegative | None = None
+    """Epsilon of the training and the model's tokenizer together."""
+    delta_with_tokenizer: Delta | None = None
+    """The delta at which that holds, the sum of both."""
+    tokenizer: TokenizerCost | None = None
+    """What the model's private tokenizer cost by itself."""
+
+    def __post_init__(self) -> None:
+        together = (self.epsilon_with_tokenizer, self.delta_with_tokenizer, self.tokenizer)
+        if together.count(None) not in (0, len(together)):
+            raise ValueError(
+                "epsilon_with_tokenizer, delta_with_tokenizer and tokenizer must stand together"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedMarked:
+    """Whether somebody is protected: not where a test's seed made the noise."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        "if": {"required": ["reproducible"]},
+        "then": {"properties": {"private": {"const": False}}},
+    }
+    private: bool
+    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
+    """
+    reproducible: Literal[True] | None = None
+    """A test seed made the noise, so nothing is protected."""
+
+    def __post_init__(self) -> None:
+        if self.private and self.reproducible:
+            raise ValueError("private must be false of a run that is reproducible, got true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """How many numbers a model has, and how many of them train."""
+
+    trainable_parameters: Count
+    """Numbers that train."""
+    new_parameters: Count
+    """Numbers of task heads that the checkpoint lacks."""
+    total_parameters: AtLeastOne
+    """Numbers of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPromise(Promise):
+    """What a plan promises: what privacy.json and ``dpft plan`` share."""
+
+    delta_source: DeltaSource | None = None
+    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
+    or published, the papers' 1/(2n)."""
+    epsilons: Epsilons
+    """Every accountant's answer, by its name."""
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    sample_rate: Rate
+    """Probability with which each unit is in a step."""
+    steps: Count
+    """Planned noisy steps."""
+    num_examples: AtLeastOne
+    """Number of examples, or of units, taken as public."""
+    expected_batch_size: Positive
+    """Units of a step in expectation."""
+    unit: str
+    """Whose contribution is hidden: example, chunk, or a column."""
+    neighboring_relation: Relation
+    """How neighboring data sets differ."""
+    sampler: Sampler
+    """How units were drawn."""
+    calibration: Calibration | None = None
+    """What chose the noise multiplier, so that any machine reports the same epsilon. Absent where
+    the noise was given."""
+    warnings: tuple[str, ...]
+    """What a reader of epsilon must know, a sentence each."""
+    max_grad_norm: Positive
+    """Clipping norm of the first phase."""
+    sensitivity: Positive
+    """Sensitivity of the first phase."""
+    rounding_headroom: NotNegative
+    """Share of the clipping norm that is kept for rounding."""
+    clipping: Clipping
+    """How gradients are clipped."""
+    unit_definition: str
+    """What the unit is, in words that follow: the unit is."""
+    phases: Phases
+    """The phases of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPromise:
+    """What privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon."""
+
+    private: Literal[False] = False
+    """No privacy."""
+    num_examples: AtLeastOne
+    """Training examples."""
+    expected_batch_size: AtLeastOne
+    """Examples of a step."""
+    steps: Count
+    """Planned steps."""
+    sampler: Literal["poisson"] | None = None
+    """How examples were drawn; where examples are clipped without noise alone."""
+    sample_rate: Rate | None = None
+    """Probability with which each example is in a step; where examples are clipped without noise
+    alone."""
+    max_grad_norm: Positive | None = None
+    """Clipping norm of the first phase; where examples are clipped without noise alone."""
+    rounding_headroom: NotNegative | None = None
+    """Share of the clipping norm that is kept for rounding; where examples are clipped without
+    noise alone."""
+    clipping: Clipping | None = None
+    """How gradients are clipped; where examples are clipped without noise alone."""
+    phases: Phases | None = None
+    """The phases of the run; where examples are clipped without noise alone."""
+    warnings: tuple[str, ...]
+    """What a reader of epsilon must know, a sentence each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How the released model was chosen within one epsilon."""
+
+    theorem: str
+    """What bounds the choice."""
+    eta: Annotated[float, Limits(above=-1)]
+    """Shape of the random number of trials."""
+    gamma: Delta
+    """Scale of the random number of trials."""
+    expected_trials: Annotated[float, Limits(minimum=1)]
+    """Trials in expectation."""
+    search_space: Mapping[str, tuple[Any, ...]]
+    """Key to the values that a trial could draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What `dpft audit` found that follows from canaries alone and may be released, by audit."""
+
+    one_run: GuessesInShort | None = None
+    """Of audit=one_run: the strongest view, and all in short."""
+    exposure: ExposureTable | None = None
+    """Of audit=exposure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A group of processes that took steps of the run."""
+
+    world_size: AtLeastOne
+    """How many processes."""
+    sharding: str | None = None
+    """What each held of the model, in words."""
+    network: str | None = None
+    """What was between them, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """Versions with which the run was begun, by package."""
+
+    dpft: str
+    """Of dpft."""
+    torch: str | None = None
+    """Of torch."""
+    transformers: str | None = None
+    """Of transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """When and with what a run was begun."""
+
+    date: Day | None = None
+    """The UTC day on which the run was begun."""
+    versions: Versions | None = None
+    """Versions with which the run was begun, by package."""
+    commit: str | None = None
+    """Commit of the git checkout, -dirty behind it where files differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingModel:
+    """What an earlier private training of the model promised its own records."""
+
+    accountant: str | None = None
+    """Whose bound it is."""
+    data: str | None = None
+    """Task and source of its records."""
+    delta: float
+    """Its delta."""
+    delta_with_tokenizer: float | None = None
+    """Its delta with its tokenizer."""
+    epsilon: NotNegative
+    """Its epsilon."""
+    epsilon_with_tokenizer: NotNegative | None = None
+    """Its epsilon with its tokenizer."""
+    model: str | None = None
+    """Its model."""
+    neighboring_relation: str | None = None
+    """Its neighboring relation."""
+    num_examples: AtLeastOne | None = None
+    """Its public number of units."""
+    private: bool | None = None
+    """Whether it was private."""
+    unit: str | None = None
+    """Its unit."""
+    unit_definition: str | None = None
+    """What its unit is."""
+    ledger: Digest
+    """Head of its ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin(Begun):
+    """Where a run comes from, and what was found out about it later."""
+
+    audited: Audited | None = None
+    """What `dpft audit` found that follows from canaries alone and may be released, by audit."""
+    processes: Annotated[tuple[Process, ...], Limits(min_items=1)] | None = None
+    """Groups of processes that took steps; absent where one process took all."""
+    model: str
+    """The model, as the hub or its folder calls it."""
+    data: str
+    """Task and source of the records."""
+    starting_models: tuple[StartingModel, ...] | None = None
+    """Private trainings that the model has behind it, the last one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentCurve:
+    """Upper bounds of epsilon over the plan's steps; between two points the next one's holds.
+
+    Not of a search.
+    """
+
+    steps: tuple[AtLeastOne, ...]
+    """Numbers of steps, at most 40."""
+    epsilons: tuple[NotNegative, ...]
+    """The bound after each."""
+    accountants: tuple[str, ...]
+    """Whose bound each is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateRun(Versioned, PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin):
+    """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        **WithTokenizer.KEYWORDS,
+        **SeedMarked.KEYWORDS,
+    }
+    steps_taken: Count
+    """Noisy steps in the ledger, which are those accounted for; more than planned where a resumed
+    run took steps anew."""
+    noise_source: str
+    """What made the noise, in words."""
+    dropout_source: str
+    """What made dropout masks, in words."""
+    num_examples_source: str
+    """Who says how many examples there are."""
+    ledger: LedgerHead
+    """The ledger as it was when this was written."""
+    epsilon_curve: SpentCurve | None = None
+    """Upper bounds of epsilon over the plan's steps; between two points the next one's holds. Not
+    of a search."""
+    witness: Handed | None = None
+    """Who was handed heads of the ledger."""
+    selection: Selection | None = None
+    """How the released model was chosen within one epsilon."""
+
+    def __post_init__(self) -> None:
+        WithTokenizer.__post_init__(self)
+        SeedMarked.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun(Versioned, NoPromise, Parameters, Origin):
+    """A run with privacy=none, clipped or not: there is no epsilon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated(Versioned):
+    """What both kinds of synthetic records come with."""
+
+    steps: Count
+    """Planned noisy steps."""
+    warnings: tuple[str, ...]
+    """What a reader of epsilon must know, a sentence each."""
+    run: str
+    """Name of the run's folder, not where it lies."""
+    task: str
+    """The task whose format the records have."""
+    decode: SheetDecoding
+    """How texts were chosen."""
+    retries: Count
+    """How often a text that was no row was written anew at most."""
+    records: Count
+    """Records that were asked for."""
+    unparsed: Count | None = None
+    """Texts among them that are no rows."""
+    prompts: Literal["the user's", "none"]
+    """Whether the model continued a user's prompts."""
+    notes: tuple[str, ...]
+    """What the records cost and what epsilon does not cover, a sentence each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedPrivately(Generated, Promise, WithTokenizer, SeedMarked):
+    """What synthetic records of a run with privacy=dp cost, and how their texts were chosen."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        **WithTokenizer.KEYWORDS,
+        **SeedMarked.KEYWORDS,
+    }
+    neighboring_relation: Relation
+    """How neighboring data sets differ."""
+    sampler: Sampler
+    """How units were drawn."""
+    unit: str
+    """Whose contribution is hidden: example, chunk, or a column."""
+    unit_definition: str
+    """What the unit is, in words that follow: the unit is."""
+    steps_taken: Count
+    """Noisy steps in the ledger, which are those accounted for; more than planned where a resumed
+    run took steps anew."""
+    ledger: LedgerHead
+    """The ledger as it was when this was written."""
+
+    def __post_init__(self) -> None:
+        WithTokenizer.__post_init__(self)
+        SeedMarked.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedOpenly(Generated):
+    """Synthetic records of a run with privacy=none, and how their texts were chosen."""
+
+    private: Literal[False] = False
+    """No privacy."""

@@ -1,0 +1,175 @@
+"""What models wrote and how it scored: predictions.jsonl, metrics.json, scores_by_step.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from dpft.records.form import Limits
+from dpft.records.values import Count, NotNegative, Versioned
+
+PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
+TRAINING_SPLIT = "computed on training records, not covered by epsilon"
+Stage = Literal["before", "after"]
+TenSteps = Annotated[int, Limits(minimum=10, multiple_of=10)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a model wrote for one distinct input."""
+
+    input: str
+    """What the model read, as the split has it."""
+    prediction: str
+    """What it wrote."""
+    references: tuple[str, ...]
+    """The right answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """An input and what was written."""
+
+    input: str
+    """What the model read."""
+    prediction: str
+    """What it wrote."""
+    reference: str
+    """One right answer; empty where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusedClasses:
+    """Which class was taken for which; of a public split alone."""
+
+    labels: tuple[str, ...]
+    """Names of the classes."""
+    counts: tuple[tuple[Count, ...], ...]
+    """A row for each right class, a column for each class it was taken for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreEntry:
+    """Scores of one split, or of a part of it, at one stage."""
+
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {
+        "if": {"properties": {"split_is_public": {"const": False}}},
+        "then": {"required": ["note"], "properties": {"samples": False, "confusion": False}},
+        "else": {"required": ["examples"], "properties": {"note": False, "digits": False}},
+    }
+    task: str
+    """The task."""
+    split: str
+    """The split, or its part."""
+    examples: Count | None = None
+    """Distinct inputs scored; of a private split in private/metrics.json alone."""
+    stage: Stage
+    """Before or after fine-tuning."""
+    split_is_public: bool
+    """Whether the split may be shown."""
+    metrics: Mapping[str, float]
+    """Key of a metric to its value; the scales are on the page of the metrics. Of a private split
+    empty in metrics.json, or rounded where `eval.publish_private_scores` asked for it."""
+    digits: Literal[2] | None = None
+    """Significant digits to which the scores of a private split are rounded, where metrics.json has
+    them."""
+    not_computed: Mapping[str, str]
+    """Key of a metric to why it has no value."""
+    note: str | None = None
+    """That epsilon does not cover these scores, and where they are; of a private split alone."""
+    samples: tuple[Sample, ...] | None = None
+    """A few inputs to read; of a public split alone."""
+    confusion: ConfusedClasses | None = None
+    """Which class was taken for which; of a public split alone."""
+
+    def __post_init__(self) -> None:
+        if self.split_is_public:
+            kind, needs, lacks = "public", ("examples",), ("note", "digits")
+        else:
+            kind, needs, lacks = "private", ("note",), ("samples", "confusion")
+        if any(getattr(self, name) is None for name in needs) or any(
+            getattr(self, name) is not None for name in lacks
+        ):
+            raise ValueError(
+                f"an entry of a {kind} split must have {needs[0]}, and no {' and no '.join(lacks)}"
+            )
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Task, split and stage, of which a file has one entry."""
+        return self.task, self.split, self.stage
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is of private records; one that says why none was scored is not."""
+        nothing_scored = self.examples == 0 and not self.metrics
+        return not self.split_is_public and not nothing_scored
+
+    def marked(self, public: bool) -> "ScoreEntry":
+        """Returns the entry with whether its split is public; if not, without texts, and a note."""
+        if public:
+            return replace(self, split_is_public=True, note=None, digits=None)
+        note = split_note(self.split)
+        return replace(self, split_is_public=False, note=note, samples=None, confusion=None)
+
+
+def split_note(split: str) -> str:
+    """Returns what stands beside scores of a split that is not public."""
+    return TRAINING_SPLIT if split == "train" else PRIVATE_SPLIT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(Versioned):
+    """The scores of a run, or of an evaluation.
+
+    Those of private splits are in the second file; of the first, `dpft eval output=json` prints the
+    entries of what it scored.
+    """
+
+    evaluations: tuple[ScoreEntry, ...]
+    """An entry for each task, split and stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialScore(Versioned):
+    """How a trial of a search ended; private."""
+
+    score: float | None
+    """Higher is better; null: it crashed, diverged or has no score, which is the worst."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepScores:
+    """The scores of a split or a part of it."""
+
+    task: str
+    """Name of the task."""
+    split: str
+    """The split, or its part."""
+    examples: Count
+    """Distinct inputs scored."""
+    metrics: Mapping[str, float]
+    """Metric name to value, as in metrics.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPoint:
+    """The scores after a number of steps."""
+
+    step: TenSteps
+    """Steps that the weights had taken."""
+    epsilon: NotNegative | None = None
+    """Upper bound of what the steps so far had spent; absent without privacy."""
+    accountant: str | None = None
+    """Whose bound it is; absent without privacy."""
+    evaluations: tuple[StepScores, ...]
+    """One for each part of the split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresByStep(Versioned):
+    """Scores of a public split while the run trained, by eval.every_steps or eval.every_epochs."""
+
+    every: TenSteps
+    """Steps between two points, a multiple of ten."""
+    points: tuple[StepPoint, ...]
+    """By step; before and after training the scores are in metrics.json."""

@@ -1,0 +1,189 @@
+"""JSON Schemas made of the records of ``dpft.records``.
+
+``python -m dpft.schemas`` writes them anew, beside this file, after a record was changed; a test
+holds what lies here against what the records say.
+"""
+
+import json
+import re
+import types
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+from dpft.records.field_texts import texts_of
+from dpft.records.form import Key, Limits, keys_of, members, own_key, records_within
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
+
+
+def make_schema(record: Any, *, title: str, description: str = "") -> dict[str, Any]:
+    """Returns the schema of a record, or of a union of records, which a key tells apart.
+
+    A record that stands in two places is a definition, and so is each record of a union at the
+    root; every other one stands where it is used.
+
+    Args:
+        record: A record's class, or a union of them.
+        title: What the file is called.
+        description: What a union is; a record's own text says it otherwise.
+    """
+    cases = tuple(cast("type", each) for each in members(record))
+    definitions = _Definitions(cases)
+    if len(cases) == 1:
+        root = definitions.of_record(cases[0])
+    else:
+        root = {"description": description, "type": "object", **definitions.told_apart(cases)}
+    schema = {"$schema": DRAFT, "title": title, **root}
+    if definitions.made:
+        schema["$defs"] = definitions.made
+    return schema
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """Returns a schema as its file has it."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How often records stand in a schema."""
+
+    counts: Counter[type]
+
+    def count(self, record: type) -> None:
+        self.counts[record] += 1
+        if self.counts[record] == 1:
+            for key in keys_of(record):
+                for inner in records_within(key.hint):
+                    self.count(inner)
+
+
+class _Definitions:
+    """Makes the parts of one schema, and keeps those that have a name."""
+
+    def __init__(self, cases: tuple[type, ...]) -> None:
+        """Counts which records stand in two places."""
+        uses = _Use(Counter())
+        for case in cases:
+            uses.count(case)
+        often = {record for record, count in uses.counts.items() if count > 1}
+        self._named = often | (set(cases) if len(cases) > 1 else set())
+        self.made: dict[str, Any] = {}
+
+    def told_apart(self, cases: tuple[type, ...]) -> dict[str, Any]:
+        """Returns the choice between records by a key that only the first of them must have."""
+        first, *later = cases
+        if not later:
+            return self._of(first)
+        key = own_key(first, tuple(later))
+        return {
+            "if": {"required": [key]},
+            "then": self._of(first),
+            "else": self.told_apart(tuple(later)),
+        }
+
+    def of_record(self, record: type) -> dict[str, Any]:
+        """Returns the schema of an object."""
+        texts = texts_of(record)
+        keys = keys_of(record)
+        others = [key for key in keys if key.takes_others]
+        return {
+            "type": "object",
+            "description": " ".join((record.__doc__ or "").split()),
+            "properties": {
+                key.name: self._of_key(key, texts.get(key.field, ""))
+                for key in keys
+                if not key.takes_others
+            },
+            "required": [key.name for key in keys if not key.is_optional and not key.takes_others],
+            "additionalProperties": self._of_others(others[0], texts) if others else False,
+            **getattr(record, "KEYWORDS", {}),
+        }
+
+    def _of_key(self, key: Key, text: str) -> dict[str, Any]:
+        part = self._of(key.hint)
+        if text:
+            part["description"] = text
+        return part
+
+    def _of_others(self, key: Key, texts: Mapping[str, str]) -> dict[str, Any]:
+        hint = get_args(key.hint)[0]
+        return self._of(get_args(hint)[1]) | {"description": texts[key.field]}
+
+    def _of(self, hint: Any) -> dict[str, Any]:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if is_dataclass(hint):
+            return self._of_use(cast("type", hint))
+        if origin is Annotated:
+            part = self._of(arguments[0])
+            for limits in hint.__metadata__:
+                part |= _keywords(limits) if isinstance(limits, Limits) else {}
+            return part
+        if origin is Literal:
+            return _of_choice(arguments)
+        if origin is tuple:
+            return self._of_list(arguments)
+        if len(members(hint)) > 1:
+            return self._of_union(members(hint))
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            names = {key: part for key, part in self._of(arguments[0]).items() if key != "type"}
+            part = {"type": "object", "additionalProperties": self._of(arguments[1])}
+            return part | ({"propertyNames": names} if names else {})
+        return {} if hint is Any else {"type": _TYPES[hint]}
+
+    def _of_use(self, record: type) -> dict[str, Any]:
+        if record not in self._named:
+            return self.of_record(record)
+        name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", record.__name__).lower()
+        if name not in self.made:
+            self.made[name] = {}
+            self.made[name] = self.of_record(record)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _of_list(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        if arguments[-1] is ...:
+            items = self._of(arguments[0])
+            return {"type": "array", "items": items} if items else {"type": "array"}
+        number = len(arguments)
+        if len(set(arguments)) == 1:
+            return {
+                "type": "array",
+                "items": self._of(arguments[0]),
+                "minItems": number,
+                "maxItems": number,
+            }
+        parts = [self._of(each) for each in arguments]
+        return {"type": "array", "prefixItems": parts, "items": False, "minItems": number}
+
+    def _of_union(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
+        """Returns one part with several types where the limits of one do not bind the others."""
+        parts = [self._of(each) for each in kinds]
+        plain = [part for part in parts if set(part) == {"type"}]
+        rest = [part for part in parts if set(part) != {"type"}]
+        if len(rest) <= 1 and all("type" in part and "enum" not in part for part in rest):
+            names = [part["type"] for part in (*rest, *plain)]
+            return {**(rest[0] if rest else {}), "type": names}
+        return {"anyOf": parts}
+
+
+def _of_choice(choices: tuple[Any, ...]) -> dict[str, Any]:
+    if len(choices) == 1:
+        return {"const": choices[0]}
+    return {"type": _TYPES[type(choices[0])], "enum": list(choices)}
+
+
+def _keywords(limits: Limits) -> dict[str, Any]:
+    words = {
+        "minimum": limits.minimum,
+        "maximum": limits.maximum,
+        "exclusiveMinimum": limits.above,
+        "exclusiveMaximum": limits.below,
+        "multipleOf": limits.multiple_of,
+        "pattern": None if limits.pattern is None else f"^{limits.pattern}$",
+        "minItems": limits.min_items,
+        "enum": list(limits.choices) or None,
+    }
+    return {word: value for word, value in words.items() if value is not None}
