@@ -26,7 +26,11 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     ),
     "audit_exposure": (audits.ExposureAudit, "private/audit/exposure.json", ""),
     "audit_membership": (audits.MembershipAudit, "private/audit/membership.json", ""),
-    "audit_memorization": (audits.MemorizationAudit, "private/audit/memorization.json", ""),
+    "audit_memorization": (
+        audits.MemorizationAudit,
+        "private/audit/memorization.json of a run",
+        "",
+    ),
     "audit_one_run": (audits.OneRunAudit, "private/audit/one_run.json", ""),
     "audit_synthetic": (audits.SyntheticAudit, "Output of audit=synthetic", ""),
     "doctor": (machine.Doctor, "Output of `dpft doctor output=json`", ""),
@@ -36,7 +40,7 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What synthetic records cost, and how their texts were chosen. Without epsilon the run was"
         " not private.",
     ),
-    "human_eval_key": (ratings.SheetKey, "human_eval_key.json", ""),
+    "human_eval_key": (ratings.SheetKey, "human_eval_key.json of a rating sheet", ""),
     "ledger_line": (
         ledger.FirstLine | ledger.ClosingLine | ledger.StepLine,
         "A line of ledger.jsonl",
@@ -45,7 +49,7 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         " or data.",
     ),
     "list": (machine.Listing, "Output of `dpft list output=json`", ""),
-    "metrics": (scores.Metrics, "metrics.json, private/metrics.json", ""),
+    "metrics": (scores.Metrics, "metrics.json and private/metrics.json of a run", ""),
     "plan": (
         plans.PrivatePlan | plans.OpenPlan,
         "Output of `dpft plan output=json`",
@@ -72,8 +76,8 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What a run of `dpft tokenizer` promises: one noisy histogram of words, or with"
         " privacy=none nothing.",
     ),
-    "tuning_bill": (sweeps.TuningBill, "tuning_bill.json", ""),
-    "witness": (heads.HandedFile, "witness.json", ""),
+    "tuning_bill": (sweeps.TuningBill, "tuning_bill.json of a sweep", ""),
+    "witness": (heads.HandedFile, "witness.json of a run", ""),
     "witness_line": (heads.WitnessLine, "A line that a witness takes", ""),
 }
 """Name of each schema to its record, or records that a key tells apart, its title and what it is.

@@ -8,7 +8,7 @@ import pytest
 from dpft.evaluation.evaluate import Evaluation
 from dpft.records.scores import Prediction
 from dpft.runs import evaluation as evaluation_of_runs
-from dpft.runs.evaluation import evaluate, scores_of, write_evaluations
+from dpft.runs.evaluation import evaluate, write_evaluations
 from tests.config.test_conf import loaded
 
 
@@ -51,7 +51,7 @@ def test_trust_rule_8_texts_stand_in_public_metrics_for_a_public_split_alone(
         write_evaluations(tmp_path, [evaluation("after", "y")], public=public)
         (entry,) = json.loads((tmp_path / "metrics.json").read_text())["evaluations"]
         assert entry.get("samples") == samples
-    assert "samples" not in scores_of(evaluation("after", "y"), public=False)
+    assert evaluation("after", "y").record(public=False).samples is None
 
 
 @pytest.mark.parametrize("public", [True, False])
