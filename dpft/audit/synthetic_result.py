@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.audit.canaries_found import CanariesFound, canary_record
 from dpft.audit.leakage import Leakage
 from dpft.audit.near_duplicates import METHOD
 from dpft.audit.synthetic_file import SyntheticFile
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
 from dpft.audit.utility import Utility
 from dpft.files import SCHEMA_VERSION
+from dpft.records.audits import CanariesInTexts
+from dpft.records.form import as_json
 from dpft.reports.terminal import Grid
 
 OWNERS = (
@@ -59,7 +60,7 @@ class SyntheticResult:
     """None where the training records are not there."""
     most_found: Sequence[tuple[int, str]]
     """Training records of which the longest runs of words were found."""
-    canaries: Mapping[str, CanariesFound]
+    canaries: Mapping[str, CanariesInTexts]
     """None where the run has no canaries."""
     not_there: Mapping[str, str]
     """Why some records are not compared, in words, by what they are."""
@@ -82,7 +83,7 @@ class SyntheticResult:
             "quality": None if self.quality is None else self.quality.record(),
             "utility": {"not_computed": utility} if isinstance(utility, str) else utility.record(),
             "leakage": None if self.leakage is None else self.leakage.record(),
-            "canaries": canary_record(self.canaries),
+            "canaries": as_json(self.canaries),
             "not_there": dict(self.not_there),
             "not_computed": {"mauve": MAUVE},
             "epsilon": None if self.promise is None else self.promise[0],

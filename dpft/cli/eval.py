@@ -3,16 +3,17 @@
 With ``human_eval=N`` it writes a sheet for people to rate instead: ``dpft.runs.human_eval``.
 """
 
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.evaluation.eval_config import eval_split_is_public
-from dpft.files import SCHEMA_VERSION
+from dpft.records.form import json_text
+from dpft.records.scores import Metrics
 from dpft.run_folder import PRIVATE_REPORT
 from dpft.runs.configuring import evaluate_configuration as configuration
 from dpft.runs.configuring import evaluate_overrides as expand
@@ -49,7 +50,7 @@ def run(configs: Sequence[EvaluateConfig]) -> None:
 
 
 def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Path) -> None:
-    """Prints the scores, as a table or as one JSON object like metrics.json.
+    """Prints the scores, as a table or as one JSON object like metrics.json without texts.
 
     Of a private split it says where they are. Rounded to two digits they are shown where that was
     asked for, and in the table on a terminal, which its owner alone reads.
@@ -60,27 +61,29 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
         folder: Where they were written.
     """
     from dpft.reports.pages import score
-    from dpft.reports.run.metrics_files import mark, shown
+    from dpft.reports.run.metrics_files import shown
 
     public = eval_split_is_public(config.task, config.eval)
     is_table = config.output != "json"
     rounded = config.eval.publish_private_scores or (is_table and sys.stdout.isatty())
-    entries = [
-        shown(mark(evaluation.record(), public), rounded=rounded) for evaluation in evaluations
-    ]
+    entries = tuple(
+        replace(
+            shown(evaluation.record(public=public), rounded=rounded), samples=None, confusion=None
+        )
+        for evaluation in evaluations
+    )
     if not is_table:
-        content = {"schema_version": SCHEMA_VERSION, "evaluations": entries}
-        print(json.dumps(content, indent=2, sort_keys=True))
+        print(json_text(Metrics(evaluations=entries)))
         return
     for entry, evaluation in zip(entries, evaluations, strict=True):
-        counted = f", {entry['examples']} distinct inputs" if public else ""
-        print(f"{entry['task']}, split {entry['split']}{counted}")
-        for name, value in entry["metrics"].items():
-            print(f"{name:<22}{score(value, entry.get('digits')):>12}")
-        reasons = evaluation.not_computed if sys.stdout.isatty() else entry["not_computed"]
+        counted = f", {entry.examples} distinct inputs" if public else ""
+        print(f"{entry.task}, split {entry.split}{counted}")
+        for name, value in entry.metrics.items():
+            print(f"{name:<22}{score(value, entry.digits):>12}")
+        reasons = evaluation.not_computed if sys.stdout.isatty() else entry.not_computed
         for name, why in reasons.items():
             print(f"{name:<22}not computed: {why}")
         if not public:
-            print(entry["note"])
+            print(entry.note)
     if not public:
         print(f"scores: {folder / PRIVATE_REPORT}")

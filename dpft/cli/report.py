@@ -11,11 +11,11 @@ from dpft.config.report import LATEX, ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.records.form import json_text
 from dpft.records.ratings import RatingsReport
+from dpft.records.scores import split_note
 from dpft.reports.comparison.compare import Comparison, compare
 from dpft.reports.comparison.latex import latex
 from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run.metrics_files import split_note
 from dpft.reports.run.run_record import RunRecord, with_own_scores
 from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.runs.finished_runs import read_finished_runs, rebuild_report
@@ -73,7 +73,7 @@ def report_runs(config: ReportConfig) -> None:
         return
     own = [with_own_scores(each) for each in records]
     whole = compared(config, own, unfinished, metrics=config.metrics)  # knows every metric
-    known = {name for each in records for one in each.after() for name in one["metrics"]}
+    known = {name for each in records for one in each.after() for name in one.metrics}
     shown = None if config.metrics is None else tuple(filter(known.__contains__, config.metrics))
     comparison = compared(config, records, unfinished, metrics=shown)
     folder = config.folder

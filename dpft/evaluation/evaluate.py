@@ -7,17 +7,18 @@ file of outputs, stands under ``not_computed`` with the reason: no metric is sil
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.evaluation.answers import answers_of
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.samples import sample_records
 from dpft.evaluation.scored import OnProgress, Scored
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.scores import Prediction
+from dpft.records.scores import ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 
@@ -40,29 +41,33 @@ class Evaluation:
     """The split, or the part of it, that was scored."""
     examples: int
     """Distinct inputs scored."""
-    stage: str
+    stage: Stage
     """before or after."""
     metrics: dict[str, float]
     """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
     not_computed: dict[str, str]
     """Metric name to why it has no value."""
-    confusion: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of classes: ``labels``, and ``counts``, how many of each were taken for each; or nothing."""
+    confusion: ConfusedClasses | None = field(default=None, repr=False)
+    """Which class was taken for which; it may be private."""
     picture: bytes | None = field(default=None, repr=False)
     """Some records that were classed wrongly, as PNG; it may be private."""
     predictions: tuple[Prediction, ...] = field(repr=False)
     """In the order of the split; they may be private, ``record`` leaves them out."""
 
-    def record(self) -> dict[str, Any]:
-        """Returns the entry for metrics.json."""
-        return {
-            "task": self.task,
-            "split": self.split,
-            "examples": self.examples,
-            "stage": self.stage,
-            "metrics": dict(self.metrics),
-            "not_computed": dict(self.not_computed),
-        }
+    def record(self, *, public: bool) -> ScoreEntry:
+        """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
+        return ScoreEntry(
+            task=self.task,
+            split=self.split,
+            examples=self.examples,
+            stage=self.stage,
+            split_is_public=public,
+            metrics=self.metrics,
+            not_computed=self.not_computed,
+            note=None if public else split_note(self.split),
+            samples=(sample_records(self.predictions) or None) if public else None,
+            confusion=self.confusion if public else None,
+        )
 
 
 def evaluate_model(
@@ -75,7 +80,7 @@ def evaluate_model(
     decode: DecodeConfig,
     metrics: MetricsConfig | None = None,
     split: str | None = None,
-    stage: str = "after",
+    stage: Stage = "after",
     extra_positions: int = 0,
     on_progress: OnProgress | None = None,
     ranks: Ranks = ALONE,
@@ -127,7 +132,7 @@ def evaluate_parts(
     config: EvalConfig,
     decode: DecodeConfig,
     metrics: MetricsConfig | None = None,
-    stage: str = "after",
+    stage: Stage = "after",
     extra_positions: int = 0,
     on_progress: OnProgress | None = None,
     ranks: Ranks = ALONE,
@@ -197,7 +202,7 @@ def score_predictions(
     config: EvalConfig,
     metrics: MetricsConfig | None = None,
     split: str | None = None,
-    stage: str = "after",
+    stage: Stage = "after",
 ) -> Evaluation:
     """Returns the scores of texts that some system wrote, without a model.
 
@@ -233,7 +238,7 @@ def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
 
 
 def _evaluation(
-    task: Task, split: str, stage: str, scored: Scored, metrics: MetricsConfig | None
+    task: Task, split: str, stage: Stage, scored: Scored, metrics: MetricsConfig | None
 ) -> Evaluation:
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}.")
@@ -245,9 +250,11 @@ def _evaluation(
         stage=stage,
         metrics={**values, **scored.more},
         not_computed=not_computed,
-        confusion={"labels": list(task.confusable), "counts": scored.confusion}
+        confusion=ConfusedClasses(
+            labels=tuple(task.confusable), counts=tuple(map(tuple, scored.confusion))
+        )
         if scored.confusion
-        else {},
+        else None,
         picture=scored.picture,
         predictions=scored.predictions,
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpft.errors import InputError
+from dpft.records.ratings import RatedResponse, SheetKey
 
 REFERENCE = "reference"
 """What the key calls the reference, a system among the others."""
@@ -125,13 +126,13 @@ def formula_safe(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def sheet_key(rows: Sequence[Row], systems: Sequence[str], **about: Any) -> dict[str, Any]:
+def sheet_key(rows: Sequence[Row], systems: Sequence[str], **about: Any) -> SheetKey:
     """Returns the content of the key file: the system of each response, and none of the texts.
 
     Args:
         rows: The sheet's.
         systems: In the order of reports.
-        about: What else the key tells of the sheet.
+        about: What else a ``SheetKey`` tells of the sheet.
     """
-    responses = {row.response_id: {"item": row.item, "system": row.system} for row in rows}
-    return {**about, "scale": list(SCALE), "systems": list(systems), "responses": responses}
+    responses = {row.response_id: RatedResponse(item=row.item, system=row.system) for row in rows}
+    return SheetKey(**about, scale=SCALE, systems=tuple(systems), responses=responses)

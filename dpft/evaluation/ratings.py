@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpft.errors import InputError
 from dpft.evaluation.human import SCALE
+from dpft.records.form import parse
+from dpft.records.ratings import RatedResponse, SheetKey
 
 _NEEDED = ("item", "response_id", "rating")
 _DELIMITERS = (",", ";", "\t")
@@ -23,25 +24,10 @@ _LARGEST_CELL = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyEntry:
-    """Which system wrote a response, and to which item of the sheet."""
-
-    item: int
-    system: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(SheetKey):
     """What the key file tells of a sheet: where its inputs are from, and who wrote what."""
 
     path: Path
-    task: str
-    split: str
-    split_is_public: bool
-    systems: tuple[str, ...]
-    """Names of the systems, in the order in which reports list them."""
-    responses: dict[str, KeyEntry]
-    """Response id to who wrote the response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +67,15 @@ def read_key(path: Path) -> Key:
         InputError: It is missing, or no such key.
     """
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        return Key(
-            path=path,
-            task=content["task"],
-            split=content["split"],
-            split_is_public=content["split_is_public"],
-            systems=tuple(content["systems"]),
-            responses={name: KeyEntry(**entry) for name, entry in content["responses"].items()},
-        )
+        sheet = parse(json.loads(path.read_bytes()), SheetKey)
+        return Key(path=path, **vars(sheet))
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise InputError(
             f"key must name the sheet's key file, got {path}: {reason}; it was written beside the"
             " sheet, give it with key=FILE."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError):
         raise InputError(
             f"{path}: key must be the JSON file that was written beside the sheet, got another."
         ) from None
@@ -142,7 +121,7 @@ def read_ratings(paths: Sequence[Path], key: Key) -> Ratings:
     return Ratings(given=tuple(given), not_rated=not_rated)
 
 
-def _entry(row: _Row, key: Key) -> KeyEntry:
+def _entry(row: _Row, key: Key) -> RatedResponse:
     entry = key.responses.get(row.response_id)
     if entry is None:
         raise InputError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpft.files import write_text
-from dpft.records.scores import Prediction
+from dpft.records.scores import Prediction, Sample
 
 SAMPLES = 20
 """Inputs shown, evenly spread over the split."""
@@ -71,21 +71,21 @@ def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str
     )
 
 
-def sample_records(predictions: Sequence[Prediction]) -> list[dict[str, str]]:
+def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
     """Returns a few inputs, what the model wrote and one reference each, for metrics.json.
 
     Args:
         predictions: One per input of a public split, in its order.
     """
     chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
-    return [
-        {
-            "input": one.input,
-            "prediction": one.prediction,
-            "reference": one.references[0] if one.references else "",
-        }
+    return tuple(
+        Sample(
+            input=one.input,
+            prediction=one.prediction,
+            reference=one.references[0] if one.references else "",
+        )
         for one in chosen
-    ]
+    )
 
 
 def spread(count: int, most: int = SAMPLES) -> list[int]:

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
+from dpft.records.form import parse
+from dpft.records.ledger import Calibration
+from dpft.records.ledger import HistogramPlan as HistogramPlanLine
+from dpft.records.ledger import TrainingPlan as TrainingPlanLine
 
 if TYPE_CHECKING:
     from dpft.privacy.accounting.mechanism import SampledGaussian
@@ -38,19 +42,6 @@ class Phase:
     max_grad_norm: float
     sensitivity: float
     """Most that one unit can move the clipped sum, in L2 norm."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """What chose the noise multiplier, so that any machine reports the same epsilon."""
-
-    accountant: str
-    epsilon: float
-    """Reported upper bound for exactly the planned steps."""
-    grid: str
-    """Precision the accountant ran at, in words."""
-    target: float | None = None
-    """The epsilon that was asked for; None where a plan written before did not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +225,8 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
     Raises:
         ValueError: It is none, or its numbers do not go together.
     """
-    _check_types(written)
+    kind: Any = TrainingPlanLine | HistogramPlanLine
+    parse(written, kind)
     try:
         if "histogram" in written:
             _check_histogram(written["histogram"], written)
@@ -261,50 +253,6 @@ def _check_histogram(step: Mapping[str, Any], beside: Mapping[str, Any]) -> None
     for name in ("delta", "num_examples"):
         if name in step and name in beside and step[name] != beside[name]:
             raise ValueError(f"the plan's {name} must be its histogram's, got {beside[name]!r}.")
-
-
-_NUMBERS = (
-    *("noise_multiplier", "sample_rate", "delta", "max_grad_norm", "sensitivity", "epsilon"),
-    "target",
-)
-_COUNTS = ("steps", "num_examples", "expected_batch_size", "lines")
-_WORDS = (
-    *("unit", "neighboring_relation", "sampler", "delta_source", "clipping", "accountant"),
-    *("method", "grid", "run_id", "head"),
-)
-_SWITCHES = ("reproducible", "is_trial")
-_GROUPS = ("histogram", "calibration", "tokenizer", "mechanism")
-_MAY_BE_ABSENT = ("target", "calibration", "tokenizer")
-
-
-def _check_types(written: Mapping[str, Any]) -> None:
-    """Refuses a plan with a value of another type, which somebody wrote by hand.
-
-    Raises:
-        ValueError: There is one.
-    """
-
-    def is_number(value: Any) -> bool:
-        is_one = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_one and 0 < value < math.inf
-
-    for names, is_fine in (
-        (_NUMBERS, is_number),
-        (_COUNTS, lambda value: is_number(value) and isinstance(value, int)),
-        (_WORDS, lambda value: isinstance(value, str)),
-        (_SWITCHES, lambda value: isinstance(value, bool)),
-        (_GROUPS, lambda value: isinstance(value, dict)),
-    ):
-        for name in names:
-            if name not in written or (name in _MAY_BE_ABSENT and written[name] is None):
-                continue
-            if not is_fine(written[name]):
-                raise ValueError(f"the plan's {name} must not be {written[name]!r}.")
-    phases = written.get("phases", ())
-    groups = [written.get("calibration"), written.get("tokenizer"), *phases]
-    for group in groups:
-        if isinstance(group, Mapping):
-            _check_types(group)
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:

@@ -14,7 +14,6 @@ from dpft.privacy.gaussians import REACH
 from dpft.privacy.plan import (
     EXAMPLE,
     GIVEN,
-    Calibration,
     ClippingPlan,
     Phase,
     PrivacyPlan,
@@ -23,6 +22,7 @@ from dpft.privacy.plan import (
     default_delta,
 )
 from dpft.privacy.privacy_config import Clipping, DifferentialPrivacy
+from dpft.records.ledger import Calibration
 
 
 class PhaseRequest(Protocol):

@@ -71,6 +71,8 @@ class Limits:
     pattern: str | None = None
     """What the whole text must match."""
     min_items: int | None = None
+    choices: tuple[str, ...] = ()
+    """What a text may be, where its writers know it as a text."""
     words: str = ""
     """What a message says must be there; made of the limits where it is empty."""
 
@@ -84,12 +86,15 @@ class Limits:
             and (self.multiple_of is None or value % self.multiple_of == 0)
             and (self.pattern is None or re.fullmatch(self.pattern, value) is not None)
             and (self.min_items is None or len(value) >= self.min_items)
+            and (not self.choices or value in self.choices)
         )
 
     def describe(self, kind: str) -> str:
         """Returns what must be there, of the type that ``kind`` names."""
         if self.words:
             return self.words
+        if self.choices:
+            return f"one of {', '.join(map(json.dumps, self.choices))}"
         said = {
             "of at least": self.minimum,
             "of at most": self.maximum,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from dpft.records.audits import ExposureTable, GuessesInShort
+from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
 from dpft.records.form import Limits
 from dpft.records.heads import Handed
 from dpft.records.ledger import Calibration, LedgerHead
@@ -21,34 +22,7 @@ from dpft.records.values import (
     Versioned,
 )
 
-DeltaSource = Literal["given", "own_data", "published"]
-Relation = Literal["add_or_remove_one"]
-Sampler = Literal["poisson", "none"]
-Clipping = Literal["flat", "automatic", "automatic_v", "per_layer"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """An interval in which epsilon is."""
-
-    lower: float
-    """Proven lower bound."""
-    estimate: float
-    """Estimate."""
-    upper: NotNegative
-    """Proven upper bound."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoAnswer:
-    """No answer."""
-
-    error: str
-    """Why there is none."""
-
-
-Epsilons = Mapping[str, NotNegative | Interval | NoAnswer]
-"""An upper bound (rdp, pld), an estimate (gdp), an interval (prv), or why there is none."""
+Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +111,6 @@ class Parameters:
     """Numbers of task heads that the checkpoint lacks."""
     total_parameters: AtLeastOne
     """Numbers of the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """Epsilon, and whose bound it is."""
-
-    epsilon: NotNegative
-    """The headline: a proven upper bound, unrounded."""
-    delta: Delta
-    """The delta at which epsilon holds."""
-    accountant: str
-    """Whose bound the headline is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +313,7 @@ class SpentCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateRun(Versioned, PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin):
+class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Versioned):
     """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
 
     KEYWORDS: ClassVar[Mapping[str, Any]] = {
@@ -383,7 +345,7 @@ class PrivateRun(Versioned, PlanPromise, WithTokenizer, SeedMarked, Parameters, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenRun(Versioned, NoPromise, Parameters, Origin):
+class OpenRun(NoPromise, Parameters, Origin, Versioned):
     """A run with privacy=none, clipped or not: there is no epsilon."""
 
 

@@ -1,12 +1,15 @@
 """What models wrote and how it scored: predictions.jsonl, metrics.json, scores_by_step.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from dpft.records.form import Limits
 from dpft.records.values import Count, NotNegative, Versioned
 
+PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
+TRAINING_SPLIT = "computed on training records, not covered by epsilon"
+Stage = Literal["before", "after"]
 TenSteps = Annotated[int, Limits(minimum=10, multiple_of=10)]
 
 
@@ -35,7 +38,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confusion:
+class ConfusedClasses:
     """Which class was taken for which; of a public split alone."""
 
     labels: tuple[str, ...]
@@ -45,7 +48,7 @@ class Confusion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class ScoreEntry:
     """Scores of one split, or of a part of it, at one stage."""
 
     KEYWORDS: ClassVar[Mapping[str, Any]] = {
@@ -59,7 +62,7 @@ class Evaluation:
     """The split, or its part."""
     examples: Count | None = None
     """Distinct inputs scored; of a private split in private/metrics.json alone."""
-    stage: Literal["before", "after"]
+    stage: Stage
     """Before or after fine-tuning."""
     split_is_public: bool
     """Whether the split may be shown."""
@@ -75,7 +78,7 @@ class Evaluation:
     """That epsilon does not cover these scores, and where they are; of a private split alone."""
     samples: tuple[Sample, ...] | None = None
     """A few inputs to read; of a public split alone."""
-    confusion: Confusion | None = None
+    confusion: ConfusedClasses | None = None
     """Which class was taken for which; of a public split alone."""
 
     def __post_init__(self) -> None:
@@ -90,6 +93,29 @@ class Evaluation:
                 f"an entry of a {kind} split must have {needs[0]}, and no {' and no '.join(lacks)}"
             )
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Task, split and stage, of which a file has one entry."""
+        return self.task, self.split, self.stage
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is of private records; one that says why none was scored is not."""
+        nothing_scored = self.examples == 0 and not self.metrics
+        return not self.split_is_public and not nothing_scored
+
+    def marked(self, public: bool) -> "ScoreEntry":
+        """Returns the entry with whether its split is public; if not, without texts, and a note."""
+        if public:
+            return replace(self, split_is_public=True, note=None, digits=None)
+        note = split_note(self.split)
+        return replace(self, split_is_public=False, note=note, samples=None, confusion=None)
+
+
+def split_note(split: str) -> str:
+    """Returns what stands beside scores of a split that is not public."""
+    return TRAINING_SPLIT if split == "train" else PRIVATE_SPLIT
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics(Versioned):
@@ -99,8 +125,16 @@ class Metrics(Versioned):
     entries of what it scored.
     """
 
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[ScoreEntry, ...]
     """An entry for each task, split and stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialScore(Versioned):
+    """How a trial of a search ended; private."""
+
+    score: float | None
+    """Higher is better; null: it crashed, diverged or has no score, which is the worst."""
 
 
 @dataclass(frozen=True, kw_only=True)

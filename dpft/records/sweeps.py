@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dpft.records.form import OTHER_KEYS, Limits
+from dpft.records.ledger import Calibration
 from dpft.records.values import AtLeastOne, Count, Delta, NotNegative, Positive, Versioned
 
 
@@ -121,3 +122,29 @@ class TuningBill(Versioned):
     """Folders that could not be read, whose cost is not in the bill."""
     bills: tuple[Bill, ...]
     """A bill for each set of records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One drawn trial of a search; private."""
+
+    setting: Mapping[str, Any]
+    """Key to its value."""
+    noise_multiplier: Positive
+    """Of its training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Versioned):
+    """What a search is bound to once it is drawn; the trials are private."""
+
+    calibration: Calibration
+    """Of the whole search."""
+    delta: Delta
+    """At which its epsilon holds."""
+    key: str
+    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
+    fingerprint: str
+    """Of the training records."""
+    trials: tuple[Trial, ...]
+    """All that were drawn."""

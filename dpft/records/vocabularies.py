@@ -1,11 +1,13 @@
 """What a run of ``dpft tokenizer`` promises, and what the command prints of it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from dpft.records.form import Limits
+from dpft.records.bounds import DeltaSource, Relation
+from dpft.records.form import Limits, read_record
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.promises import Begun, DeltaSource, Relation, SeedMarked
+from dpft.records.promises import Begun, SeedMarked
 from dpft.records.values import (
     AtLeastOne,
     Count,
@@ -42,12 +44,12 @@ class OpenPieces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabularyRun(Versioned, Begun):
+class VocabularyRun(Begun, Versioned):
     """What both kinds of runs say."""
 
     warnings: tuple[str, ...]
     """What a reader of epsilon must know, a sentence each."""
-    algorithm: Literal["unigram", "bpe", "char"]
+    algorithm: Annotated[str, Limits(choices=("unigram", "bpe", "char"))]
     """How pieces were made."""
     data: str
     """Task and source of the records."""
@@ -151,3 +153,15 @@ class OpenVocabularyAnswer(VocabularyAnswer, OpenPieces):
 
     private: Literal[False] = False
     """No privacy."""
+
+
+def read_vocabulary(path: Path) -> PrivateVocabulary | OpenVocabulary:
+    """Returns the privacy.json of a tokenizer's run.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    kind: Any = PrivateVocabulary | OpenVocabulary
+    found: PrivateVocabulary | OpenVocabulary = read_record(path, kind)
+    return found

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from dpft.records.ratings import RatedSystem, RatingsReport
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT
+from dpft.records.scores import PRIVATE_SPLIT
 
 LEVEL = 0.95
 INDEPENDENT = (

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpft.config.account import AccountConfig
 from dpft.privacy.accounting.rounding import delta_up
+from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, SAMPLER
+from dpft.records.costs import CostOfNumbers
 from dpft.reports.accounting.epsilon import (
-    accounting_record,
     accounting_table,
     delta_notes,
     warning_lines,
@@ -63,6 +62,7 @@ def one_setting(config: AccountConfig) -> Answer:
 def over_batch_sizes(config: AccountConfig) -> Answer:
     """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
     found = account_over_batch_sizes(config)
+    assert config.eps is not None and config.num_examples is not None
     _warn(found.warnings)
     if config.to is not None:
         panels = [(f"fixed {fixed}", points) for fixed, points in found.sweeps.items()]
@@ -78,9 +78,8 @@ def over_batch_sizes(config: AccountConfig) -> Answer:
     )
     at = f"noise for epsilon = {config.eps:g} at delta = {delta_up(found.delta)}"
     lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
-    if config.num_examples is not None:
-        notes = delta_notes(config.num_examples, source=delta_source(config))
-        lines += warning_lines(notes, label="note")
+    notes = delta_notes(config.num_examples, source=delta_source(config))
+    lines += warning_lines(notes, label="note")
     return Answer(table="\n".join(lines), record=record)
 
 
@@ -89,19 +88,26 @@ def _warn(warnings: Iterable[str]) -> None:
         logger.warning(warning)
 
 
-def _record(accounting: Accounting) -> dict[str, Any]:
+def _record(accounting: Accounting) -> CostOfNumbers:
     report, setting, curve = accounting.report, accounting.setting, accounting.curve
-    record = accounting_record(
-        replace(report, warnings=(*report.warnings, *accounting.warnings)),
+    return CostOfNumbers(
+        epsilon=report.epsilon,
+        delta=report.mechanism.delta,
+        delta_source=setting.delta_source,
+        accountant=report.accountant,
+        epsilons=report.epsilons,
+        noise_multiplier=report.mechanism.noise_multiplier,
+        sample_rate=report.mechanism.sample_rate,
+        steps=report.mechanism.steps,
         num_examples=setting.num_examples,
         expected_batch_size=setting.expected_batch_size,
+        unit=EXAMPLE,
+        neighboring_relation=NEIGHBORING_RELATION,
+        sampler=SAMPLER,
         calibration=accounting.calibration,
-        delta_source=setting.delta_source,
+        warnings=(*report.warnings, *accounting.warnings, *failure_notes(curve)),
+        curve=curve_record(curve) if curve else None,
     )
-    if curve:
-        record |= {"curve": curve_record(curve)}
-        record["warnings"] += failure_notes(curve)
-    return record
 
 
 def _table(accounting: Accounting) -> str:

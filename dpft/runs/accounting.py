@@ -22,7 +22,8 @@ from dpft.privacy.accounting import (
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
 from dpft.privacy.accounting.over_steps import epsilon_over_steps
 from dpft.privacy.accounting.signal import noise_warnings
-from dpft.privacy.plan import GIVEN, Calibration, default_delta, planned_steps
+from dpft.privacy.plan import GIVEN, default_delta, planned_steps
+from dpft.records.ledger import Calibration
 from dpft.reports.accounting.epsilon import delta_warnings
 
 

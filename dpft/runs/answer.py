@@ -1,9 +1,10 @@
 """What ``dpft account`` and ``plan`` answer, for people and for programs: a table, and a record."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from dpft.records.form import json_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,14 +13,14 @@ class Answer:
 
     table: str
     """Lines of text."""
-    record: Mapping[str, Any]
-    """Ready for JSON."""
+    record: Any
+    """A record of ``dpft.records``, or one that is ready for JSON."""
 
 
 def show(answer: Answer, output: str) -> None:
     """Prints an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
     if output == "json":
-        print(json.dumps(answer.record, indent=2, sort_keys=True))
+        print(json_text(answer.record))
     else:
         print(answer.table)
 

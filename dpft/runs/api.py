@@ -27,6 +27,7 @@ from dpft.data.readers import file_rows
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.models.loading import quiet_transformers
+from dpft.records.form import as_json
 from dpft.runs import run as runs
 from dpft.runs.account_command import answer
 from dpft.runs.announcing import announce
@@ -293,7 +294,7 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     if words:
         composed = ACCOUNT_COMMAND.compose(words).values
         given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given
-    return Figures(answer(from_values(given, AccountConfig)).record)
+    return Figures(as_json(answer(from_values(given, AccountConfig)).record))
 
 
 @_named_by_keys()

@@ -16,6 +16,8 @@ import dpft
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.files import read_json, write_json
+from dpft.records.form import parse
+from dpft.records.promises import Begun
 from dpft.reports.run.origin import data_name, model_name, with_kind
 from dpft.run_folder import BEGUN, is_base_model, private_path
 
@@ -90,6 +92,12 @@ def read_begun(folder: Path) -> dict[str, Any]:
         return {}
     known = read_json(path)
     return {key: known[key] for key in KEYS if key in known}
+
+
+def begun_keys(folder: Path) -> dict[str, Any]:
+    """Returns date, versions and commit of a run as ``dpft.records.promises.Begun`` has them."""
+    known = {name: value for name, value in read_begun(folder).items() if name in KEYS[:3]}
+    return vars(parse(known, Begun))
 
 
 def origin(config: TrainConfig, folder: Path) -> dict[str, Any]:

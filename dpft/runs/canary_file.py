@@ -1,14 +1,12 @@
 """A run's canaries in its private folder, where ``dpft audit`` finds them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dpft.data.canaries import Canary
-from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION, check_version, write_json
+from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.form import read_record, write_record
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.tasks.base import Task
 from dpft.tasks.image_records import LabeledImage
@@ -17,12 +15,12 @@ from dpft.tasks.records import Example, Record
 
 def write_canaries(folder: Path, canaries: Sequence[Canary], task: Task) -> None:
     """Writes them for the owner alone, with the texts that a reader can search for."""
-    entries = [
-        {**asdict(canary), "included": canary.included, "texts": _texts(canary.record(task))}
+    kept = tuple(
+        KeptCanary(**asdict(canary), included=canary.included, texts=_texts(canary.record(task)))
         for canary in canaries
-    ]
-    content = {"schema_version": SCHEMA_VERSION, "canaries": entries}
-    write_json(private_audit_path(folder, CANARIES), content, mode=0o600)
+    )
+    path = private_audit_path(folder, CANARIES)
+    write_record(path, KeptCanaries(canaries=kept), mode=0o600)
 
 
 def read_canaries(folder: Path) -> list[Canary]:
@@ -33,33 +31,23 @@ def read_canaries(folder: Path) -> list[Canary]:
         StateError: The file is damaged.
     """
     path = folder / CANARIES
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        check_version(content["schema_version"], path)
-        return [_canary(entry) for entry in content["canaries"]]
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StateError(
-            f"{path} is damaged: it must hold the run's canaries; put it back as it was."
-        ) from error
+    return [
+        Canary(
+            kind=kept.kind,
+            read=kept.read,
+            learned=kept.learned,
+            number=kept.number,
+            copies=kept.copies,
+            unit=kept.unit,
+        )
+        for kept in read_record(path, KeptCanaries).canaries
+    ]
 
 
-def _canary(entry: dict[str, Any]) -> Canary:
-    return Canary(
-        kind=str(entry["kind"]),
-        read=tuple(map(str, entry["read"])),
-        learned=tuple(map(str, entry["learned"])),
-        number=int(entry["number"]),
-        copies=int(entry["copies"]),
-        unit=str(entry["unit"]),
-    )
-
-
-def _texts(record: Record) -> list[str]:
+def _texts(record: Record) -> tuple[str, ...]:
     if isinstance(record, Example):
-        return [record.prompt, record.target]
+        return record.prompt, record.target
     assert not isinstance(record, LabeledImage)  # canaries are words
-    return list(record.texts)
+    return tuple(record.texts)

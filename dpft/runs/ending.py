@@ -18,11 +18,11 @@ from dpft.config.keys import quoted
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
 from dpft.kinds import NOTHING, PROMPTS
+from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.comparison.significance import LOWER_IS_BETTER
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import metric_words
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
 from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
 from dpft.reports.run.scores import ScoreTable, score_tables
@@ -50,7 +50,7 @@ def show_ending(folder: Path, task: Task) -> None:
         show(lines)
         return
     record, kind_before = with_own_scores(read_record(folder), rounded=True), ""
-    own = [entry for entry in record.evaluations if is_private(entry)]
+    own = [entry for entry in record.evaluations if entry.is_private]
     lines += _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS)
     rows = []
     for kind, _, text in (line.partition(": ") for line in lines):
@@ -97,16 +97,14 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         *_summary(folder, short),
         f"report: {short / REPORT}, {short / PAGE}",
         *_if_nothing_was_learned(
-            [entry for entry in record.evaluations if entry["split_is_public"]],
+            [entry for entry in record.evaluations if entry.split_is_public],
             folder / PREDICTIONS,
         ),
         *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
     ]
 
 
-def _if_nothing_was_learned(
-    evaluations: Sequence[Mapping[str, Any]], predictions: Path
-) -> list[str]:
+def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path) -> list[str]:
     """Returns the line that names the page on bad scores, where a model seems to need it.
 
     Args:
@@ -115,8 +113,8 @@ def _if_nothing_was_learned(
     """
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
     for entry in evaluations:
-        place = stages.setdefault((entry["task"], entry["split"]), {})
-        place[entry["stage"]] = entry["metrics"]
+        place = stages.setdefault((entry.task, entry.split), {})
+        place[entry.stage] = entry.metrics
     for (task, split), scores in stages.items():
         before, after = scores.get("before", {}), scores.get("after", {})
         common = next((name for name in after if name in before), None)

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,19 +20,15 @@ from dpft.evaluation.eval_config import eval_split_is_public, reads_training_spl
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
-from dpft.evaluation.samples import sample_records, write_samples
+from dpft.evaluation.samples import write_samples
 from dpft.files import write_bytes
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
-from dpft.reports.run.metrics_files import (
-    PRIVATE_SPLIT,
-    read_evaluations,
-    read_own_evaluations,
-    write_metrics,
-)
+from dpft.records.scores import PRIVATE_SPLIT, Stage
+from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, write_metrics
 from dpft.reports.run.report import write_report
 from dpft.reports.run.run_record import read_record
 from dpft.run_folder import (
@@ -67,7 +62,7 @@ def evaluate(
     encoding: Encoding,
     scored: Mapping[str, Sequence[Record]],
     *,
-    stage: str = "after",
+    stage: Stage = "after",
     extra_positions: int = 0,
     ranks: Ranks = ALONE,
     shown: bool = True,
@@ -278,7 +273,7 @@ def check_readable(folder: Path) -> None:
 def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Says which scores of a run give way to new ones, which other settings may have made."""
     fresh = {(one.task, one.split, one.stage) for one in evaluations}
-    known = [(e["task"], e["split"], e["stage"]) for e in read_evaluations(folder)]
+    known = [(e.task, e.split, e.stage) for e in read_evaluations(folder)]
     for split in sorted({key[1] for key in known if key in fresh}):
         logger.warning(
             "the run's scores and texts of split %s, and its report, are replaced; scores of other"
@@ -348,19 +343,8 @@ def write_evaluations(
                 note="" if public else f"Not to be released: {PRIVATE_SPLIT}.",
                 private=not public,
             )
-    entries = [scores_of(evaluation, public=public) for evaluation in evaluations]
+    entries = [evaluation.record(public=public) for evaluation in evaluations]
     write_metrics(folder, entries, public=public, publish=publish)
-
-
-def scores_of(evaluation: Evaluation, *, public: bool) -> dict[str, Any]:
-    """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
-    if not public:
-        return evaluation.record()
-    shown = {
-        "samples": sample_records(evaluation.predictions),
-        "confusion": dict(evaluation.confusion),
-    }
-    return evaluation.record() | {name: value for name, value in shown.items() if value}
 
 
 def named(file: str, part: str) -> str:
@@ -372,6 +356,4 @@ def was_public(folder: Path, evaluation: Evaluation) -> bool:
     """Returns whether metrics.json has scores of the same split as a public one."""
     entries = read_evaluations(folder)
     split = (evaluation.task, evaluation.split)
-    return any(
-        entry["split_is_public"] for entry in entries if (entry["task"], entry["split"]) == split
-    )
+    return any(entry.split_is_public for entry in entries if (entry.task, entry.split) == split)

@@ -15,8 +15,10 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.groups import Group, group_examples
 from dpft.evaluation.human import REFERENCE, Item, choose_inputs, sheet_key, sheet_rows, sheet_text
-from dpft.files import SCHEMA_VERSION, write_json, write_text
+from dpft.files import SCHEMA_VERSION, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
+from dpft.records.form import write_record
+from dpft.records.ratings import SheetDecoding
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.saved_run import saved_configuration, saved_run
@@ -72,15 +74,17 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
         ]
         items = _items(groups[0], systems, [*answers, [_reference(group) for group in groups[0]]])
         rows = sheet_rows(items, seed=first.human_eval_seed)
-        about = {
-            "task": first.task.name,
-            "split": first.eval.split if first.eval.held_out is None else HELD_OUT,
-            "split_is_public": public,
-            "seed": first.human_eval_seed,
-            "decode": asdict(decode),
-        }
+        key = sheet_key(
+            rows,
+            systems,
+            task=first.task.name,
+            split=first.eval.split if first.eval.held_out is None else HELD_OUT,
+            split_is_public=public,
+            seed=first.human_eval_seed,
+            decode=SheetDecoding(**asdict(decode)),
+        )
         mode = 0o644 if public else 0o600
-        write_json(place / SHEET_KEY, sheet_key(rows, systems, **about), mode=mode)
+        write_record(place / SHEET_KEY, key, mode=mode)
         write_text(place / SHEET, sheet_text(rows), mode=mode)
     _show(first, place, items=len(items), rows=len(rows))
 

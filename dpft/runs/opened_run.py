@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.form import as_json
 from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import (
     RunRecord,
@@ -70,15 +71,15 @@ class Run:
         """
         entries = self.record.after()
         return {
-            name if len(entries) == 1 else f"{entry['split']}/{name}": float(value)
+            name if len(entries) == 1 else f"{entry.split}/{name}": float(value)
             for entry in entries
-            for name, value in entry["metrics"].items()
+            for name, value in entry.metrics.items()
         }
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every split and stage, before training too; private ones as ``scores``."""
-        return self.record.evaluations
+        return [as_json(entry) for entry in self.record.evaluations]
 
     @property
     def report(self) -> Path:
@@ -133,7 +134,7 @@ class Run:
             bound = f"{up(self.epsilon)} (upper bound{by})"
             unit = self.privacy["unit"]
             rows.append(("epsilon", f"{bound} at delta = {delta_up(self.delta)}, of one {unit}"))
-        if all(entry["split_is_public"] for entry in self.record.after()):
+        if all(entry.split_is_public for entry in self.record.after()):
             rows += [(name, f"{value:.4g}") for name, value in self.scores.items()]
         else:
             rows.append(("scores", "of private records: run.scores"))

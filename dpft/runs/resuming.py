@@ -240,8 +240,8 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
 
 def has_scores(folder: Path, stage: str) -> bool:
     """Returns whether scores of that stage are there, those of private splits in private/."""
-    entries = [entry for entry in read_own_evaluations(folder) if entry["stage"] == stage]
-    return bool(entries) and all("examples" in entry for entry in entries)
+    entries = [entry for entry in read_own_evaluations(folder) if entry.stage == stage]
+    return bool(entries) and all(entry.examples is not None for entry in entries)
 
 
 @contextmanager

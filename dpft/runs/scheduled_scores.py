@@ -12,12 +12,12 @@ they wait in private/, where a run that goes on finds them.
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import read_json, write_json
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.records.form import read_record, write_record
+from dpft.records.scores import ScoresByStep, StepPoint, StepScores
 from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP, private_path
 from dpft.runs.evaluation import evaluate
 from dpft.runs.prepared_run import Prepared
@@ -49,8 +49,8 @@ class ScheduledScores:
     def __init__(self, prepared: Prepared, folder: Path, *, every: int, ranks: Ranks) -> None:
         """Scores ``prepared``'s model; see ``scheduled_scores``."""
         self._prepared, self._folder, self._every, self._ranks = prepared, folder, every, ranks
-        known = ranks.first(_read, folder / PRIVATE_SCORES_BY_STEP) or []
-        self._points = {point["step"]: point for point in known}
+        known = ranks.first(_read, folder / PRIVATE_SCORES_BY_STEP) or ()
+        self._points = {point.step: point for point in known}
         """Those of the first process; no other has any."""
         self._windows = StepWindows(0, 0, every)
         self._due = self._windows
@@ -76,7 +76,7 @@ class ScheduledScores:
             )  # fmt: skip
         self._points = {known: self._points[known] for known in self._points if known <= step}
         path = self._folder / SCORES_BY_STEP
-        if any(point["step"] > step for point in _read(path)):
+        if any(point.step > step for point in _read(path)):
             path.unlink()
             self.publish()
         return self._is_due(step) and step not in self._points
@@ -93,12 +93,14 @@ class ScheduledScores:
         if not self._points:
             return
         path = self._folder / SCORES_BY_STEP
-        known = {point["step"] for point in _read(path)}
-        points = [self._points[step] for step in sorted(self._points)]
-        write_json(path, {"every": self._every, "points": points})
-        for point in points:
-            if point["step"] not in known:
-                logger.info("step %d: %s", point["step"], _in_words(point))
+        known = {point.step for point in _read(path)}
+        self._write(path)
+        for step in sorted(self._points.keys() - known):
+            logger.info("step %d: %s", step, _in_words(self._points[step]))
+
+    def _write(self, path: Path, *, mode: int = 0o644) -> None:
+        points = tuple(self._points[step] for step in sorted(self._points))
+        write_record(path, ScoresByStep(every=self._every, points=points), mode=mode)
 
     def _asked(self) -> tuple[str, float]:
         config = self._prepared.config.eval
@@ -122,26 +124,29 @@ class ScheduledScores:
         if not self._ranks.is_first:
             return
         self._points[step] = _point(step, epsilon, scores)
-        points = [self._points[known] for known in sorted(self._points)]
-        path = private_path(self._folder, PRIVATE_SCORES_BY_STEP)
-        write_json(path, {"every": self._every, "points": points}, mode=0o600)
+        self._write(private_path(self._folder, PRIVATE_SCORES_BY_STEP), mode=0o600)
 
 
-def _point(step: int, epsilon: SpentEpsilon | None, scores: list[Evaluation]) -> dict[str, Any]:
-    spent = {}
-    if epsilon is not None:
-        spent = {"epsilon": epsilon.epsilon, "accountant": epsilon.accountant}
-    kept = ("task", "split", "examples", "metrics")
-    entries = [{name: each.record()[name] for name in kept} for each in scores]
-    return {"step": step, **spent, "evaluations": entries}
-
-
-def _in_words(point: dict[str, Any]) -> str:
-    return "; ".join(
-        f"{entry['split']} {', '.join(f'{k} {v:.4g}' for k, v in entry['metrics'].items())}"
-        for entry in point["evaluations"]
+def _point(step: int, epsilon: SpentEpsilon | None, scores: list[Evaluation]) -> StepPoint:
+    return StepPoint(
+        step=step,
+        epsilon=None if epsilon is None else epsilon.epsilon,
+        accountant=None if epsilon is None else epsilon.accountant,
+        evaluations=tuple(
+            StepScores(
+                task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
+            )
+            for each in scores
+        ),
     )
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return list(read_json(path)["points"]) if path.exists() else []
+def _in_words(point: StepPoint) -> str:
+    return "; ".join(
+        f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
+        for scores in point.evaluations
+    )
+
+
+def _read(path: Path) -> tuple[StepPoint, ...]:
+    return read_record(path, ScoresByStep).points if path.exists() else ()

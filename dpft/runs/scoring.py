@@ -4,13 +4,14 @@ import logging
 
 from dpft.evaluation.evaluate import Evaluation
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.records.scores import Stage
 from dpft.runs.evaluation import evaluate
 from dpft.runs.prepared_run import Prepared
 
 logger = logging.getLogger(__name__)
 
 
-def score(prepared: Prepared, stage: str, ranks: Ranks = ALONE) -> list[Evaluation]:
+def score(prepared: Prepared, stage: Stage, ranks: Ranks = ALONE) -> list[Evaluation]:
     """Returns the scores of a run's model before or after training; none where nothing is scored.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
+from dpft.records.scores import ScoreEntry
 from dpft.reports.run.metrics_files import read_evaluations
 from dpft.reports.run.recipe import public_configuration
 from dpft.reports.run.run_record import read_overrides, read_privacy
@@ -78,9 +79,7 @@ def conclude(trackings: Trackings, folder: Path) -> None:
         tracking.conclude(step, values)
 
 
-def results(
-    privacy: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
+def results(privacy: Mapping[str, Any], evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
     """Returns the numbers a tracker is told at the end, by tag.
 
     Args:
@@ -94,7 +93,7 @@ def results(
     }
     found = {tag: float(privacy[key]) for tag, key in names.items() if key in privacy}
     for entry in evaluations:
-        if entry["split_is_public"] is True:
-            place = f"eval/{entry['stage']}/{entry['split']}"
-            found |= {f"{place}/{name}": value for name, value in entry["metrics"].items()}
+        if entry.split_is_public:
+            place = f"eval/{entry.stage}/{entry.split}"
+            found |= {f"{place}/{name}": value for name, value in entry.metrics.items()}
     return found

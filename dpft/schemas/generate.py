@@ -184,5 +184,6 @@ def _keywords(limits: Limits) -> dict[str, Any]:
         "multipleOf": limits.multiple_of,
         "pattern": None if limits.pattern is None else f"^{limits.pattern}$",
         "minItems": limits.min_items,
+        "enum": list(limits.choices) or None,
     }
     return {word: value for word, value in words.items() if value is not None}

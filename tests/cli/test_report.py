@@ -6,7 +6,9 @@ import pytest
 
 from dpft.cli.report import expand
 from dpft.evaluation.human import REFERENCE, Item, sheet_key, sheet_rows
+from dpft.records.form import write_record
 from dpft.run_folder import SHEET, SHEET_KEY
+from tests.evaluation.test_human import ABOUT
 from tests.reports.run.folders import write_run
 from tests.runs.measured import measure
 from tests.slowness import slow
@@ -19,8 +21,8 @@ ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """A folder with a key and two filled sheets: the run gets 1 to 3, then 4; the reference 5."""
-    about = {"task": "chat", "split": "test", "split_is_public": True}
-    (tmp_path / SHEET_KEY).write_text(json.dumps(sheet_key(ROWS, SYSTEMS, **about)))
+    key = sheet_key(ROWS, SYSTEMS, **ABOUT | {"split_is_public": True})
+    write_record(tmp_path / SHEET_KEY, key)
     for name, first in ((SHEET, None), ("other.csv", "4")):
         lines = [
             f"{row.item},{row.response_id},{5 if row.system == REFERENCE else first or row.item}\n"

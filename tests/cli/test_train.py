@@ -12,7 +12,6 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow
 from tests.stories.tiny import (
     EVALUATION,
@@ -21,6 +20,7 @@ from tests.stories.tiny import (
     Outcome,
     Workspace,
     make_workspace,
+    own_entries,
     write_rows,
 )
 
@@ -157,7 +157,7 @@ def test_scores_on_local_files_are_kept_private_as_their_predictions_are(
 ) -> None:
     for entry in json.loads((folder / "metrics.json").read_text())["evaluations"]:
         assert entry["metrics"] == {} and "private/metrics.json" in entry["note"]
-    evaluations = read_own_evaluations(folder)
+    evaluations = own_entries(folder)
     assert [entry["stage"] for entry in evaluations] == ["before", "after"]
     for entry in evaluations:
         assert entry["split_is_public"] is False

@@ -14,6 +14,8 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
 from dpft.generation.decoding import DecodeConfig
+from dpft.records.form import as_json, parse
+from dpft.records.scores import ScoreEntry
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import LabeledExample
 from tests.evaluation.letters import LetterTask, example
@@ -130,8 +132,9 @@ def test_no_room_for_a_prompt_is_refused(model, tokenizer):
 
 
 def test_a_record_is_json_and_holds_no_text(model, tokenizer):
-    record = json.loads(json.dumps(evaluate(model, tokenizer).record(), allow_nan=False))
-    assert set(record) == {"task", "split", "examples", "stage", "metrics", "not_computed"}
+    entry = evaluate(model, tokenizer).record(public=False)
+    record = json.loads(json.dumps(as_json(entry), allow_nan=False))
+    assert parse(record, ScoreEntry) == entry and not {"samples", "confusion"} & set(record)
     assert (record["task"], record["split"], record["stage"]) == ("letters", "test", "before")
 
 

@@ -1,6 +1,7 @@
 import csv
 import io
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
@@ -15,6 +16,8 @@ from dpft.evaluation.human import (
     sheet_rows,
     sheet_text,
 )
+from dpft.generation.decoding import DecodeConfig
+from dpft.records.ratings import SheetDecoding
 
 SYSTEMS = ("outputs/a", "outputs/b", "outputs/c", REFERENCE)
 TRICKY = [
@@ -73,20 +76,28 @@ def test_every_system_stands_in_every_place_and_no_item_tells_the_next_ones_orde
     assert len(orders) == 24
 
 
+ABOUT = {
+    "task": "chat",
+    "split": "test",
+    "split_is_public": False,
+    "seed": 0,
+    "decode": SheetDecoding(**asdict(DecodeConfig())),
+}
+"""What a key tells beside the responses."""
+
+
 def test_only_the_key_tells_whose_a_response_is() -> None:
     silent = [Item(context="c", responses={system: "same" for system in SYSTEMS}) for _ in range(3)]
     rows = sheet_rows(silent, seed=0)
     text = sheet_text(rows)
     assert not any(system in text for system in SYSTEMS)
-    key = sheet_key(rows, SYSTEMS, task="e2e")
+    key = sheet_key(rows, SYSTEMS, **ABOUT)
     assert "same" not in repr(key)
-    assert (key["systems"], key["scale"], key["task"]) == (list(SYSTEMS), [1, 5], "e2e")
+    assert (key.systems, key.scale, key.task) == (SYSTEMS, (1, 5), "chat")
     for row in parsed(text):
-        entry = key["responses"][row["response_id"]]
-        assert str(entry["item"]) == row["item"]
-    assert Counter(entry["system"] for entry in key["responses"].values()) == dict.fromkeys(
-        SYSTEMS, 3
-    )
+        entry = key.responses[row["response_id"]]
+        assert str(entry.item) == row["item"]
+    assert Counter(entry.system for entry in key.responses.values()) == dict.fromkeys(SYSTEMS, 3)
 
 
 def test_the_ids_of_another_sheet_are_others_and_no_spreadsheet_takes_them_for_numbers() -> None:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +5,8 @@ import pytest
 from dpft.errors import InputError
 from dpft.evaluation.human import REFERENCE, Item, sheet_key, sheet_rows, sheet_text
 from dpft.evaluation.ratings import Key, read_key, read_ratings
+from dpft.records.form import write_record
+from tests.evaluation.test_human import ABOUT
 
 SYSTEMS = ("a", "b", REFERENCE)
 SECRET = "Qzxsecret"
@@ -23,8 +24,7 @@ HEADER = "item,response_id,context,response,rating,rater\n"
 @pytest.fixture
 def key(tmp_path: Path) -> Key:
     path = tmp_path / "key.json"
-    about = {"task": "chat", "split": "test", "split_is_public": False}
-    path.write_text(json.dumps(sheet_key(ROWS, SYSTEMS, **about)))
+    write_record(path, sheet_key(ROWS, SYSTEMS, **ABOUT))
     return read_key(path)
 
 

@@ -79,10 +79,10 @@ def test_twenty_inputs_are_spread_over_the_split():
 
 def test_three_inputs_of_a_split_are_shown_on_the_page_with_a_reference_if_there_is_one():
     shown = sample_records([prediction(f"in{i}", "a", "b") for i in range(630)])
-    assert [sample["input"] for sample in shown] == ["in0", "in210", "in420"]
-    assert shown[0]["reference"] == "a"
+    assert [sample.input for sample in shown] == ["in0", "in210", "in420"]
+    assert shown[0].reference == "a"
     bare = Prediction(input="i", prediction="p", references=())
-    assert sample_records([bare])[0]["reference"] == ""
+    assert sample_records([bare])[0].reference == ""
 
 
 @pytest.mark.parametrize("count", [1, 19, 20, 21, 1000])

@@ -17,7 +17,6 @@ from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, LedgerRecord
 from dpft.privacy.plan import (
-    Calibration,
     Phase,
     PrivacyPlan,
     check_delta,
@@ -28,6 +27,7 @@ from dpft.privacy.plan import (
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.spending import as_mechanisms, steps_taken
+from dpft.records.ledger import Calibration
 from dpft.reports.plots import epsilon_points
 from dpft.reports.run.privacy_record import account_for_run, plan_record
 from dpft.run_folder import LEDGER

@@ -5,9 +5,9 @@ from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.privacy.plan import Calibration
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.records.ledger import Calibration
 
 GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)
 

@@ -19,6 +19,7 @@ from dpft.config.location import config_directory
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
+from dpft.records.scores import ScoreEntry
 from dpft.runs import ending
 from dpft.runs.ending import ending_lines, show_ending
 from dpft.runs.generation import _with_model, prompts_of, written_task
@@ -29,7 +30,7 @@ from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
 from tests.reports.run.folders import write_run
-from tests.reports.run.test_report import non_private, private
+from tests.reports.run.test_report import entry, non_private, private
 from tests.slowness import slow_but
 
 E2E = E2ETask(name="e2e")
@@ -126,14 +127,8 @@ def ending_shown(
     return ANSI.sub("", capsys.readouterr().out).splitlines()
 
 
-def scored(stage: str, public: bool = True, **metrics: float) -> dict:
-    return {
-        "task": "mine",
-        "split": "test",
-        "stage": stage,
-        "split_is_public": public,
-        "metrics": metrics,
-    }
+def scored(stage: str, public: bool = True, **metrics: float) -> ScoreEntry:
+    return entry(stage, 0.0, task="mine", metrics=metrics).marked(public)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from dpft.runs.tracking import results
+from tests.reports.run.test_report import entry
 from tests.stories.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
 from tests.training.trackers.reading import read_events, wandb_records
 
@@ -22,11 +23,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
 
 
 def test_trust_rule_8_only_scores_of_public_splits_are_told() -> None:
-    entry = {"stage": "after", "split": "test", "metrics": {"bleu": 20.0}}
-    entries = [
-        {**entry, "split_is_public": True},
-        {**entry, "split": "mine", "split_is_public": False},
-    ]
+    entries = [entry("after", 20.0), entry("after", 20.0, split="mine").marked(False)]
     assert results({"epsilon": 2.5, "steps_taken": 20, "seed": 3}, entries) == {
         "privacy/epsilon_reported": 2.5,
         "privacy/steps_taken": 20.0,

@@ -11,12 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpft.models.vocabulary import add_tokens
-from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import trained_model_of_run
 from dpft.tasks.personachat import TOKENS
 from tests.slowness import slow_but
-from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
 
 TASK = (
     "task=personachat", "task.data_dir=talk", "task.max_length=48",
@@ -90,12 +89,12 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
-    entries = read_own_evaluations(trained(name))
+    entries = own_entries(trained(name))
     (expected,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
     assert expected["perplexity"] > 0
     outcome = workspace.run("eval", f"run={name}")
     assert outcome.code == 0, outcome.err
-    *_, entry = read_own_evaluations(trained(name))
+    *_, entry = own_entries(trained(name))
     assert entry["metrics"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -163,6 +162,6 @@ def test_an_exported_model_is_scored_as_the_run(workspace: Workspace, trained: T
     arguments = (*TASK, "model=tiny", "model.path=whole", *EVALUATION, "hydra.run.dir=scored")
     outcome = workspace.run("eval", *arguments)
     assert outcome.code == 0, outcome.err
-    (entry,) = read_own_evaluations(workspace.root / "scored")
-    entries = read_own_evaluations(workspace.root / "lora")
+    (entry,) = own_entries(workspace.root / "scored")
+    entries = own_entries(workspace.root / "lora")
     assert entry["metrics"] == pytest.approx(entries[-1]["metrics"], rel=1e-4)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import T5ForConditionalGeneration
 
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.models import small
-from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace, own_entries
 
 TRAINING = (
     "task=corpus", "model=tiny", "model.path=model", "task.max_length=32",
@@ -43,7 +42,7 @@ def test_a_folder_of_texts_becomes_a_private_model_with_a_score(workspace: Works
     assert privacy["epsilon"] <= 8
     assert privacy["num_examples"] == LINES
     assert privacy["unit_definition"].startswith("one line of a text file, or row ")
-    _, after = read_own_evaluations(folder)
+    _, after = own_entries(folder)
     assert [*after["metrics"]] == ["perplexity", "token_accuracy"]
     assert (after["split"], after["split_is_public"]) == ("held_out", False)
 

@@ -10,9 +10,8 @@ import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow
-from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace, own_entries
 
 QUICK = (
     "model=tiny", "model.path=model", "task.max_length=64", "train.expected_batch_size=8",
@@ -50,7 +49,7 @@ def write_moods(folder: Path) -> None:
 
 
 def scored(folder: Path) -> list[dict]:
-    return read_own_evaluations(folder)
+    return own_entries(folder)
 
 
 def test_a_csv_becomes_a_private_model_with_scores_on_held_out_rows(workspace: Workspace) -> None:

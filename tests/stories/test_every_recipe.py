@@ -42,11 +42,10 @@ import dpft.runs.run  # noqa: F401  as sklearn
 from dpft.config.hydra_setup import register_resolver
 from dpft.config.location import config_directory
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.data.images import made
 from tests.models import small
 from tests.slowness import slow_but
-from tests.stories.tiny import Workspace
+from tests.stories.tiny import Workspace, own_entries
 
 ROWS, SCORED, SAMPLED = 64, 6, 3
 FILES = {path.stem: path for path in sorted(config_directory().glob("experiment/*.yaml"))}
@@ -365,7 +364,7 @@ def test_a_recipe_trains_scores_and_reports(workspace: Workspace, name: str) -> 
     if privacy["private"]:
         assert privacy["steps_taken"] == 2
         assert privacy["delta"] == (config.privacy.delta or privacy["delta"])
-    after = [each for each in read_own_evaluations(folder) if each["stage"] == "after"]
+    after = [each for each in own_entries(folder) if each["stage"] == "after"]
     assert after and all(each["metrics"] for each in after)
     assert audits_of(name) or not (config.audit.canaries or config.audit.exposure_canaries)
     for audit in audits_of(name):

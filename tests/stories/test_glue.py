@@ -10,12 +10,11 @@ import sklearn  # noqa: F401  it writes to the environment, which commands are c
 from transformers import AutoModelForSequenceClassification, BertModel, BertTokenizerFast
 
 import dpft.runs.run  # noqa: F401  as sklearn
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.models import small
 from tests.slowness import slow, slow_but
 from tests.stories import glue
 from tests.stories.glue import QUICK, TRAINING, setting, write
-from tests.stories.tiny import Workspace
+from tests.stories.tiny import Workspace, own_entries
 
 CLS = "task.objective=cls"
 PLAIN = ("privacy=none", "train.expected_batch_size=8", "train.steps=2", "task.max_length=24")
@@ -72,7 +71,7 @@ def read(workspace: Workspace, name: str, file: str) -> dict:
 
 
 def own(workspace: Workspace, name: str) -> list[dict]:
-    return read_own_evaluations(workspace.root / "runs" / name)
+    return own_entries(workspace.root / "runs" / name)
 
 
 def test_a_run_says_whether_it_is_private_and_counts_new_modules_apart(
@@ -141,7 +140,7 @@ def test_a_runs_own_predictions_are_scored_as_the_run_was(
         )
         assert outcome.code == 0, outcome.err
         (folder,) = {path.parents[1] for path in outcome.new if path.parts[-2:] == OWN_METRICS}
-        (entry,), (*_, trained) = read_own_evaluations(folder), own(workspace, name)
+        (entry,), (*_, trained) = own_entries(folder), own(workspace, name)
         assert entry["metrics"] == pytest.approx(trained["metrics"], abs=1e-3)  # 6 digits
 
 

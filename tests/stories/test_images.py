@@ -11,10 +11,9 @@ import pytest
 import sklearn.datasets  # noqa: F401  as joblib
 
 import dpft.runs.run  # noqa: F401  as joblib
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.data.images import made
 from tests.slowness import slow_but
-from tests.stories.tiny import Workspace
+from tests.stories.tiny import Workspace, own_entries
 
 LABELS = ",".join(f"c{number}" for number in range(10))
 SMALL = (
@@ -90,7 +89,7 @@ def read(workspace: Workspace, name: str, file: str) -> dict:
 
 
 def entries(workspace: Workspace, name: str) -> list[dict]:
-    return read_own_evaluations(folder(workspace, name))
+    return own_entries(folder(workspace, name))
 
 
 def test_a_run_is_private_scored_and_says_what_is_done_to_an_image(

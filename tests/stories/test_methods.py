@@ -9,9 +9,8 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dpft.methods.base import METHODS
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.slowness import slow, slow_but
-from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
 
 MAX_LENGTH = 24
 QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}", "privacy.self_check=false")
@@ -73,7 +72,7 @@ def arguments_of(name: str) -> tuple[str, ...]:
 
 def scores_after(folder: Path) -> dict:
     """Returns the scores of a run after fine-tuning."""
-    entries = read_own_evaluations(folder)
+    entries = own_entries(folder)
     (metrics,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
     return metrics
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dpft.reports.run.metrics_files import read_own_evaluations
 from tests.stories.ranks import SECONDS, started, torchrun
 from tests.stories.tiny import (
     EVALUATION,
@@ -11,6 +10,7 @@ from tests.stories.tiny import (
     TRAINING,
     Workspace,
     make_workspace,
+    own_entries,
     write_rows,
 )  # fmt: skip
 
@@ -43,11 +43,11 @@ def test_scores_of_two_processes_are_those_of_one(workspace: Workspace) -> None:
     assert alone.code == 0, alone.err
     run = workspace.root / "run"
     predictions = run / "private" / "predictions.jsonl"
-    metrics, texts = read_own_evaluations(run), predictions.read_bytes()
+    metrics, texts = own_entries(run), predictions.read_bytes()
     said = shared(workspace, *words)
     assert said.count('"evaluations"') == 1
     assert predictions.read_bytes() == texts
-    assert read_own_evaluations(run) == metrics
+    assert own_entries(run) == metrics
     assert len(texts.splitlines()) == 5 < TRAIN
 
 

@@ -17,6 +17,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from dpft.cli.main import main
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.ledger import read_ledger
+from dpft.records.form import as_json
+from dpft.reports.run.metrics_files import read_own_evaluations
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
@@ -144,3 +146,8 @@ def logging_restored() -> Iterator[None]:
     finally:
         root.handlers, root.level = before, level
         assert dict(os.environ) == environment
+
+
+def own_entries(folder: Path) -> list[dict]:
+    """Returns all entries of a run's scores, as their owner has them, as JSON has them."""
+    return [as_json(entry) for entry in read_own_evaluations(folder)]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpft.privacy.plan import Calibration, read_plan, write_plan
+from dpft.privacy.plan import read_plan, write_plan
+from dpft.records.ledger import Calibration
 from dpft.training import resume
 from dpft.training.resume import environment, promises
 from tests.training.toy import plan, privacy, training_set

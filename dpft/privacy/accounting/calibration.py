@@ -21,7 +21,7 @@ from dpft.privacy.accounting.mechanism import (
 )
 from dpft.privacy.accounting.search import MAX_NOISE, Curve, smallest_noise
 from dpft.privacy.accounting.summary import account
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 
 TOLERANCE = 0.02
 """Most by which the reported bound may fall short of the target."""

@@ -10,7 +10,7 @@ from threading import Thread
 from dpft.errors import DpftError
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 
 PATIENCE = 5.0
 """Seconds for the end of a calibration whose accountants were ended."""

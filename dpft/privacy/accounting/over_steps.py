@@ -16,6 +16,7 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.records.bounds import NoAnswer
 
 POINTS = 16
 
@@ -90,9 +91,9 @@ def failures(reports: Iterable[AccountingReport]) -> list[Failure]:
     found: dict[str, Failure] = {}
     for report in reports:
         for name, answer in report.epsilons.items():
-            if isinstance(answer, float) or "error" not in answer:
+            if not isinstance(answer, NoAnswer):
                 continue
-            first = found.get(name, Failure(accountant=name, reason=str(answer["error"]), steps=()))
+            first = found.get(name, Failure(accountant=name, reason=answer.error, steps=()))
             found[name] = replace(first, steps=(*first.steps, report.mechanism.steps))
     return list(found.values())
 

@@ -23,7 +23,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting import gdp, rdp
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 
 ACCOUNTANT = "rdp (Papernot & Steinke)"
 """What reports call this bound."""

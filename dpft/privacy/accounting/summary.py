@@ -21,11 +21,11 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 from dpft.privacy.accounting.rounding import up
+from dpft.records.bounds import Answer, Interval, NoAnswer
 
 RDP_TOLERANCE = 0.03
 """A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""
 
-Answer = float | Mapping[str, float] | Mapping[str, str]
 _Result = Epsilon | AccountantError
 
 
@@ -37,9 +37,8 @@ class EpsilonBound:
         epsilon: The headline: a proven upper bound, in full precision; print ``round_up`` of it.
         delta: At which it holds.
         accountant: Whose bound it is, such as "prv"; never "gdp", which is an estimate.
-        epsilons: The answer of every accountant that was asked, ready for JSON: a number for rdp,
-            pld (upper bounds) and gdp (an estimate), {"lower", "estimate", "upper"} for prv; where
-            one gave none, {"error": why}.
+        epsilons: The answer of every accountant that was asked: a number for rdp, pld (upper
+            bounds) and gdp (an estimate), an interval for prv; where one gave none, why.
         warnings: What a reader of the headline must know, a sentence each.
     """
 
@@ -223,10 +222,11 @@ def _larger(
 
 def _answer(name: str, result: _Result) -> Answer:
     if isinstance(result, AccountantError):
-        return {"error": str(result)}
+        return NoAnswer(error=str(result))
     if name == "prv":
-        values = {"lower": result.lower, "estimate": result.estimate, "upper": result.upper}
-        return {key: value for key, value in values.items() if value is not None}
+        lower, estimate, upper = result.lower, result.estimate, result.upper
+        assert lower is not None and estimate is not None and upper is not None
+        return Interval(lower=lower, estimate=estimate, upper=upper)
     value = result.estimate if result.upper is None else result.upper
     assert value is not None
     return value

@@ -11,14 +11,11 @@ from typing import Any
 from dpft.files import SCHEMA_VERSION
 from dpft.kinds import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
-from dpft.privacy.accounting.summary import AccountingReport, Answer
-from dpft.privacy.plan import (
-    GIVEN,
-    NEIGHBORING_RELATION,
-    SAMPLER,
-    Calibration,
-    default_delta,
-)
+from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
+from dpft.records.bounds import Answer, Interval, NoAnswer
+from dpft.records.form import as_json
+from dpft.records.ledger import Calibration
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
@@ -107,14 +104,6 @@ def headline_of(
     )
 
 
-def plain_answers(epsilons: Mapping[str, Answer]) -> dict[str, Any]:
-    """Returns the accountants' answers ready for JSON."""
-    return {
-        name: dict(answer) if isinstance(answer, Mapping) else answer
-        for name, answer in epsilons.items()
-    }
-
-
 def accounting_record(
     report: AccountingReport,
     *,
@@ -135,7 +124,7 @@ def accounting_record(
         "delta": report.mechanism.delta,
         "delta_source": delta_source,
         "accountant": report.accountant,
-        "epsilons": plain_answers(report.epsilons),
+        "epsilons": as_json(report.epsilons),
         "noise_multiplier": report.mechanism.noise_multiplier,
         "sample_rate": report.mechanism.sample_rate,
         "steps": report.mechanism.steps,
@@ -219,19 +208,18 @@ def _mechanism_rows(
 
 def _accountant_line(name: str, answer: Answer) -> str:
     """Returns a line of the table; why an accountant failed is wrapped under its name."""
-    if isinstance(answer, Mapping) and "error" in answer:
+    if isinstance(answer, NoAnswer):
         return textwrap.fill(
-            str(answer["error"]), WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
+            answer.error, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
         )
     lower, estimate, upper = _cells(name, answer)
     note = "  (not a bound)" if name == "gdp" else ""
     return f"{name:<12}{lower:>14}{estimate:>14}{upper:>14}{note}".rstrip()
 
 
-def _cells(name: str, answer: Answer) -> tuple[str, str, str]:
-    if isinstance(answer, Mapping):
-        estimate = f"{float(answer['estimate']):.{DECIMALS}f}"
-        return _lower(float(answer["lower"])), estimate, up(float(answer["upper"]))
+def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
+    if isinstance(answer, Interval):
+        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", up(answer.upper)
     if name == "gdp":
         return "", f"{answer:.{DECIMALS}f}", ""
     return "", "", up(answer)

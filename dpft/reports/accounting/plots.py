@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dpft.files import write_bytes
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
 from dpft.privacy.accounting.summary import AccountingReport
+from dpft.records.bounds import Interval, NoAnswer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +87,6 @@ def _write(figure: "Figure", path: Path) -> None:
 
 def _value(report: AccountingReport, name: str) -> float | None:
     answer = report.epsilons[name]
-    if isinstance(answer, float):
-        return answer
-    value = answer.get("upper")
-    return None if value is None else float(value)
+    if isinstance(answer, Interval):
+        return answer.upper
+    return None if isinstance(answer, NoAnswer) else answer

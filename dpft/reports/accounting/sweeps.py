@@ -5,15 +5,21 @@ What ``dpft account curve=true`` and ``dpft account batch_sizes=[...]`` print.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from dpft.files import SCHEMA_VERSION
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
 from dpft.privacy.accounting.over_steps import failures
 from dpft.privacy.accounting.rounding import up
-from dpft.privacy.accounting.summary import AccountingReport, Answer
+from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER
-from dpft.reports.accounting.epsilon import plain_answers, warning_lines
+from dpft.records.bounds import Answer, Interval
+from dpft.records.costs import (
+    BatchSizePoint,
+    CostAtSteps,
+    CostOfBatchSizes,
+    FixedEpochs,
+    FixedSteps,
+)
+from dpft.reports.accounting.epsilon import warning_lines
 
 RULE_HOLDS = (
     "the square-root rule, noise = c * sqrt(sample rate) with c fitted at the largest batch size,"
@@ -34,17 +40,17 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
     return "\n".join([*lines, *warning_lines(failure_notes(reports))])
 
 
-def curve_record(reports: Sequence[AccountingReport]) -> list[dict[str, Any]]:
-    """Returns the points ready for JSON."""
-    return [
-        {
-            "steps": report.mechanism.steps,
-            "epsilon": report.epsilon,
-            "accountant": report.accountant,
-            "epsilons": plain_answers(report.epsilons),
-        }
+def curve_record(reports: Sequence[AccountingReport]) -> tuple[CostAtSteps, ...]:
+    """Returns the points as they are printed."""
+    return tuple(
+        CostAtSteps(
+            steps=report.mechanism.steps,
+            epsilon=report.epsilon,
+            accountant=report.accountant,
+            epsilons=report.epsilons,
+        )
         for report in reports
-    ]
+    )
 
 
 def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
@@ -71,29 +77,28 @@ def noise_table(sweeps: Mapping[str, Sequence[BatchSizeNoise]]) -> str:
     return "\n".join([*lines, *warning_lines([RULE_HOLDS], label="note")])
 
 
-def noise_record(points: Sequence[BatchSizeNoise]) -> list[dict[str, Any]]:
-    """Returns the points ready for JSON; keys that do not apply are absent."""
-    rows = [
-        {
+def noise_record(points: Sequence[BatchSizeNoise]) -> tuple[BatchSizePoint, ...]:
+    """Returns the points as they are printed."""
+    return tuple(
+        BatchSizePoint(
             **asdict(point),
-            "effective_noise_multiplier": point.effective_noise_multiplier,
-            "square_root_rule": rule,
-        }
+            effective_noise_multiplier=point.effective_noise_multiplier,
+            square_root_rule=rule,
+        )
         for point, rule in zip(points, square_root_rule(points), strict=True)
-    ]
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+    )
 
 
 def batch_sizes_record(
     sweeps: Mapping[str, Sequence[BatchSizeNoise]],
     *,
     fixed: Mapping[str, float | None],
-    eps: float | None,
+    eps: float,
     delta: float,
-    num_examples: int | None,
+    num_examples: int,
     warnings: Sequence[str],
-) -> dict[str, Any]:
-    """Returns noise over batch sizes ready for JSON.
+) -> CostOfBatchSizes:
+    """Returns noise over batch sizes as it is printed.
 
     Args:
         sweeps: What was fixed, in words that begin with its name, to the points, ascending.
@@ -103,20 +108,21 @@ def batch_sizes_record(
         num_examples: The public number.
         warnings: What a reader must know, a sentence each.
     """
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "eps": eps,
-        "delta": delta,
-        "num_examples": num_examples,
-        "neighboring_relation": NEIGHBORING_RELATION,
-        "sampler": SAMPLER,
-        "square_root_rule": RULE_HOLDS,
-        "warnings": list(warnings),
-    }
-    for words, points in sweeps.items():
-        name = words.partition(" ")[0]
-        record[f"fixed_{name}"] = {name: fixed[name], "points": noise_record(points)}
-    return record
+    points = {words.partition(" ")[0]: noise_record(found) for words, found in sweeps.items()}
+    steps, epochs = fixed["steps"], fixed["epochs"]
+    return CostOfBatchSizes(
+        eps=eps,
+        delta=delta,
+        num_examples=num_examples,
+        neighboring_relation=NEIGHBORING_RELATION,
+        sampler=SAMPLER,
+        square_root_rule=RULE_HOLDS,
+        warnings=tuple(warnings),
+        fixed_steps=None if steps is None else FixedSteps(steps=steps, points=points["steps"]),
+        fixed_epochs=None
+        if epochs is None
+        else FixedEpochs(epochs=epochs, points=points["epochs"]),
+    )
 
 
 _NOISE_HEADING = (
@@ -135,6 +141,6 @@ def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
 
 
 def _cell(answer: Answer) -> str:
-    if isinstance(answer, float):
+    if isinstance(answer, float | int):
         return up(answer)
-    return up(float(answer["upper"])) if "upper" in answer else "-"
+    return up(answer.upper) if isinstance(answer, Interval) else "-"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION, write_text
+from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import Comparison
 from dpft.reports.comparison.published import published_pivots
 from dpft.reports.comparison.significance import BOLD_NOTE
@@ -18,7 +19,6 @@ from dpft.reports.comparison.sweep_plots import split_plots
 from dpft.reports.comparison.sweeps import EPS
 from dpft.reports.comparison.tables import bases, parameters, printed_epsilon
 from dpft.reports.pages import render_html, render_markdown
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT, is_private
 from dpft.run_folder import PAGE, PRIVATE_METRICS, REPORT
 
 FILES = (REPORT, "table.csv", PAGE)
@@ -80,11 +80,11 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "private": run.privacy.get("private", False),
             "trainable_parameters": run.privacy["trainable_parameters"],
             "total_parameters": run.privacy["total_parameters"],
-            "task": entry["task"],
-            "split": entry["split"],
-            "split_is_public": entry["split_is_public"],
-            "note": entry.get("note", ""),
-            **entry["metrics"],
+            "task": entry.task,
+            "split": entry.split,
+            "split_is_public": entry.split_is_public,
+            "note": entry.note or "",
+            **entry.metrics,
         }
         for setting in comparison.settings
         for run in setting.runs
@@ -124,11 +124,11 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "hidden": sorted(
             {
-                f"{entry['task']}, split {entry['split']}"
+                f"{entry.task}, split {entry.split}"
                 for setting in settings
                 for run in setting.runs
                 for entry in run.after()
-                if is_private(entry) and not entry["metrics"]
+                if entry.is_private and not entry.metrics
             }
         ),
         "private_metrics": PRIVATE_METRICS,

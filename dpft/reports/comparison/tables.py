@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.scores import ScoreEntry
 from dpft.reports.comparison.significance import best
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
 from dpft.reports.run.run_record import RunRecord, guarantee
 
-Entry = dict[str, Any]
 """One evaluation of metrics.json."""
 
 
@@ -78,11 +78,11 @@ class Pivot:
 def split_tables(settings: Sequence[Setting]) -> list[Split]:
     """Returns the scores after fine-tuning, for each task and split in order of occurrence."""
     places = dict.fromkeys(
-        (entry["task"], entry["split"])
+        (entry.task, entry.split)
         for setting in settings
         for run in setting.runs
         for entry in run.after()
-        if entry["metrics"]
+        if entry.metrics
     )
     return [_split(settings, task, name) for task, name in places]
 
@@ -178,13 +178,13 @@ def parameters(run: RunRecord) -> tuple[str, str]:
 
 def _split(settings: Sequence[Setting], task: str, name: str) -> Split:
     entries = _entries(settings, RunRecord.after, task, name)
-    all_entries = [entry for found in entries.values() for entry in found if entry["metrics"]]
-    metrics = list(dict.fromkeys(metric for entry in all_entries for metric in entry["metrics"]))
+    all_entries = [entry for found in entries.values() for entry in found if entry.metrics]
+    metrics = list(dict.fromkeys(metric for entry in all_entries for metric in entry.metrics))
     earlier = _entries(settings, RunRecord.before, task, name)
     return Split(
         task=task,
         name=name,
-        public=all(entry["split_is_public"] for entry in all_entries),
+        public=all(entry.split_is_public for entry in all_entries),
         metrics=metrics,
         cells={metric: _cells(settings, entries, metric) for metric in metrics},
         before={
@@ -198,31 +198,36 @@ def _split(settings: Sequence[Setting], task: str, name: str) -> Split:
 
 
 def _entries(
-    settings: Sequence[Setting], stage: Callable[[RunRecord], list[Entry]], task: str, name: str
-) -> dict[int, list[Entry]]:
+    settings: Sequence[Setting],
+    stage: Callable[[RunRecord], list[ScoreEntry]],
+    task: str,
+    name: str,
+) -> dict[int, list[ScoreEntry]]:
     """Returns each setting's evaluations of one stage on one split."""
     return {
         number: [
             entry
             for run in setting.runs
             for entry in stage(run)
-            if (entry["task"], entry["split"]) == (task, name)
+            if (entry.task, entry.split) == (task, name)
         ]
         for number, setting in enumerate(settings)
     }
 
 
-def _scores(entries: Mapping[int, Sequence[Entry]], metric: str) -> dict[int, tuple[float, ...]]:
+def _scores(
+    entries: Mapping[int, Sequence[ScoreEntry]], metric: str
+) -> dict[int, tuple[float, ...]]:
     """Returns the scores by one metric, of the settings that have any."""
     scores = {
-        number: tuple(entry["metrics"][metric] for entry in found if metric in entry["metrics"])
+        number: tuple(entry.metrics[metric] for entry in found if metric in entry.metrics)
         for number, found in entries.items()
     }
     return {number: values for number, values in scores.items() if values}
 
 
 def _cells(
-    settings: Sequence[Setting], entries: Mapping[int, Sequence[Entry]], metric: str
+    settings: Sequence[Setting], entries: Mapping[int, Sequence[ScoreEntry]], metric: str
 ) -> dict[int, Cell]:
     scores = _scores(entries, metric)
     bold: set[int] = set()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.files import write_text
+from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import render_markdown
 from dpft.reports.run.audited import alarms
 from dpft.reports.run.origin import model_name, model_title
@@ -37,7 +38,7 @@ def render_card(record: RunRecord, folder: Path) -> str:
         folder: With its model, an adapter or a whole one.
     """
     config, privacy = record.config, record.privacy
-    public = [entry for entry in record.after() if entry["split_is_public"] and entry["metrics"]]
+    public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
     private = "epsilon" in privacy and privacy["private"]
     return render_markdown(
@@ -55,7 +56,7 @@ def render_card(record: RunRecord, folder: Path) -> str:
 
 
 def _front_matter(
-    config: Mapping[str, Any], public: list[dict[str, Any]], folder: Path, *, private: bool
+    config: Mapping[str, Any], public: list[ScoreEntry], folder: Path, *, private: bool
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -65,13 +66,13 @@ def _front_matter(
         EvalResult(
             task_type=_kind(config["task"]),
             dataset_type=data,
-            dataset_name=entry["task"],
-            dataset_split=entry["split"],
+            dataset_name=entry.task,
+            dataset_split=entry.split,
             metric_type=name,
             metric_value=value,
         )
         for entry in public
-        for name, value in entry["metrics"].items()
+        for name, value in entry.metrics.items()
         if data is not None
     ]
     library = _library(folder)

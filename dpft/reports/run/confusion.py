@@ -1,13 +1,13 @@
 """Which class was taken for which, on public splits: a heat map or pairs, and images to look at."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
+from dpft.records.scores import ConfusedClasses, ScoreEntry
 from dpft.reports.plots import heat_map
 from dpft.run_folder import WRONG_IMAGES
 
@@ -29,41 +29,42 @@ class Confusion:
     """Some wrongly classed images, as an address that holds them; empty: there are none."""
 
 
-def confusions(evaluations: Sequence[Mapping[str, Any]], folder: Path) -> list[Confusion]:
+def confusions(evaluations: Sequence[ScoreEntry], folder: Path) -> list[Confusion]:
     """Returns the confusion of each split that is public and has classes.
 
     Args:
         evaluations: Entries of metrics.json.
         folder: Of the run, which may hold images of them.
     """
-    last = [entry for entry in evaluations if entry["stage"] == "after" and entry.get("confusion")]
+    last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
     return [_confusion(entry, folder, alone=len(last) == 1) for entry in last]
 
 
-def confused_pairs(confusion: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
     """Returns the classes most often taken for another, the most frequent first.
 
-    >>> confused_pairs({"labels": ["a", "b"], "counts": [[5, 2], [3, 7]]})
+    >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
     [('b', 'a', 3), ('a', 'b', 2)]
     """
-    labels = confusion["labels"]
+    labels = confusion.labels
     found = [
         (labels[right], labels[taken], count)
-        for right, row in enumerate(confusion["counts"])
+        for right, row in enumerate(confusion.counts)
         for taken, count in enumerate(row)
         if right != taken and count
     ]
     return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
 
 
-def _confusion(entry: Mapping[str, Any], folder: Path, *, alone: bool) -> Confusion:
-    labels, counts = entry["confusion"]["labels"], entry["confusion"]["counts"]
-    heading = f"Which class was taken for which, {entry['task']}, split {entry['split']}"
+def _confusion(entry: ScoreEntry, folder: Path, *, alone: bool) -> Confusion:
+    assert entry.confusion is not None
+    labels, counts = entry.confusion.labels, entry.confusion.counts
+    heading = f"Which class was taken for which, {entry.task}, split {entry.split}"
     plot = None
     if len(labels) <= MOST_CLASSES:
         plot = heat_map(
             counts,
-            name=f"confusion-{entry['split']}",
+            name=f"confusion-{entry.split}",
             metric="images",
             rows=("right class", labels),
             columns=("taken for", labels),
@@ -72,8 +73,8 @@ def _confusion(entry: Mapping[str, Any], folder: Path, *, alone: bool) -> Confus
     return Confusion(
         heading=heading,
         plot=plot,
-        pairs=confused_pairs(entry["confusion"]),
-        picture=_picture(folder, "" if alone else entry["split"]),
+        pairs=confused_pairs(entry.confusion),
+        picture=_picture(folder, "" if alone else entry.split),
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
+from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.pages import digits
 from dpft.reports.run.metric_words import main_metric, metric_words
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
 from dpft.reports.run.scores import ScoreTable
 

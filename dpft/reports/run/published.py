@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
 from dpft.reports.run.reference import SPLIT_OF_METRIC, Reference, agrees
 from dpft.reports.run.reference_map import saved_maps
@@ -25,7 +26,7 @@ class PublishedTable:
 
 
 def published_table(
-    config: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]], epsilon: str
+    config: Mapping[str, Any], evaluations: Sequence[ScoreEntry], epsilon: str
 ) -> PublishedTable | None:
     """Returns the run's scores above the published ones; None where nothing is published.
 
@@ -58,21 +59,21 @@ def published_table(
 
 
 def _own_rows(
-    metrics: Sequence[str], evaluations: Sequence[Mapping[str, Any]]
+    metrics: Sequence[str], evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[str, Mapping[str, float]]]:
     """Returns what the run's own rows are and their scores: one row for each split.
 
     Where published metrics name their split, as ``sst2_validation.accuracy`` does, one row has the
     scores of all splits.
     """
-    after = [one for one in evaluations if one["stage"] == "after" and one["metrics"]]
+    after = [one for one in evaluations if one.stage == "after" and one.metrics]
     of_splits = {
-        f"{one['split']}.{name}": value for one in after for name, value in one["metrics"].items()
+        f"{one.split}.{name}": value for one in after for name, value in one.metrics.items()
     }
     if any(SPLIT_OF_METRIC in name for name in metrics):
-        mark = next((_mark(one) for one in after if not one["split_is_public"]), "")
+        mark = next((_mark(one) for one in after if not one.split_is_public), "")
         return [(f"this run{mark}", of_splits)] if after else []
-    return [(f"this run, split {one['split']}{_mark(one)}", one["metrics"]) for one in after]
+    return [(f"this run, split {one.split}{_mark(one)}", one.metrics) for one in after]
 
 
 def _rows_of_model(config: Mapping[str, Any]) -> list[Reference]:
@@ -101,8 +102,8 @@ def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
     return f"; at {listed}, which this run's settings are not"
 
 
-def _mark(entry: Mapping[str, Any]) -> str:
-    return "" if entry["split_is_public"] else " (private, not covered by ε, two digits)"
+def _mark(entry: ScoreEntry) -> str:
+    return "" if entry.split_is_public else " (private, not covered by ε, two digits)"
 
 
 def _name(row: Reference) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from dpft import __version__
 from dpft.files import write_text
 from dpft.privacy.accounting.rounding import up
+from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry, ScoresByStep
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.audited import alarms, audited_rows, figures_of_audits
@@ -17,7 +18,7 @@ from dpft.reports.run.card import write_card
 from dpft.reports.run.confusion import confusions
 from dpft.reports.run.figures import figures, meaning, tone
 from dpft.reports.run.metric_words import metric_words
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT, hide_private_scores, shown
+from dpft.reports.run.metrics_files import hide_private_scores, shown
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
 from dpft.reports.run.run_record import RunRecord, guarantee, read_record
@@ -53,8 +54,8 @@ def write_report(folder: Path) -> None:
 def render(
     config: Mapping[str, Any],
     privacy: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
-    by_step: Mapping[str, Any] | None = None,
+    evaluations: Sequence[ScoreEntry],
+    by_step: ScoresByStep | None = None,
 ) -> str:
     """Returns report.md.
 
@@ -62,7 +63,7 @@ def render(
         config: Content of config.yaml.
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
-        by_step: Content of scores_by_step.json; None: there is none.
+        by_step: What scores_by_step.json says; None: there is none.
     """
     return render_markdown("report.md.j2", **_parts(config, privacy, evaluations, by_step))
 
@@ -94,8 +95,8 @@ def render_page(record: RunRecord) -> str:
 def _parts(
     config: Mapping[str, Any],
     privacy: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
-    by_step: Mapping[str, Any] | None = None,
+    evaluations: Sequence[ScoreEntry],
+    by_step: ScoresByStep | None = None,
 ) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
     evaluations = [shown(entry) for entry in evaluations]
@@ -107,7 +108,7 @@ def _parts(
         "meaning": meaning(privacy),
         "warnings": warnings(config, privacy),
         "tables": score_tables(evaluations),
-        "by_step": series_of(by_step or {}, privacy, evaluations),
+        "by_step": series_of(by_step, privacy, evaluations),
         "private_split": PRIVATE_SPLIT,
         "private_files": (PRIVATE_METRICS, PRIVATE_REPORT),
         "published": published_table(config, evaluations, epsilon),

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_json, read_yaml
+from dpft.records.scores import ScoreEntry
 from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, shown
 from dpft.run_folder import CONFIGURATION, OVERRIDES, PRIVACY, runs_in
 
@@ -62,22 +63,22 @@ class RunRecord:
     """Content of config.yaml."""
     privacy: dict[str, Any]
     """Content of privacy.json."""
-    evaluations: list[dict[str, Any]]
+    evaluations: list[ScoreEntry]
     """Entries of metrics.json, which of private splits say no more than may be shown; none where
     nothing was scored."""
     overrides: tuple[str, ...] | None
     """What the user wrote after ``dpft train``; None where that is not recorded."""
 
-    def after(self) -> list[dict[str, Any]]:
+    def after(self) -> list[ScoreEntry]:
         """Returns the scores of the trained model, an entry for each task and split."""
         return self._of_stage("after")
 
-    def before(self) -> list[dict[str, Any]]:
+    def before(self) -> list[ScoreEntry]:
         """Returns the scores before training, an entry for each task and split."""
         return self._of_stage("before")
 
-    def _of_stage(self, stage: str) -> list[dict[str, Any]]:
-        return [entry for entry in self.evaluations if entry["stage"] == stage]
+    def _of_stage(self, stage: str) -> list[ScoreEntry]:
+        return [entry for entry in self.evaluations if entry.stage == stage]
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from dpft.errors import StateError
-from dpft.files import read_json
 from dpft.privacy.accounting.rounding import round_up, up
+from dpft.records.form import read_record
+from dpft.records.scores import ScoreEntry, ScoresByStep, StepScores
 from dpft.reports.run.metric_words import main_metric
 from dpft.reports.run.run_record import guarantee
 from dpft.reports.svg import COLORS, draw_svg
@@ -50,55 +50,46 @@ class Series:
         ]
 
 
-def read_points(folder: Path) -> dict[str, Any]:
-    """Returns the content of a run's scores_by_step.json; nothing of a run that has none.
+def read_points(folder: Path) -> ScoresByStep | None:
+    """Returns a run's scores_by_step.json; None of a run that has none.
 
     Raises:
         InputError: It is of another schema version.
         StateError: It is damaged.
     """
     path = folder / SCORES_BY_STEP
-    if not path.exists():
-        return {}
-    content = read_json(path)
-    points = content.get("points")
-    if not isinstance(points, list) or not all(_is_point(point) for point in points):
-        raise StateError(
-            f"{path} is damaged: its points must be a list of objects with step and evaluations;"
-            " put it back, or remove it to report without it."
-        )
-    return content
+    return read_record(path, ScoresByStep) if path.exists() else None
 
 
 def series_of(
-    content: Mapping[str, Any],
+    by_step: ScoresByStep | None,
     privacy: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[ScoreEntry],
 ) -> list[Series]:
     """Returns a series for each task and split that is public; none where nothing was scheduled.
 
     Args:
-        content: Of scores_by_step.json, or nothing.
+        by_step: What scores_by_step.json says; None: there is none.
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
     """
-    private = {(e["task"], e["split"]) for e in evaluations if e["split_is_public"] is not True}
+    if by_step is None:
+        return []
+    private = {entry.place[:2] for entry in evaluations if not entry.split_is_public}
     found: dict[tuple[str, str], list[Row]] = {}
-    for step, epsilon, entries in _points(content, privacy, evaluations):
+    for step, epsilon, entries in _points(by_step, privacy, evaluations):
         for entry in entries:
-            place = (entry["task"], entry["split"])
+            place = (entry.task, entry.split)
             if place not in private:
-                found.setdefault(place, []).append((step, epsilon, entry["metrics"]))
+                found.setdefault(place, []).append((step, epsilon, entry.metrics))
     scheduled = {
-        (entry["task"], entry["split"])
-        for point in content.get("points", ())
-        for entry in point["evaluations"]
+        (entry.task, entry.split) for point in by_step.points for entry in point.evaluations
     }
     return [
         Series(
             task=task,
             split=split,
-            every=content["every"],
+            every=by_step.every,
             metrics=list(dict.fromkeys(name for _, _, scores in rows for name in scores)),
             rows=_never_falling(rows),
         )
@@ -145,23 +136,21 @@ def series_plot(series: Series, config: Mapping[str, Any], name: str) -> Markup 
 
 
 def _points(
-    content: Mapping[str, Any],
+    by_step: ScoresByStep,
     privacy: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
-) -> list[tuple[int, float | None, list[Mapping[str, Any]]]]:
+    evaluations: Sequence[ScoreEntry],
+) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
     """Returns step, epsilon and entries of each point, before and after training among them."""
-    if not content:
-        return []
     promised = "epsilon" in privacy
     last = min(privacy["steps"], privacy.get("steps_taken", privacy["steps"]))
     ends = {
         "before": (0, 0.0 if promised else None),
         "after": (last, guarantee(privacy)[0] if promised else None),
     }
-    points = [(p["step"], p.get("epsilon"), p["evaluations"]) for p in content["points"]]
-    for entry in evaluations:
-        if entry["metrics"] and entry["stage"] in ends:
-            points.append((*ends[entry["stage"]], [entry]))
+    points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
+        (point.step, point.epsilon, point.evaluations) for point in by_step.points
+    ]
+    points += [(*ends[entry.stage], [entry]) for entry in evaluations if entry.metrics]
     return sorted(points, key=lambda point: point[0])
 
 
@@ -172,13 +161,3 @@ def _never_falling(rows: list[Row]) -> list[Row]:
         least = least if epsilon is None else min(least, epsilon)
         bounded.append((step, None if epsilon is None else least, scores))
     return bounded[::-1]
-
-
-def _is_point(point: Any) -> bool:
-    if not isinstance(point, Mapping) or not isinstance(point.get("step"), int):
-        return False
-    entries = point.get("evaluations")
-    return isinstance(entries, list) and all(
-        isinstance(entry, Mapping) and {"task", "split", "metrics"} <= set(entry)
-        for entry in entries
-    )

@@ -10,6 +10,7 @@ from typing import Any
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
+from dpft.records.scores import ScoreEntry
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_title
@@ -241,9 +242,7 @@ def accountant_rows(privacy: Config) -> list[tuple[str, str, str]]:
     return [(name, *_answer(name, value)) for name, value in privacy.get("epsilons", {}).items()]
 
 
-def coverage(
-    config: Config, privacy: Config, evaluations: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def coverage(config: Config, privacy: Config, evaluations: Sequence[ScoreEntry]) -> list[str]:
     """Returns what epsilon covers and what it does not, a sentence each."""
     if "epsilon" not in privacy:
         return starting_sentences(privacy)
@@ -257,7 +256,7 @@ def coverage(
         "Nothing is covered: whoever knows or guesses `privacy.noise_seed` can subtract the noise."
         " ε above is what the same run would have with secret randomness."
     ]
-    private = [entry for entry in evaluations if not entry["split_is_public"] and entry["metrics"]]
+    private = [entry for entry in evaluations if not entry.split_is_public and entry.metrics]
     shown = config["privacy"]["show_diagnostics"]
     counted = "examples" if privacy["unit"] == EXAMPLE else "units"
     searched = _search(privacy["selection"]) if "selection" in privacy else []

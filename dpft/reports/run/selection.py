@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 
 NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical composition.")
 """How warnings of a single run's accountants end or go on; they say nothing of a search's bound."""

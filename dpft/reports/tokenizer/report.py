@@ -3,24 +3,23 @@
 All of it is public: it follows from privacy.json and from the words that were released.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.histogram_config import NONE
+from dpft.records.form import as_json
+from dpft.records.vocabularies import OpenVocabulary, PrivateVocabulary, read_vocabulary
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.run.figures import tone
-from dpft.reports.run.run_record import read_privacy
+from dpft.reports.run.run_record import COMPUTABLE, LINEAR_NOISE
 from dpft.reports.run.sections import HEAD_COMMAND
 from dpft.reports.tokenizer.plot import counts_plot
 from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
 
-Record = Mapping[str, Any]
 LEDGER_NOTE = (
     "The ledger has a first line with the plan and a random number that names the run, one line"
     " that was written before the noise was drawn, and a closing line. The head is the SHA-256 of"
@@ -50,12 +49,12 @@ OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
 
 def write_tokenizer_report(folder: Path) -> None:
     """Writes report.md and report.html from the other public files of a run."""
-    record = read_privacy(folder / PRIVACY)
-    if record["mechanism"] == NONE:
+    record = read_vocabulary_of(folder)
+    if isinstance(record, OpenVocabulary):
         parts = {
-            "title": f"Vocabulary of {record['data']}",
+            "title": f"Vocabulary of {record.data}",
             "headline": headline(record),
-            "tone": tone(record),
+            "tone": tone(as_json(record)),
             "warnings": [],
             "rows": rows(record),
             "coverage": OPEN_COVERAGE,
@@ -67,83 +66,96 @@ def write_tokenizer_report(folder: Path) -> None:
     lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
     counts = [int(line.rpartition("\t")[2]) for line in lines]
     parts = {
-        "title": f"Private vocabulary of {record['data']}",
+        "title": f"Private vocabulary of {record.data}",
         "headline": headline(record),
-        "tone": tone(record),
-        "warnings": [f"Warning: {warning}" for warning in record["warnings"]],
+        "tone": tone(as_json(record)),
+        "warnings": [f"Warning: {warning}" for warning in record.warnings],
         "rows": rows(record),
         "coverage": [*COVERAGE, *_delta_notes(record)],
         "ledger_note": LEDGER_NOTE,
     }
-    plot = Markup(counts_plot(counts, record["threshold"])) if counts else None
+    plot = Markup(counts_plot(counts, record.threshold)) if counts else None
     write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=plot))
     write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
 
 
-def headline(record: Record) -> str:
+def read_vocabulary_of(folder: Path) -> PrivateVocabulary | OpenVocabulary:
+    """Returns a run's privacy.json; one of an earlier version's noise gets a warning.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    record = read_vocabulary(folder / PRIVACY)
+    if isinstance(record, PrivateVocabulary) and record.noise_source.startswith(LINEAR_NOISE):
+        return replace(record, warnings=(COMPUTABLE, *record.warnings))
+    return record
+
+
+def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
     """Returns epsilon with all that it depends on, or "NOT PRIVATE"."""
-    if record["mechanism"] == NONE:
+    if isinstance(record, OpenVocabulary):
         return (
             "**NOT PRIVATE: this vocabulary was made without differential privacy"
             " (`privacy=none`), of all words of the records.**"
         )
-    if not record["private"]:
+    if not record.private:
         return (
             "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
         )
-    relation = record["neighboring_relation"].replace("_", " ")
+    relation = record.neighboring_relation.replace("_", " ")
     return (
-        f"**(ε = {up(record['epsilon'])}, δ = {delta_up(record['delta'])})-differentially"
+        f"**(ε = {up(record.epsilon)}, δ = {delta_up(record.delta)})-differentially"
         f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
-        f" {record['unit']}."
+        f" {record.unit}."
     )
 
 
-def rows(record: Record) -> list[tuple[str, str]]:
+def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
     """Returns the mechanism and what was made by it, quantity and value."""
     made = [("tokenizer", "none yet: see the message of the command")]
-    if "vocab_size" in record:
+    if record.vocab_size is not None:
         made = [
-            ("pieces", f"{record['vocab_size']}, by {record['algorithm']}"),
-            ("tokens, special ones and sentinels included", f"{record['tokens']}"),
-            ("tokenizer's SHA-256", f"`{record['tokenizer_sha256']}`"),
+            ("pieces", f"{record.vocab_size}, by {record.algorithm}"),
+            ("tokens, special ones and sentinels included", f"{record.tokens}"),
+            ("tokenizer's SHA-256", f"`{record.tokenizer_sha256}`"),
         ]
-    source = record["num_examples_source"]
-    begun = [("begun on (UTC)", record["date"])] if "date" in record else []
-    if record["mechanism"] == NONE:
-        size = ("number of examples", f"{record['num_examples']} ({source})")
-        return [size, *made, ("data", record["data"]), *begun]
+    source = record.num_examples_source
+    begun = [] if record.date is None else [("begun on (UTC)", record.date)]
+    if isinstance(record, OpenVocabulary):
+        size = ("number of examples", f"{record.num_examples} ({source})")
+        return [size, *made, ("data", record.data), *begun]
     return [
-        ("ε (exact)", up(record["epsilon"])),
-        ("ε by the classical formula, no bound above 1", up(record["epsilon_classical"])),
-        ("δ", f"{delta_up(record['delta'])}, half for the noise, half for the threshold"),
-        ("neighboring relation", record["neighboring_relation"]),
-        ("unit", f"{record['unit']}: {record['unit_definition']}"),
-        ("number of units", f"{record['num_examples']} ({source}); ε does not hide it"),
-        ("words of a unit that are counted (N)", f"{record['words_per_record']}"),
-        ("most of one word (m)", f"{record['linf_cap']:g}"),
-        ("L2 norm of a unit's counts (k)", f"{record['l2_cap']:g}"),
-        ("noise on each count (standard deviation)", f"{record['noise_std']:.6g}"),
-        ("threshold", f"{record['threshold']:.6g}"),
-        ("noise source", record["noise_source"]),
-        ("words that reached the threshold", f"{record['words_kept']}"),
+        ("ε (exact)", up(record.epsilon)),
+        ("ε by the classical formula, no bound above 1", up(record.epsilon_classical)),
+        ("δ", f"{delta_up(record.delta)}, half for the noise, half for the threshold"),
+        ("neighboring relation", record.neighboring_relation),
+        ("unit", f"{record.unit}: {record.unit_definition}"),
+        ("number of units", f"{record.num_examples} ({source}); ε does not hide it"),
+        ("words of a unit that are counted (N)", f"{record.words_per_record}"),
+        ("most of one word (m)", f"{record.linf_cap:g}"),
+        ("L2 norm of a unit's counts (k)", f"{record.l2_cap:g}"),
+        ("noise on each count (standard deviation)", f"{record.noise_std:.6g}"),
+        ("threshold", f"{record.threshold:.6g}"),
+        ("noise source", record.noise_source),
+        ("words that reached the threshold", f"{record.words_kept}"),
         *made,
-        ("data", record["data"]),
+        ("data", record.data),
         *begun,
-        ("ledger", f"{record['ledger']['lines']} lines, head `{record['ledger']['head']}`"),
+        ("ledger", f"{record.ledger.lines} lines, head `{record.ledger.head}`"),
     ]
 
 
-def table(record: Record, folder: Path) -> str:
+def table(record: PrivateVocabulary | OpenVocabulary, folder: Path) -> str:
     """Returns what the command prints."""
     shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]
-    if record["mechanism"] == NONE:
+    if isinstance(record, OpenVocabulary):
         return "\n".join([headline(record).replace("*", "").replace("`", ""), *lines])
-    lines += [f"warning: {warning}" for warning in record["warnings"]]
+    lines += [f"warning: {warning}" for warning in record.warnings]
     return "\n".join([*lines, *(f"note: {note}" for note in _delta_notes(record))])
 
 
-def _delta_notes(record: Record) -> list[str]:
-    return delta_notes(record["num_examples"], source=record.get("delta_source"))
+def _delta_notes(record: PrivateVocabulary) -> list[str]:
+    return delta_notes(record.num_examples, source=record.delta_source)

@@ -32,15 +32,11 @@ def one_run(config: AccountConfig) -> Answer:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants
         )
-    record = run_record(run, spending)
-    if config.head is not None:
-        record["ledger"]["head_checked"] = True
-    if witnessed is not None:
-        record["ledger"]["witnessed_lines"] = witnessed
-    table = run_table(
-        run, spending, head_checked=config.head is not None, witnessed_lines=witnessed
+    checked = config.head is not None
+    return Answer(
+        table=run_table(run, spending, head_checked=checked, witnessed_lines=witnessed),
+        record=run_record(run, spending, head_checked=checked, witnessed_lines=witnessed),
     )
-    return Answer(table=table, record=record)
 
 
 def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:

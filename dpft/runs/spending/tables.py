@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from dpft.files import SCHEMA_VERSION
 from dpft.privacy.accounting import EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import SAMPLER
 from dpft.privacy.spending import Noise
+from dpft.records.costs import CostOfRuns, LedgerAsRead, RunCost, SimpleComposition, StepsOfNoise
 from dpft.reports.accounting.epsilon import (
     accountant_lines,
     delta_notes,
     headline_of,
-    plain_answers,
     warning_lines,
 )
 from dpft.runs.spending.bounds import tokenizers_beside
@@ -68,34 +66,55 @@ def _end_in_words(end: str | None) -> str:
     return f"shown by {end}" if end else "unproven"
 
 
-def run_record(run: SpentRun, spending: EpsilonBound) -> dict[str, Any]:
-    """Returns the same under the keys of privacy.json; keys whose value is unknown are absent."""
-    noises = list(run.taken)
-    record = {
-        "run": run.folder,
-        **_record(spending, private=not run.plan.reproducible),
-        "sampler": run.plan.sampler,
-        "reproducible": run.plan.reproducible or None,
-        "noise_multiplier": noises[0].noise_multiplier if len(noises) == 1 else None,
-        "sample_rate": noises[0].sample_rate if len(noises) == 1 else None,
-        "mechanisms": [_mechanism(noise, steps) for noise, steps in run.taken.items()],
-        "num_examples": run.plan.num_examples,
-        "expected_batch_size": run.plan.expected_batch_size,
-        "steps": run.plan.steps,
-        "steps_taken": run.steps,
-        "unit": run.plan.unit,
-        "unit_definition": run.plan.unit_definition,
-        "neighboring_relation": run.plan.neighboring_relation,
-        "ledger": {
-            "run_id": run.ledger.run_id,
-            "lines": run.ledger.lines,
-            "head": run.ledger.head,
-            "closed": run.ledger.closed,
-            "torn": run.ledger.torn_at is not None,
-            "end": run.end or "unproven",
-        },
-    }
-    return {key: value for key, value in record.items() if value is not None}
+def run_record(
+    run: SpentRun,
+    spending: EpsilonBound,
+    *,
+    head_checked: bool = False,
+    witnessed_lines: int | None = None,
+) -> RunCost:
+    """Returns the same as it is printed; what is not known has no key."""
+    noises, plan, ledger = list(run.taken), run.plan, run.ledger
+    only = noises[0] if len(noises) == 1 else None
+    return RunCost(
+        run=run.folder,
+        private=not plan.reproducible,
+        epsilon=spending.epsilon,
+        delta=spending.delta,
+        accountant=spending.accountant,
+        epsilons=spending.epsilons,
+        warnings=tuple(spending.warnings),
+        sampler=plan.sampler,
+        reproducible=plan.reproducible or None,
+        noise_multiplier=None if only is None else only.noise_multiplier,
+        sample_rate=None if only is None else only.sample_rate,
+        mechanisms=tuple(
+            StepsOfNoise(
+                noise_multiplier=noise.noise_multiplier,
+                sample_rate=noise.sample_rate,
+                steps=steps,
+                threshold_delta=noise.threshold_delta or None,
+            )
+            for noise, steps in run.taken.items()
+        ),
+        num_examples=plan.num_examples,
+        expected_batch_size=plan.expected_batch_size,
+        steps=plan.steps,
+        steps_taken=run.steps,
+        unit=plan.unit,
+        unit_definition=plan.unit_definition,
+        neighboring_relation=plan.neighboring_relation,
+        ledger=LedgerAsRead(
+            run_id=ledger.run_id,
+            lines=ledger.lines,
+            head=ledger.head,
+            closed=ledger.closed,
+            torn=ledger.torn_at is not None,
+            end=run.end or "unproven",
+            head_checked=head_checked or None,
+            witnessed_lines=witnessed_lines,
+        ),
+    )
 
 
 def together_table(
@@ -123,8 +142,8 @@ def together_table(
         f"the epsilon of all is by {together.accountant} at delta = {delta_up(together.delta)};"
         " each run's own is at its own delta, by the accountant beside it, and compares to no other"
     )
-    simple = f"added up, each run's own: epsilon {up(added['epsilon'])}, delta"
-    notes = [f"{simple} {delta_up(added['delta'])}"]
+    simple = f"added up, each run's own: epsilon {up(added.epsilon)}, delta"
+    notes = [f"{simple} {delta_up(added.delta)}"]
     if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
         notes = [apart, *notes]
     lines += warning_lines(notes, label="note")
@@ -146,19 +165,25 @@ def together_record(
     runs: Sequence[tuple[SpentRun, EpsilonBound]],
     together: EpsilonBound,
     left_out: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Returns the same ready for JSON, each run's record under ``runs``."""
+) -> CostOfRuns:
+    """Returns the same as it is printed, each run's record under ``runs``."""
     first, _ = runs[0]
-    return {
-        **_record(together, private=not any(run.plan.reproducible for run, _ in runs)),
-        "runs": [run_record(run, own) for run, own in runs],
-        "simple_composition": _added_up(runs),
-        "same_data": SAME_DATA,
-        "left_out": list(left_out),
-        "steps_taken": sum(run.steps for run, _ in runs),
-        "unit": first.plan.unit,
-        "neighboring_relation": first.plan.neighboring_relation,
-    }
+    return CostOfRuns(
+        runs=tuple(run_record(run, own) for run, own in runs),
+        private=not any(run.plan.reproducible for run, _ in runs),
+        epsilon=together.epsilon,
+        delta=together.delta,
+        accountant=together.accountant,
+        epsilons=together.epsilons,
+        warnings=tuple(together.warnings),
+        sampler=SAMPLER,
+        simple_composition=_added_up(runs),
+        same_data=SAME_DATA,
+        left_out=tuple(left_out),
+        steps_taken=sum(run.steps for run, _ in runs),
+        unit=first.plan.unit,
+        neighboring_relation=first.plan.neighboring_relation,
+    )
 
 
 def _data_ids(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
@@ -189,25 +214,12 @@ def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
     ]
 
 
-def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> dict[str, float]:
-    """Returns the simple composition: the sums of what each run reports by itself."""
-    return {
-        "epsilon": math.fsum(own.epsilon for _, own in runs),
-        "delta": math.fsum(own.delta for _, own in runs),
-    }
-
-
-def _record(spending: EpsilonBound, *, private: bool) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "private": private,
-        "epsilon": spending.epsilon,
-        "delta": spending.delta,
-        "accountant": spending.accountant,
-        "epsilons": plain_answers(spending.epsilons),
-        "sampler": SAMPLER,
-        "warnings": list(spending.warnings),
-    }
+def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> SimpleComposition:
+    """Returns the sums of what each run reports by itself."""
+    return SimpleComposition(
+        epsilon=math.fsum(own.epsilon for _, own in runs),
+        delta=math.fsum(own.delta for _, own in runs),
+    )
 
 
 def _headline(spending: EpsilonBound, steps: str, unit: str, sampler: str = SAMPLER) -> str:
@@ -227,11 +239,6 @@ def _ledger(run: SpentRun) -> str:
         return f"{ledger.lines} lines, closed"
     torn = "" if ledger.torn_at is None else " and a torn one"
     return f"{ledger.lines} lines{torn}, not closed: the run has not ended"
-
-
-def _mechanism(noise: Noise, steps: int) -> dict[str, float]:
-    known = {**vars(noise), "steps": steps}
-    return {name: value for name, value in known.items() if name != "threshold_delta" or value}
 
 
 def _noise_rows(noise: Noise, steps: int) -> list[tuple[str, str]]:

@@ -4,24 +4,29 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpft.config.keys import plain
 from dpft.config.tokenizer import TokenizerCommand
-from dpft.files import SCHEMA_VERSION, read_file, write_json, write_text
+from dpft.files import read_file, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
-from dpft.privacy.histogram_config import NONE
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, NO_SAMPLING
+from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION
+from dpft.records.form import keys_of, parse, write_record
+from dpft.records.ledger import GaussianHistogram, HistogramNumbers, LedgerHead
+from dpft.records.vocabularies import (
+    OpenVocabulary,
+    OpenVocabularyAnswer,
+    PrivateVocabulary,
+    PrivateVocabularyAnswer,
+)
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run.origin import data_name
-from dpft.reports.run.run_record import read_privacy
-from dpft.reports.tokenizer.report import table, write_tokenizer_report
+from dpft.reports.tokenizer.report import read_vocabulary_of, table, write_tokenizer_report
 from dpft.run_folder import DATA_SUMMARY, HISTOGRAM, PRIVACY, private_path
 from dpft.runs.answer import Answer
-from dpft.runs.begun import read_begun
+from dpft.runs.begun import begun_keys
 from dpft.runs.data_summary import NOTE
 from dpft.runs.run_plan import PublicSize
 from dpft.runs.tokenizing.histogram_file import closed_ledger
@@ -29,12 +34,6 @@ from dpft.tokenizers.histogram import WordHistogram
 
 EXACT = "gaussian"
 """The accountant of one Gaussian mechanism without sampling: its epsilon is exact."""
-ANSWERED = (
-    *("schema_version", "private", "epsilon", "epsilon_classical", "delta", "noise_std"),
-    *("threshold", "words_kept", "vocab_size", "tokens", "unit", "neighboring_relation"),
-    *("num_examples", "tokenizer_sha256", "warnings"),
-)
-"""Keys of privacy.json that the command prints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Made:
 
 def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> None:
     """Writes privacy.json and the reports of a histogram that was released."""
-    write_json(folder / PRIVACY, _record(command, folder, made))
+    write_record(folder / PRIVACY, _record(command, folder, made))
     write_tokenizer_report(folder)
 
 
@@ -60,28 +59,32 @@ def write_open_outcome(
     command: TokenizerCommand, folder: Path, made: Made, size: PublicSize
 ) -> None:
     """Writes privacy.json and the reports of a vocabulary that was made without privacy."""
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "mechanism": NONE,
-        "private": False,
-        "steps": 0,
-        "num_examples": size.num_examples,
-        "num_examples_source": size.source,
-        "warnings": [],
-        "algorithm": command.tokenizer.algorithm,
-        "data": data_name(plain(command)),
-        **read_begun(folder),
-    }
-    record |= {name: value for name, value in vars(made).items() if value is not None}
-    write_json(folder / PRIVACY, record)
+    assert made.vocab_size is not None and made.tokens is not None
+    assert made.tokenizer_sha256 is not None
+    record = OpenVocabulary(
+        num_examples=size.num_examples,
+        num_examples_source=size.source,
+        warnings=(),
+        algorithm=command.tokenizer.algorithm,
+        data=data_name(plain(command)),
+        vocab_size=made.vocab_size,
+        tokens=made.tokens,
+        tokenizer_sha256=made.tokenizer_sha256,
+        **begun_keys(folder),
+    )
+    write_record(folder / PRIVACY, record)
     write_tokenizer_report(folder)
 
 
 def answer(folder: Path) -> Answer:
     """Returns what the command prints of a run."""
-    record = read_privacy(folder / PRIVACY)
-    shown = {name: record[name] for name in ANSWERED if name in record}
-    return Answer(table=table(record, folder), record={**shown, "run": str(folder)})
+    record = read_vocabulary_of(folder)
+    kind = (
+        PrivateVocabularyAnswer if isinstance(record, PrivateVocabulary) else OpenVocabularyAnswer
+    )
+    told = {key.field for key in keys_of(kind)} - {"run"}
+    shown = {name: getattr(record, name) for name in told}
+    return Answer(table=table(record, folder), record=kind(run=str(folder), **shown))
 
 
 def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str, int]]) -> None:
@@ -101,43 +104,38 @@ def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str
     write_text(private_path(folder, DATA_SUMMARY), "\n".join(lines) + "\n", mode=0o600)
 
 
-def _record(command: TokenizerCommand, folder: Path, made: Made) -> dict[str, Any]:
+def _record(command: TokenizerCommand, folder: Path, made: Made) -> PrivateVocabulary:
     """Returns the content of privacy.json: what the ledger's line says, and what it costs."""
     ledger = closed_ledger(folder)
-    line = ledger.mechanisms[0]
-    mechanism = histogram_of(line)
-    size, reproducible = int(line["num_examples"]), command.privacy.noise_seed is not None
+    line = parse(ledger.mechanisms[0], GaussianHistogram)
+    mechanism = histogram_of(ledger.mechanisms[0])
+    reproducible = command.privacy.noise_seed is not None
     warnings = [NOT_PRIVATE_SEED] if reproducible else []
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "private": not reproducible,
-        "epsilon": mechanism.epsilon,
-        "epsilon_classical": mechanism.epsilon_classical,
-        "accountant": EXACT,
-        "sampler": NO_SAMPLING,
-        "sample_rate": 1.0,
-        "steps": 1,
-        "steps_taken": ledger.steps,
-        **{name: value for name, value in line.items() if name != "name"},
-        "mechanism": line["name"],
-        "unit": command.privacy.unit,
-        "unit_definition": unit_definition(command),
-        "neighboring_relation": NEIGHBORING_RELATION,
-        "noise_source": NOISE_SOURCE,
-        "ledger": {"lines": ledger.lines, "head": ledger.head},
-        "histogram_sha256": hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest(),
-        "delta_source": delta_source(command),
-        "warnings": [
-            *warnings,
-            *delta_warnings(mechanism.delta, size, source=delta_source(command)),
-        ],
-        "algorithm": command.tokenizer.algorithm,
-        "data": data_name(plain(command)),
-        **read_begun(folder),
-    }
-    if reproducible:
-        record["reproducible"] = True
-    return record | {name: value for name, value in vars(made).items() if value is not None}
+    warnings += delta_warnings(mechanism.delta, line.num_examples, source=delta_source(command))
+    assert made.words_kept is not None
+    return PrivateVocabulary(
+        private=not reproducible,
+        reproducible=reproducible or None,
+        epsilon=mechanism.epsilon,
+        epsilon_classical=mechanism.epsilon_classical,
+        steps_taken=ledger.steps,
+        unit=command.privacy.unit,
+        unit_definition=unit_definition(command),
+        neighboring_relation=NEIGHBORING_RELATION,
+        noise_source=NOISE_SOURCE,
+        ledger=LedgerHead(lines=ledger.lines, head=ledger.head),
+        histogram_sha256=hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest(),
+        delta_source=delta_source(command),
+        warnings=tuple(warnings),
+        algorithm=command.tokenizer.algorithm,
+        data=data_name(plain(command)),
+        words_kept=made.words_kept,
+        vocab_size=made.vocab_size,
+        tokens=made.tokens,
+        tokenizer_sha256=made.tokenizer_sha256,
+        **{key.field: getattr(line, key.field) for key in keys_of(HistogramNumbers)},
+        **begun_keys(folder),
+    )
 
 
 def delta_source(command: TokenizerCommand) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import DpftError, InputError
-from dpft.files import read_yaml, write_json
+from dpft.files import read_yaml
 from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.form import write_record
+from dpft.records.sweeps import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
 from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
 from dpft.runs.spending.bounds import account_for_spent, account_together
 from dpft.runs.spending.spent_run import SpentRun, read_spent
@@ -67,7 +69,8 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
         bills = [_bill(records, shared, accountants) for records, shared in runs.items()]
     if not bills and not unread:
         return ""
-    write_json(sweep / TUNING_BILL, {"bills": bills, "not_counted": unread})
+    bill = TuningBill(bills=tuple(bills), not_counted=tuple(unread))
+    write_record(sweep / TUNING_BILL, bill)
     lines = [_words(bill) for bill in bills]
     lines += [f"not counted: {', '.join(unread)}"] if unread else []
     return "\n".join(lines)
@@ -132,17 +135,22 @@ def _records(config: Mapping[str, Any]) -> str:
     return f"task {task['name']} from {where}"
 
 
-def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> dict[str, Any]:
+def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> Bill:
     try:
-        composed = _cost(_composed(runs, accountants))
+        composed: NoBound | Bound = Bound(**_cost(_composed(runs, accountants)))
     except InputError as error:
-        composed = {"error": str(error)}
-    return {
-        "records": records,
-        "unit": runs[0].unit,
-        "composed": composed,
-        "runs": [{"run": run.name} | _cost(run.own) for run in runs],
-    }
+        composed = NoBound(error=str(error))
+    return Bill(
+        records=records,
+        unit=runs[0].unit,
+        composed=composed,
+        runs=tuple(
+            UnboundedRun(run=run.name)
+            if run.own is None
+            else BoundedRun(run=run.name, **_cost(run.own))
+            for run in runs
+        ),
+    )
 
 
 def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
@@ -171,47 +179,44 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBoun
     )
 
 
-def _cost(spending: EpsilonBound | None) -> dict[str, Any]:
-    if spending is None:
-        return {"private": False}
+def _cost(spending: EpsilonBound) -> dict[str, Any]:
     return {
-        "private": True,
         "epsilon": spending.epsilon,
         "delta": spending.delta,
         "accountant": spending.accountant,
     }
 
 
-def _words(bill: dict[str, Any]) -> str:
-    number = len(bill["runs"])
-    unit = f", unit {bill['unit']}" if "error" not in bill["composed"] else ""
+def _words(bill: Bill) -> str:
+    number = len(bill.runs)
+    unit = f", unit {bill.unit}" if isinstance(bill.composed, Bound) else ""
     return (
-        f"tuning bill of {number} run{'s' * (number > 1)} on {bill['records']}{unit}:"
-        f" {_together_in_words(bill['composed'])}; each alone{_alone_in_words(bill['runs'])}"
+        f"tuning bill of {number} run{'s' * (number > 1)} on {bill.records}{unit}:"
+        f" {_together_in_words(bill.composed)}; each alone{_alone_in_words(bill.runs)}"
     )
 
 
-def _alone_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
+def _alone_in_words(runs: Sequence[BoundedRun | UnboundedRun]) -> str:
     """Returns each run's own epsilon; delta and accountant once if all share them, else each's."""
-    bases = {_basis(run) for run in runs if run["private"]}
+    bases = {_basis(run) for run in runs if isinstance(run, BoundedRun)}
     (shared,) = bases if len(bases) == 1 else ("",)
     words = [
-        f"{run['run']}: {up(run['epsilon'])}{'' if shared else f' ({_basis(run)})'}"
-        if run["private"]
-        else f"{run['run']}: not private"
+        f"{run.run}: {up(run.epsilon)}{'' if shared else f' ({_basis(run)})'}"
+        if isinstance(run, BoundedRun)
+        else f"{run.run}: not private"
         for run in runs
     ]
     return f"{f' ({shared})' if shared else ''} {', '.join(words)}"
 
 
-def _basis(run: Mapping[str, Any]) -> str:
-    return f"by {run['accountant']} at delta = {delta_up(run['delta'])}"
+def _basis(run: BoundedRun) -> str:
+    return f"by {run.accountant} at delta = {delta_up(run.delta)}"
 
 
-def _together_in_words(composed: dict[str, Any]) -> str:
-    if "error" in composed:
-        return f"no bound for all of them ({composed['error'].rstrip('.')})"
+def _together_in_words(composed: NoBound | Bound) -> str:
+    if isinstance(composed, NoBound):
+        return f"no bound for all of them ({composed.error.rstrip('.')})"
     return (
-        f"epsilon = {up(composed['epsilon'])} at delta ="
-        f" {delta_up(composed['delta'])} for all of them (upper bound by {composed['accountant']})"
+        f"epsilon = {up(composed.epsilon)} at delta = {delta_up(composed.delta)} for all of them"
+        f" (upper bound by {composed.accountant})"
     )

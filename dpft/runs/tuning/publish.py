@@ -8,6 +8,7 @@ from pathlib import Path
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import write_json
+from dpft.records.sweeps import Search
 from dpft.reports.run.report import write_report
 from dpft.reports.run.selection import with_selection
 from dpft.run_folder import (
@@ -23,7 +24,6 @@ from dpft.run_folder import (
 )
 from dpft.runs.begun import KEYS, read_begun
 from dpft.runs.spending.spent_run import read_spent
-from dpft.runs.tuning.search import Search
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:

@@ -17,6 +17,8 @@ from dpft.files import write_text
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
+from dpft.records.scores import TrialScore
+from dpft.records.sweeps import Search
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import (
     CHECKPOINTS,
@@ -32,9 +34,8 @@ from dpft.runs.crashes import crash_kept
 from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew
 from dpft.runs.resuming import hint_of_resume, kept_here
 from dpft.runs.tuning.publish import publish
-from dpft.runs.tuning.search import Search, draw_search, read_search, same_records, write_search
+from dpft.runs.tuning.search import draw_search, read_search, same_records, write_search
 from dpft.runs.tuning.trial_scores import (
-    TrialScore,
     read_trial_score,
     score_metric,
     score_of,

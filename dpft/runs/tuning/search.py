@@ -8,46 +8,27 @@ import hmac
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.held_out import new_key
-from dpft.errors import InputError, StateError
-from dpft.files import read_json, write_json
+from dpft.errors import InputError
 from dpft.privacy.accounting.selection import calibrate_trials
 from dpft.privacy.keys import secret_key
-from dpft.privacy.plan import Calibration, PrivacyPlan
+from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
+from dpft.records.form import read_record, write_record
+from dpft.records.sweeps import Search, Trial
 from dpft.run_folder import TRIALS
 from dpft.runs.held_out import divide, known_by
 from dpft.runs.run_plan import plan_run, warn_of_delta, with_batch_size
 from dpft.runs.task_model import check_fit
 from dpft.runs.training_data import load_training_data
 from dpft.runs.tuning.trial_scores import score_metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One drawn trial; private."""
-
-    setting: Mapping[str, Any]
-    noise_multiplier: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What a search is bound to once it is drawn; the trials are private."""
-
-    calibration: Calibration
-    delta: float
-    key: str
-    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
-    fingerprint: str
-    trials: tuple[Trial, ...]
 
 
 def draw_search(command: TuneCommand) -> Search:
@@ -91,7 +72,7 @@ def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
 
 def write_search(folder: Path, search: Search) -> None:
     """Writes what was drawn, synced to disk, for the owner alone."""
-    write_json(folder / TRIALS, asdict(search), mode=0o600)
+    write_record(folder / TRIALS, search, mode=0o600)
 
 
 def read_search(folder: Path) -> Search | None:
@@ -102,22 +83,7 @@ def read_search(folder: Path) -> Search | None:
         StateError: It is damaged.
     """
     path = folder / TRIALS
-    if not path.exists():
-        return None
-    content = read_json(path)
-    try:
-        return Search(
-            calibration=Calibration(**content["calibration"]),
-            delta=content["delta"],
-            key=content["key"],
-            fingerprint=content["fingerprint"],
-            trials=tuple(Trial(**trial) for trial in content["trials"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(
-            f"{path} is damaged: it must hold the trials that were drawn; put it back as it was, or"
-            " begin a new search."
-        ) from error
+    return read_record(path, Search) if path.exists() else None
 
 
 def same_records(command: TuneCommand, search: Search) -> None:

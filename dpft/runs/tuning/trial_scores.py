@@ -1,23 +1,14 @@
 """How the trials of ``dpft tune`` ended: a score each, higher for the better; all private."""
 
-import json
 import math
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpft.config.tune import TuneCommand
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
-from dpft.files import read_json, write_json
+from dpft.records.form import read_record, write_record
+from dpft.records.scores import Metrics, TrialScore
 from dpft.run_folder import METRICS, TRIAL_SCORE
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialScore:
-    """How a trial ended; private."""
-
-    score: float | None
-    """Higher is better; None: it crashed, diverged or has no score, which is the worst."""
 
 
 def score_metric(command: TuneCommand) -> MetricSpec:
@@ -39,11 +30,10 @@ def score_metric(command: TuneCommand) -> MetricSpec:
 
 def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
     """Returns the score of a finished trial, the mean over the parts of its split."""
-    entries = json.loads((trial / METRICS).read_text(encoding="utf-8"))["evaluations"]
     values = [
-        entry["metrics"].get(spec.reported_as, math.nan)
-        for entry in entries
-        if entry["stage"] == "after"
+        entry.metrics.get(spec.reported_as, math.nan)
+        for entry in read_record(trial / METRICS, Metrics).evaluations
+        if entry.stage == "after"
     ]
     mean = math.fsum(values) / len(values) if values else math.nan
     if not math.isfinite(mean):
@@ -54,7 +44,7 @@ def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
 def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
     """Writes how a trial ended, after which it never runs again."""
     trial.mkdir(mode=0o700, exist_ok=True)
-    write_json(trial / TRIAL_SCORE, asdict(trial_score), mode=0o600)
+    write_record(trial / TRIAL_SCORE, trial_score, mode=0o600)
 
 
 def read_trial_score(trial: Path) -> TrialScore | None:
@@ -65,10 +55,4 @@ def read_trial_score(trial: Path) -> TrialScore | None:
         StateError: It is damaged.
     """
     path = trial / TRIAL_SCORE
-    if not path.exists():
-        return None
-    content = read_json(path)
-    score = content.get("score", math.nan)
-    if score is not None and not (isinstance(score, float) and math.isfinite(score)):
-        raise StateError(f"{path} is damaged: it must hold a score; put it back as it was.")
-    return TrialScore(score=score)
+    return read_record(path, TrialScore) if path.exists() else None

@@ -12,6 +12,7 @@ from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.errors import InputError, StateError
+from dpft.records.sweeps import Search, Trial
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, TRIAL_LOG, is_base_model
 from dpft.runs.crashes import FULL_OR_FORBIDDEN
 from dpft.runs.exit_codes import exit_code_of_job
@@ -19,7 +20,6 @@ from dpft.runs.folder import WriteRequest
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.tuning.captured_output import everything_to, owner_only
-from dpft.runs.tuning.search import Search, Trial
 from dpft.training.checkpoint import checkpoints
 
 

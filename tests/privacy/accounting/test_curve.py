@@ -14,7 +14,7 @@ from dpft.privacy.accounting.curve import (
 )
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 from tests.privacy.test_plan import plan
 
 MECHANISM = SampledGaussian(noise_multiplier=1.5, sample_rate=0.25, steps=100, delta=1e-3)

@@ -13,7 +13,7 @@ from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.early import EarlyCalibration, Target
 from dpft.privacy.accounting.limits import LimitedProcess
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 
 TARGET = Target(eps=3.0, delta=1e-5, sample_rate=0.1, steps=4, accountant="rdp")
 OTHER = Target(eps=8.0, delta=1e-5, sample_rate=0.1, steps=4, accountant="rdp")

@@ -4,13 +4,15 @@ import pytest
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
-from dpft.privacy.plan import Calibration
+from dpft.records.bounds import Interval, NoAnswer
+from dpft.records.form import as_json
+from dpft.records.ledger import Calibration
 from dpft.reports.accounting.epsilon import accounting_record, accounting_table, headline
 
 MECHANISM = SampledGaussian(
     noise_multiplier=1.01476, sample_rate=1024 / 42061, steps=410, delta=1 / (2 * 42061)
 )
-PRV = {"lower": 2.97699, "estimate": 2.98712, "upper": 2.99731}
+PRV = Interval(lower=2.97699, estimate=2.98712, upper=2.99731)
 CALIBRATION = Calibration(accountant="prv", epsilon=2.99731, grid="eps_error 0.01")
 
 
@@ -21,7 +23,7 @@ def report():
         epsilon=2.99731,
         delta=MECHANISM.delta,
         accountant="prv",
-        epsilons={"rdp": {"error": "It timed out " + "x " * 60}, "gdp": 2.56, "prv": PRV},
+        epsilons={"rdp": NoAnswer(error="It timed out " + "x " * 60), "gdp": 2.56, "prv": PRV},
         warnings=("rdp gave no bound: it timed out. " * 4,),
     )
 
@@ -88,7 +90,7 @@ def test_the_record_has_the_keys_of_privacy_json(report):
         "warnings",
     }
     assert record["epsilon"] == 2.99731
-    assert record["epsilons"]["prv"] == PRV
+    assert record["epsilons"]["prv"] == as_json(PRV)
 
 
 def test_keys_that_do_not_apply_are_absent(report):

@@ -8,12 +8,13 @@ import pytest
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
+from dpft.records.bounds import NoAnswer
 from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
 
 
 def report(steps: int) -> AccountingReport:
     mechanism = SampledGaussian(noise_multiplier=1, sample_rate=0.1, steps=steps, delta=1e-5)
-    epsilons = {"rdp": 3.0 * steps, "gdp": 2.0, "pld": 2.0 * steps, "prv": {"error": "no"}}
+    epsilons = {"rdp": 3.0 * steps, "gdp": 2.0, "pld": 2.0 * steps, "prv": NoAnswer(error="no")}
     return AccountingReport(
         mechanism=mechanism,
         epsilon=2.0 * steps,

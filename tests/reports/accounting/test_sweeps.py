@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise
+from dpft.records.form import as_json
 from dpft.reports.accounting.sweeps import curve_table, failure_notes, noise_record, noise_table
 from tests.reports.accounting.test_plots import noise, report
 
@@ -19,5 +20,5 @@ def test_a_batch_size_without_noise_says_why() -> None:
     failed: BatchSizeNoise = replace(noise(0.1, None), error="eps=1 is out of reach.")
     points = [failed, noise(1.0, 3.0)]
     assert "eps=1 is out of reach." in noise_table({"steps = 1": points})
-    assert "noise_multiplier" not in noise_record(points)[0]
-    assert noise_record(points)[1]["effective_noise_multiplier"] == 3.0
+    assert "noise_multiplier" not in as_json(noise_record(points)[0])
+    assert noise_record(points)[1].effective_noise_multiplier == 3.0

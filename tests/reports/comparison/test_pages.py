@@ -5,10 +5,10 @@ import io
 import json
 from pathlib import Path
 
+from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import csv_table, markdown, page, record
 from dpft.reports.comparison.sweep_plots import _against_before
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT
 from dpft.reports.run.run_record import read_record, with_own_scores
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import EVIL, write_run

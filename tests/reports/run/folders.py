@@ -31,7 +31,7 @@ def write_run(
     config: dict[str, Any] = {**CONFIG, "privacy": {**CONFIG["privacy"], "name": "dp", "eps": eps}}
     for name, values in sections.items():
         config[name] = {**config[name], **values} if isinstance(values, Mapping) else values
-    before, after = entry("before", bleu_before), {**entry("after", bleu), **(scores or {})}
+    before, after = entry("before", bleu_before), entry("after", bleu, **(scores or {}))
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "privacy.json").write_text(json.dumps({**private(), **(privacy or {})}))
     write_metrics(folder, [before, after], public=public, publish=publish)

@@ -3,15 +3,15 @@
 import pytest
 
 from dpft.privacy.accounting.membership import most_right
+from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.run.figures import Figure, figures, meaning, tone
-from dpft.reports.run.metrics_files import PRIVATE_SPLIT, mark
 from dpft.reports.run.metrics_files import shown as public_part
 from dpft.reports.run.run_record import COMPUTABLE
 from dpft.reports.run.scores import score_tables
 from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
 
 
-def shown(*entries: dict, config: dict = CONFIG, **changes: object) -> dict[str, Figure]:
+def shown(*entries: ScoreEntry, config: dict = CONFIG, **changes: object) -> dict[str, Figure]:
     found = figures(config, private(**changes), score_tables(entries))
     return {figure.label: figure for figure in found}
 
@@ -33,7 +33,7 @@ def test_nothing_is_promised_where_the_noise_can_be_computed() -> None:
 
 def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
     both = [
-        mark(entry(stage, 60.0, metrics={"bleu": 60.0, "perplexity": value}), True)
+        entry(stage, 60.0, metrics={"bleu": 60.0, "perplexity": value})
         for stage, value in (("before", 1523.4), ("after", 2.4411))
     ]
     config = {**CONFIG, "task": {**CONFIG["task"], "metrics": ["perplexity", "bleu"]}}
@@ -44,15 +44,15 @@ def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
 
 def test_a_score_of_a_private_split_is_marked_in_its_figure() -> None:
     """docs/design.md, rule 8."""
-    score = shown(public_part(mark(entry("after", 12.345), False), rounded=True))["bleu ↑"]
+    score = shown(public_part(entry("after", 12.345).marked(False), rounded=True))["bleu ↑"]
     assert score.weak and score.note == PRIVATE_SPLIT and score.value == "12"
-    assert "bleu ↑" not in shown(public_part(mark(entry("after", 12.345), False)))
+    assert "bleu ↑" not in shown(public_part(entry("after", 12.345).marked(False)))
 
 
 def test_a_metric_without_a_better_direction_or_a_value_leads_nowhere() -> None:
     for metrics in ({"mean_length": 21.0}, {"unknown": 1.0}, {}):
-        assert set(shown(mark(entry("after", 0.0, metrics=metrics), True))) == {"ε", "δ", "unit"}
-    lost = mark(entry("after", 0.0, metrics={}), True)
+        assert set(shown(entry("after", 0.0, metrics=metrics))) == {"ε", "δ", "unit"}
+    lost = entry("after", 0.0, metrics={})
     assert set(shown(BOTH[0], lost)) == {"ε", "δ", "unit"}
 
 

@@ -1,12 +1,14 @@
 """report.html and the model's card: what they say, and what they let nobody smuggle in."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 
+from dpft.records.scores import Sample
 from dpft.reports import plots
 from dpft.reports.plots import epsilon_plot, epsilon_points
 from dpft.reports.run.report import render_page, write_report
@@ -187,8 +189,8 @@ TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is
 def with_texts(folder: Path, *, public: bool = True) -> str:
     run = write_run(folder / "run", scores=TEXTS)
     record = read_record(run)
-    before = {"samples": [{"input": "name[A]", "prediction": "the the", "reference": ""}]}
-    record.evaluations[0] |= {**before, "split_is_public": public}
+    texts = (Sample(input="name[A]", prediction="the the", reference=""),)
+    record.evaluations[0] = replace(record.evaluations[0], samples=texts).marked(public)
     return render_page(record)
 
 

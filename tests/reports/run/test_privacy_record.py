@@ -7,7 +7,9 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.plan import Calibration, Phase, PrivacyPlan, default_delta
+from dpft.privacy.plan import Phase, PrivacyPlan, default_delta
+from dpft.records.bounds import Interval, NoAnswer
+from dpft.records.ledger import Calibration
 from dpft.reports.run.privacy_record import (
     delta_warnings,
     non_private_record,
@@ -43,8 +45,8 @@ def accounting(steps: int = 4, **changes: object) -> AccountingReport:
     epsilons = {
         "rdp": 3.4,
         "gdp": 2.5,
-        "pld": {"error": "It timed out."},
-        "prv": {"lower": 2.97, "estimate": 2.98, "upper": 2.989},
+        "pld": NoAnswer(error="It timed out."),
+        "prv": Interval(lower=2.97, estimate=2.98, upper=2.989),
     }
     values = {
         "mechanism": mechanism,

@@ -8,7 +8,7 @@ from dpft.errors import InputError
 from dpft.reports.run.published import published_table
 from dpft.reports.run.recipe import public_configuration
 from tests.reports.run.published_map import NOT_THE_PAPERS, run_config
-from tests.reports.run.test_report import BOTH, CONFIG, private, render
+from tests.reports.run.test_report import BOTH, CONFIG, entry, private, render
 
 TABLE = {"source": "Paper, Table 7", "what": "full", "model": None, "eps": 3.0}
 ROW = {**TABLE, "metrics": {"bleu": 61.5}}
@@ -63,8 +63,7 @@ def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
     """Ponomareva et al. 2022, Table 2: a column for each task of GLUE."""
     row = {**TABLE, "metrics": {"sst2_validation.accuracy": 0.948, "validation.accuracy": 0.894}}
     scores = {"sst2_validation": 0.5, "rte_validation": 0.25, "validation": 0.375}
-    after = {"stage": "after", "split_is_public": True}
-    own = [{**after, "split": name, "metrics": {"accuracy": v}} for name, v in scores.items()]
+    own = [entry("after", 0.0, split=name, metrics={"accuracy": v}) for name, v in scores.items()]
     table = published_table({**CONFIG, "reference": [row]}, own, "not private")
     assert table is not None and table.metrics == list(row["metrics"])
     assert table.rows[0] == ("this run", "not private", [0.5, 0.375])

@@ -11,8 +11,9 @@ import yaml
 from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
+from dpft.records.form import parse
+from dpft.records.scores import ScoreEntry
 from dpft.reports.run.metrics_files import (
-    mark,
     read_evaluations,
     read_own_evaluations,
     shown,
@@ -38,19 +39,20 @@ CONFIG = {
 }
 
 
-def entry(stage: str, bleu: float, **changes: object) -> dict:
+def entry(stage: str, bleu: float, **changes: object) -> ScoreEntry:
     values = {
         "task": "e2e",
         "split": "test",
         "examples": 630,
         "stage": stage,
+        "split_is_public": True,
         "metrics": {"bleu": bleu},
         "not_computed": {},
     }
-    return {**values, **changes}
+    return parse({**values, **changes}, ScoreEntry)
 
 
-BOTH = [mark(entry("before", 10.0), True), mark(entry("after", 60.5), True)]
+BOTH = [entry("before", 10.0), entry("after", 60.5)]
 
 
 def non_private() -> dict:
@@ -190,7 +192,7 @@ def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> No
 
 
 def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:
-    whole = mark(entry("after", 12.3456), False)
+    whole = entry("after", 12.3456).marked(False)
     report = render(CONFIG, private(), [shown(whole, rounded=True)])
     mention = "computed on private held-out records, not covered by epsilon"
     assert report.count(mention) == 1 and report.count("eval.publish_private_scores=true") == 2
@@ -199,7 +201,7 @@ def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -
 
 
 def test_trust_rule_8_a_report_says_of_a_private_split_that_its_scores_are_in_private() -> None:
-    both = [mark(entry(stage, 12.3456), False) for stage in ("before", "after")]
+    both = [entry(stage, 12.3456).marked(False) for stage in ("before", "after")]
     report = render(CONFIG, private(), both)
     assert "12.3" not in report and "630" not in report and "bleu" not in report
     assert "Computed before and after fine-tuning on private records" in report
@@ -215,7 +217,7 @@ def test_the_report_says_that_records_or_units_were_held_out() -> None:
 
 
 def test_splits_have_tables_of_their_own_and_say_how_much_was_scored() -> None:
-    other = mark(entry("after", 5.0, split="validation", examples=9), True)
+    other = entry("after", 5.0, split="validation", examples=9)
     report = render(CONFIG, private(), [BOTH[1], other, BOTH[0]])
     assert "| bleu | 10.0000 | 60.5000 |" in report
     assert "| bleu | 5.0000 |" in report
@@ -224,7 +226,7 @@ def test_splits_have_tables_of_their_own_and_say_how_much_was_scored() -> None:
 
 
 def test_a_metric_without_a_value_says_why() -> None:
-    missing = mark(entry("after", 5.0, metrics={}, not_computed={"bleu": "no texts"}), True)
+    missing = entry("after", 5.0, metrics={}, not_computed={"bleu": "no texts"})
     report = render(CONFIG, private(), [BOTH[0], missing])
     assert "| bleu | 10.0000 | – |" in report
     assert "\nNot computed: bleu after fine-tuning (no texts).\n" in report
@@ -232,16 +234,14 @@ def test_a_metric_without_a_value_says_why() -> None:
 
 def test_metrics_without_a_value_for_one_reason_stand_in_one_sentence() -> None:
     why = {"bleu": "no texts", "meteor": "needs Java", "rouge_l": "no texts"}
-    report = render(
-        CONFIG, private(), [mark(entry("after", 1.0, metrics={}, not_computed=why), True)]
-    )
+    report = render(CONFIG, private(), [entry("after", 1.0, metrics={}, not_computed=why)])
     assert "\nNot computed: bleu, rouge_l (no texts).\n" in report
     assert "\nNot computed: meteor (needs Java).\n" in report
 
 
 def test_where_nothing_was_scored_no_score_is_called_private() -> None:
     why = {"bleu": "one file"}
-    nothing = mark(entry("after", 0.0, metrics={}, examples=0, not_computed=why), False)
+    nothing = entry("after", 0.0, metrics={}, examples=0, not_computed=why).marked(False)
     report = render(CONFIG, private(), [nothing])
     assert "not covered by epsilon" not in report and "| metric |" not in report
     assert "\nNot computed: bleu (one file).\n" in report
@@ -284,14 +284,14 @@ def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_pat
     write_metrics(tmp_path, [entry("before", 1.0), entry("after", 2.0)], public=True)
     write_metrics(tmp_path, [entry("after", 3.0)], public=True)
     before, after = read_evaluations(tmp_path)
-    assert (before["metrics"], after["metrics"]) == ({"bleu": 1.0}, {"bleu": 3.0})
+    assert (before.metrics, after.metrics) == ({"bleu": 1.0}, {"bleu": 3.0})
     write_metrics(tmp_path, [entry("after", 4.0)], public=False)
-    assert [one["metrics"] for one in read_evaluations(tmp_path)] == [{}, {}]
-    assert [one["metrics"]["bleu"] for one in read_own_evaluations(tmp_path)] == [1.0, 4.0]
+    assert [one.metrics for one in read_evaluations(tmp_path)] == [{}, {}]
+    assert [one.metrics["bleu"] for one in read_own_evaluations(tmp_path)] == [1.0, 4.0]
     write_metrics(tmp_path, [entry("after", 5.0)], public=True)
     before, after = read_own_evaluations(tmp_path)
-    assert (before["split_is_public"], after["split_is_public"]) == (False, True)
-    assert after["metrics"] == {"bleu": 5.0} and "4.0" not in own_text(tmp_path)
+    assert (before.split_is_public, after.split_is_public) == (False, True)
+    assert after.metrics == {"bleu": 5.0} and "4.0" not in own_text(tmp_path)
 
 
 def own_text(folder: Path) -> str:
@@ -302,9 +302,9 @@ def test_publishing_is_of_the_splits_that_it_was_said_of(tmp_path: Path) -> None
     other = entry("after", 7.125, split="validation")
     write_metrics(tmp_path, [entry("before", 1.25), entry("after", 2.125)], public=False)
     write_metrics(tmp_path, [other], public=False, publish=True)
-    assert [one["metrics"].get("bleu") for one in read_evaluations(tmp_path)] == [None, None, 7.1]
+    assert [one.metrics.get("bleu") for one in read_evaluations(tmp_path)] == [None, None, 7.1]
     write_metrics(tmp_path, [entry("after", 2.125)], public=False, publish=True)
-    assert sorted(one["metrics"]["bleu"] for one in read_evaluations(tmp_path)) == [1.2, 2.1, 7.1]
+    assert sorted(one.metrics["bleu"] for one in read_evaluations(tmp_path)) == [1.2, 2.1, 7.1]
     assert "7.125" in own_text(tmp_path)
     public = (tmp_path / "metrics.json").read_text()
     assert "125" not in public and "630" not in public

@@ -4,6 +4,7 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.files import write_json
+from dpft.records.form import as_json
 from dpft.reports.run.metrics_files import read_evaluations, write_metrics
 from dpft.reports.run.report import render
 from dpft.reports.run.run_record import COMPUTABLE, read_privacy, read_record
@@ -12,7 +13,7 @@ from tests.reports.run.test_report import CONFIG, entry, private
 
 @pytest.mark.parametrize("samples", ["text", [1], [{"input": "i", "prediction": "p"}]])
 def test_texts_that_are_damaged_are_refused(tmp_path, samples):
-    damaged = {**entry("after", 1.0), "split_is_public": True, "samples": samples}
+    damaged = {**as_json(entry("after", 1.0)), "samples": samples}
     write_json(tmp_path / "metrics.json", {"evaluations": [damaged]})
     with pytest.raises(StateError, match="metrics.json is damaged"):
         read_evaluations(tmp_path)
@@ -49,14 +50,12 @@ def test_a_training_stays_one_whatever_key_is_added_to_its_privacy_json(tmp_path
 
 def test_trust_rule_8_an_edit_of_metrics_json_brings_no_score_out_of_private(tmp_path):
     """With "digits" written into it, the next evaluation of another split published the scores."""
-    scores = {"task": "custom", "stage": "after", "examples": 7, "metrics": {"bleu": 12.345}}
-    scores["not_computed"] = {}
-    write_metrics(tmp_path, [{**scores, "split": "held_out"}], public=False)
+    write_metrics(tmp_path, [entry("after", 12.345, split="held_out")], public=False)
     path = tmp_path / "metrics.json"
     content = json.loads(path.read_text())
     for shown in content["evaluations"]:
         shown |= {"digits": 2, "metrics": {"bleu": 1.0}}
     path.write_text(json.dumps(content))
-    write_metrics(tmp_path, [{**scores, "split": "test", "metrics": {"bleu": 3.0}}], public=True)
+    write_metrics(tmp_path, [entry("after", 3.0)], public=True)
     assert "12" not in path.read_text()
     assert "12.345" in (tmp_path / "private/metrics.json").read_text()

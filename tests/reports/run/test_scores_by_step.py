@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from dpft.errors import StateError
+from dpft.records.form import parse, write_record
+from dpft.records.scores import ScoresByStep
 from dpft.reports.run.report import write_report
 from dpft.reports.run.scores_by_step import read_points, series_of, series_plot
 from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
@@ -22,8 +24,8 @@ def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) 
     return {"step": step, **spent, "evaluations": [one]}
 
 
-def content(*points: dict[str, Any]) -> dict[str, Any]:
-    return {**HEAD, "points": list(points)}
+def content(*points: dict[str, Any]) -> ScoresByStep:
+    return parse({**HEAD, "points": list(points)}, ScoresByStep)
 
 
 def test_a_series_runs_from_before_training_to_after_it() -> None:
@@ -59,17 +61,17 @@ def test_without_privacy_the_plot_has_no_epsilon() -> None:
 
 
 def test_a_split_that_is_private_by_now_is_not_shown() -> None:
-    hidden = [{**entry, "split_is_public": False} for entry in BOTH]
+    hidden = [entry.marked(False) for entry in BOTH]
     points = content(point(10, 20.0, 1.0), point(20, 30.0, 1.1, split="other"))
     assert [series.split for series in series_of(points, private(), hidden)] == ["other"]
-    assert series_of({}, private(), BOTH) == []
+    assert series_of(None, private(), BOTH) == []
 
 
 def test_both_reports_have_the_series(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_report(run)
     assert "while training" not in (run / REPORT).read_text() + (run / PAGE).read_text()
-    (run / SCORES_BY_STEP).write_text(json.dumps(content(point(10, 20.5, 1.0))))
+    write_record(run / SCORES_BY_STEP, content(point(10, 20.5, 1.0)))
     write_report(run)
     report, page = (run / REPORT).read_text(), (run / PAGE).read_text()
     assert "## Scores on e2e, split test, while training" in report

@@ -1,5 +1,5 @@
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 from dpft.reports.run.report import render
 from dpft.reports.run.selection import with_selection
 from tests.reports.run.test_report import BOTH, CONFIG, private

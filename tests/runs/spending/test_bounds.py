@@ -8,8 +8,9 @@ from dpft.privacy.accounting import Accountants, SampledGaussian, account
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.accounting.rounding import up
-from dpft.privacy.plan import Calibration, SpentBefore
+from dpft.privacy.plan import SpentBefore
 from dpft.privacy.spending import Noise, added_up
+from dpft.records.ledger import Calibration
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.spending.bounds import (
     account_for_spent,
@@ -98,15 +99,20 @@ def test_no_file_beside_the_ledger_is_ever_a_headline(
     assert any("privacy.json: delta must be 0.0125" in text for text in spending.warnings)
 
 
+HISTOGRAM = {
+    **GaussianHistogram(
+        noise_std=4.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
+    ).entry(),
+    "num_examples": 80,
+    "num_examples_source": "given",
+}
+"""The one step of a tokenizer's ledger."""
+
+
 def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     tmp_path: Path, accountants: Accountants
 ) -> None:
-    histogram = GaussianHistogram(
-        noise_std=4.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
-    )
-    before = SpentBefore(
-        run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=histogram.entry()
-    )
+    before = SpentBefore(run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=HISTOGRAM)
     run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
     own = account_for_spent(run, accountants=accountants)
     (text,) = (text for text in own.warnings if "with its tokenizer" in text)
@@ -124,7 +130,7 @@ def test_a_tokenizers_ledger_that_was_cut_hides_nothing(tmp_path: Path) -> None:
     made = spent(tmp_path / "tokenizer", mechanism(), ended=False)
     ledger = made.ledger
     before = SpentBefore(
-        run_id=str(ledger.run_id), lines=2, head=ledger.head, delta=1e-6, mechanism=mechanism()
+        run_id=str(ledger.run_id), lines=2, head=ledger.head, delta=1e-6, mechanism=HISTOGRAM
     )
     run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
     assert tokenizers_beside([run, made]) == []

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.plan import Calibration
 from dpft.privacy.spending import Noise
+from dpft.records.ledger import Calibration
 from dpft.runs.spending.spent_run import find_ledgers, read_ended_ledger, read_spent
 from tests.runs.spending.run_folders import (
     BATCH,

@@ -7,7 +7,8 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.ledger import Ledger
-from dpft.privacy.plan import Calibration, HistogramPlan, write_plan
+from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.records.ledger import Calibration
 from dpft.runs.finished_runs import read_finished_runs
 from dpft.runs.spending.spent_run import read_ended_ledger
 from tests.runs.spending.run_folders import (
@@ -137,7 +138,7 @@ def test_a_tokenizers_file_says_what_its_ledger_does(tmp_path: Path, changes: di
     histogram = GaussianHistogram(
         noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
     )
-    step = {**histogram.entry(), "num_examples": SIZE}
+    step = {**histogram.entry(), "num_examples": SIZE, "num_examples_source": "given"}
     plan = HistogramPlan(histogram=step, num_examples=SIZE, delta=1e-6)
     with Ledger(tmp_path / "ledger.jsonl", plan=write_plan(plan)) as ledger:
         ledger.append(1, step)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpft.privacy.accounting import EpsilonBound
+from dpft.records.form import as_json
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.spending.tables import (
     SAME_DATA,
@@ -73,7 +74,7 @@ def test_a_head_or_a_witness_that_agreed_is_named(ended: SpentRun) -> None:
 
 
 def test_a_runs_record_has_one_noise_or_each_of_several(ended: SpentRun, broken: SpentRun) -> None:
-    one, several = run_record(ended, BOUND), run_record(broken, BOUND)
+    one, several = (as_json(run_record(run, BOUND)) for run in (ended, broken))
     assert (one["noise_multiplier"], one["sample_rate"]) == (1.5, 0.2)
     assert not {"noise_multiplier", "sample_rate"} & several.keys()
     assert [(each["noise_multiplier"], each["steps"]) for each in several["mechanisms"]] == [
@@ -86,11 +87,11 @@ def test_a_runs_record_has_one_noise_or_each_of_several(ended: SpentRun, broken:
 
 
 def test_a_reproducible_run_is_not_called_private(ended: SpentRun) -> None:
-    assert run_record(ended, BOUND)["private"] is True
+    assert run_record(ended, BOUND).private is True
     seeded = replace(ended, plan=replace(ended.plan, reproducible=True))
-    assert run_record(seeded, BOUND)["private"] is False
+    assert run_record(seeded, BOUND).private is False
     both = together_record([(ended, BOUND), (seeded, BOUND)], BOUND)
-    assert both["private"] is False
+    assert both.private is False
 
 
 def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
@@ -117,5 +118,5 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
         apart = together_table(runs, replace(together, **other))
         assert "compares to no other" in " ".join(apart.split())
     record = together_record(runs, together)
-    assert (record["steps_taken"], record["same_data"]) == (8, SAME_DATA)
-    assert [run["epsilon"] for run in record["runs"]] == [1.2345, 0.5]
+    assert (record.steps_taken, record.same_data) == (8, SAME_DATA)
+    assert [run.epsilon for run in record.runs] == [1.2345, 0.5]

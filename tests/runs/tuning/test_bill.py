@@ -11,6 +11,7 @@ import yaml
 
 from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.records.sweeps import Bound, BoundedRun, UnboundedRun
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.runs.tuning import bill as bill_module
 from dpft.runs.tuning.bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill
@@ -66,12 +67,9 @@ def test_the_bill_is_printed_once(sweep: Outcome) -> None:
 
 
 def test_runs_of_other_deltas_or_accountants_each_name_their_own() -> None:
-    own = {"private": True, "epsilon": 1.5, "delta": 0.01, "accountant": "rdp"}
-    first = {"run": "0", **own}
+    first = BoundedRun(run="0", epsilon=1.5, delta=0.01, accountant="rdp")
     for other in ({"delta": 0.001}, {"accountant": "prv"}):
-        words = _alone_in_words(
-            [first, {"run": "1", **own, **other}, {"run": "2", "private": False}]
-        )
+        words = _alone_in_words([first, replace(first, run="1", **other), UnboundedRun(run="2")])
         by, at = other.get("accountant", "rdp"), other.get("delta", 0.01)
         assert words == (
             f" 0: 1.5000 (by rdp at delta = 0.01), 1: 1.5000 (by {by} at delta = {at}),"
@@ -129,10 +127,13 @@ def test_a_search_in_a_sweep_adds_its_epsilon_and_delta(
     (run,) = _swept(workspace.root / "sweep/0", accountants)
     cost = EpsilonBound(epsilon=3.0, delta=1e-6, accountant="rdp (Papernot & Steinke)", epsilons={})
     search = replace(run, own=cost, spent=None)
-    bill = _bill("some records", [run, search, run], accountants)["composed"]
-    assert bill["epsilon"] == pytest.approx(3 + bound(6), rel=1e-3)
-    assert bill["delta"] == pytest.approx(1 / 80 + 1e-6)
-    assert _bill("some records", [search], accountants)["composed"]["epsilon"] == 3.0
+    composed = _bill("some records", [run, search, run], accountants).composed
+    assert isinstance(composed, Bound)
+    assert composed.epsilon == pytest.approx(3 + bound(6), rel=1e-3)
+    assert composed.delta == pytest.approx(1 / 80 + 1e-6)
+    assert _bill("some records", [search], accountants).composed == Bound(
+        epsilon=3.0, delta=1e-6, accountant=cost.accountant
+    )
 
 
 def test_runs_of_differing_units_get_no_bound(

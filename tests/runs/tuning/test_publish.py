@@ -11,7 +11,7 @@ import yaml
 
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
 from dpft.run_folder import trial_folder
 from dpft.runs.tuning.publish import check_spent, publish
 from tests.config.test_tune import command

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
-from dpft.privacy.plan import Calibration
+from dpft.records.ledger import Calibration
+from dpft.records.sweeps import Search, Trial
 from dpft.run_folder import TUNING
-from dpft.runs.tuning.search import Search, Trial, draw_trials, read_search, write_search
+from dpft.runs.tuning.search import draw_trials, read_search, write_search
 from tests.config.test_tune import command
 
 SEARCH = Search(
