@@ -63,7 +63,7 @@ class ExposureTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExposureAudit(Versioned, ExposureTable):
+class ExposureAudit(ExposureTable, Versioned):
     """What can be read out of repeated canaries (Carlini et al. 2019), in bits."""
 
     audit: Literal["exposure"] = "exposure"
@@ -135,7 +135,7 @@ class GuessesInShort(Guesses):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRunAudit(Versioned, Guesses):
+class OneRunAudit(Guesses, Versioned):
     """What guessing canaries' coins shows (Steinke et al. 2023): the strongest, and all views."""
 
     audit: Literal["one_run"] = "one_run"

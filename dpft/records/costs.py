@@ -60,7 +60,7 @@ class LedgerAsRead(LedgerHead):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCost(Versioned, Cost):
+class RunCost(Cost, Versioned):
     """What a run has spent by its ledger."""
 
     run: str
@@ -109,7 +109,7 @@ class SimpleComposition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOfRuns(Versioned, Cost):
+class CostOfRuns(Cost, Versioned):
     """What several runs on the same data have spent together."""
 
     runs: Annotated[tuple[RunCost, ...], Limits(min_items=1)]
@@ -218,7 +218,7 @@ class CostAtSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOfNumbers(Versioned, Cost):
+class CostOfNumbers(Cost, Versioned):
     """The cost of numbers that were given."""
 
     private: Literal[True] = True

@@ -43,7 +43,7 @@ class Handed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandedFile(Versioned, Handed):
+class HandedFile(Handed, Versioned):
     """Which heads of the ledger were handed to a witness."""
 
 

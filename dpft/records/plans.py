@@ -121,7 +121,7 @@ class RunCosts(Parameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivatePlan(Versioned, PlanPromise, WithTokenizer, RunCosts):
+class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """A private run."""
 
     KEYWORDS: ClassVar[Mapping[str, Any]] = {**WithTokenizer.KEYWORDS, **RunCosts.KEYWORDS}
@@ -137,5 +137,5 @@ class PrivatePlan(Versioned, PlanPromise, WithTokenizer, RunCosts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenPlan(Versioned, NoPromise, RunCosts):
+class OpenPlan(NoPromise, RunCosts, Versioned):
     """A run without privacy."""

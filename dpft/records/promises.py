@@ -313,7 +313,7 @@ class SpentCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateRun(Versioned, PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin):
+class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Versioned):
     """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
 
     KEYWORDS: ClassVar[Mapping[str, Any]] = {
@@ -345,7 +345,7 @@ class PrivateRun(Versioned, PlanPromise, WithTokenizer, SeedMarked, Parameters, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenRun(Versioned, NoPromise, Parameters, Origin):
+class OpenRun(NoPromise, Parameters, Origin, Versioned):
     """A run with privacy=none, clipped or not: there is no epsilon."""
 
 

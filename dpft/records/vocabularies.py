@@ -44,7 +44,7 @@ class OpenPieces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabularyRun(Versioned, Begun):
+class VocabularyRun(Begun, Versioned):
     """What both kinds of runs say."""
 
     warnings: tuple[str, ...]
