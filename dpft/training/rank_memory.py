@@ -20,8 +20,9 @@ from dpft.training.optimizers import OptimizerConfig
 from dpft.training.rank_traffic import Traffic, shard_size
 
 NUMBER, DOUBLE = 4, 8
-PROCESS = 450 * 10**6
-"""Python, torch and transformers without a model, their files' pages too (VmRSS, torch 2.13)."""
+PROCESS = 500 * 10**6
+"""What is resident where the first step of a run begins, without the model (VmRSS, torch 2.13): the
+libraries, their files' pages too, and what checks and probes before it leave in the heap."""
 HEAP = 1.6
 """On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
 32 MiB for later ones, which fit into them with holes (``benchmarks/run_memory.py``)."""

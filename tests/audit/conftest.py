@@ -55,6 +55,11 @@ def _train_all(workspace: Workspace) -> None:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _shared(shared_accounting: None, self_check_once: None) -> None:
+    """Every command shares running accountants and self-checks of one shape."""
+
+
 @pytest.fixture
 def texts_runs(
     trained_texts: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
