@@ -209,9 +209,7 @@ def test_book_keeping_never_takes_more_than_ghost_norm_or_instantiation(widths, 
     assert 0 < counted.products - weighted(widths[1]) <= least
 
 
-@pytest.mark.parametrize(
-    ("widths",), slow_but([(SHAPES[0],)], [(each,) for each in SHAPES]), ids=str
-)
+@pytest.mark.parametrize(("widths",), slow_but([(SHAPES[0],)], product(SHAPES)), ids=str)
 @pytest.mark.parametrize("length", slow_but([32], [4, 32, 128]))
 def test_two_passes_take_a_norm_between_ghost_norm_and_instantiation(widths, length):
     """Table 2, MixGhostClip, which goes by memory; ours goes by time, of reading memory too."""
