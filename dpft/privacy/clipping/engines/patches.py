@@ -218,18 +218,16 @@ class Patches:
         with self.without():
             return check_rows_alone(self.model, self._own_forward, arguments, units)
 
-    def few_rows_stay_apart(self, arguments: Arguments, units: Tensor | None) -> bool:
+    def few_rows_stay_apart(self, arguments: Arguments) -> bool:
         """Whether few rows of a call give by themselves what they give among all.
 
         Among all, not among the few: a model may mix rows of larger batches alone. False where that
         cannot be seen.
         """
-        count = batch_size_of(arguments)
-        units = units.cpu() if units is not None and len(units) == count else None
-        some = few_rows(arguments, count, units)
+        some = few_rows(arguments, batch_size_of(arguments), None)
         try:
             with self.without():
-                check_rows_alone(self.model, self._own_forward, arguments, units, some=some)
+                check_rows_alone(self.model, self._own_forward, arguments, None, some=some)
         except RowsMixed:
             return False
         return True

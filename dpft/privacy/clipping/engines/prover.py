@@ -9,10 +9,10 @@ last, which is used. Where losses come another way than any before, by another f
 caller's, they are compared as at a first batch.
 
 At the 16th batch of a kind, the 32nd and so on all but the gradients are looked at again, at a
-glance: three rows run alone and among all, and losses of three choices are computed by what
-the model gave in the very run that is to be used. A glance only ever passes: what it does not see
-to be right is looked at as at a first batch. So are the batches of a model in shards, whose ranks
-must run it equally often.
+glance: three rows run alone and among all, losses of three choices are computed by what the
+model gave in the very run that is to be used, and those of a row anew, alone and beside another. A
+glance only ever passes: what it does not see to be right is looked at as at a first batch. So are
+batches of units, and of a model in shards, whose ranks must run it equally often.
 """
 
 from collections.abc import Hashable, Iterator
@@ -208,11 +208,11 @@ class Prover:
         known = self._alone.get(kind)
         if not self._may_glance or known is None or not known.in_rows:
             return False
-        if self._forced or self._patches.calls.survey is not None:
+        if self._forced or self._units is not None or self._patches.calls.survey is not None:
             return False
         if not self._kinds.were_used(kind) or batch_size_of(arguments) < LEAST_ROWS:
             return False
-        return self._patches.few_rows_stay_apart(arguments, self._units)
+        return self._patches.few_rows_stay_apart(arguments)
 
     def _holds_at_a_glance(self, compute_losses: LossFunction, losses: Tensor) -> bool:
         """Whether the losses of a run at which one glances are each row's own.

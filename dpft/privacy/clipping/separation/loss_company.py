@@ -163,14 +163,34 @@ class LossCompany:
     def is_alike_at_a_glance(self, survey: Survey, question: Question) -> bool:
         """Whether losses of three choices of rows are those among all by what the model gave.
 
-        False where that cannot be seen.
+        And whether one of a row is the same beside another row and alone, by what it gives anew: a
+        model may leave something of its batch where the losses read it. False where nothing can be
+        seen.
 
         Args:
             survey: Of the very run whose losses are to be used.
             question: What is asked.
         """
         choices = (*survey.others(question.expected), survey)
-        return all(self._is_alike_as_it_answered(each, question, None) for each in choices)
+        if not all(self._is_alike_as_it_answered(each, question, None) for each in choices):
+            return False
+        pair, alone = (replace(survey, rows=survey.rows[:count]) for count in (2, 1))
+        try:
+            both, one = (self._losses_anew(each, question) for each in (pair, alone))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        if both.shape != (2,) or one.shape != (1,):
+            return False
+        return bool(_near(one, both[:1], question.expected, question.precision).all())
+
+    @torch.no_grad()
+    def _losses_anew(self, survey: Survey, question: Question) -> Tensor:
+        """Returns losses of the survey's rows of a model that runs again."""
+        question.state.restore()
+        with self._calls.rehearsing(survey, lambda _: False, question.quiet):
+            return question.compute_losses()
 
     def _is_alike_as_it_answered(
         self, survey: Survey, question: Question, draws: Draws | None

@@ -39,6 +39,20 @@ class Answer:
         self._arguments, self._outputs = arguments, outputs
         self._versions = self._versions_now()
 
+    @classmethod
+    def where_whole(cls, arguments: Arguments, outputs: Any) -> "Answer | None":
+        """Returns it where it holds one entry of each row, in front, and no numbers; else None.
+
+        A number beside the tensors may be of all rows.
+        """
+        count, leaves = batch_size_of(arguments), [leaf for _, leaf in leaves_of(outputs)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        fits = bool(tensors) and all(x.dim() > 0 and len(x) == count for x in tensors)
+        has_numbers = any(
+            isinstance(x, int | float | complex | bytes) and not isinstance(x, bool) for x in leaves
+        )
+        return cls(arguments, outputs) if fits and not has_numbers else None
+
     def of(self, rows: Tensor, arguments: Arguments) -> Any:
         """Returns what it gave for some rows, without its graph.
 
@@ -324,7 +338,7 @@ class RootCalls:
         if torch.is_grad_enabled():
             glance.inputs.append(_first(arguments).detach())
             in_rows = self.alone is not None and self.alone.in_rows
-            glance.answers.append(Answer(arguments, outputs) if in_rows else None)
+            glance.answers.append(Answer.where_whole(arguments, outputs) if in_rows else None)
 
     def _new_survey(self, arguments: Arguments) -> Survey:
         count = batch_size_of(arguments)
@@ -371,7 +385,7 @@ class RootCalls:
                 outputs = forward(*args, **kwargs)
         if torch.is_grad_enabled():
             kept = alone is not None and alone.in_rows and not graph
-            survey.answers.append(Answer(arguments, outputs) if kept else None)
+            survey.answers.append(Answer.where_whole(arguments, outputs) if kept else None)
         self._after = RandomState.now(_first(arguments).device)
         return outputs if survey.with_graph else map_tensors(outputs, _as_a_leaf)
 

@@ -48,7 +48,7 @@ def test_the_16th_batch_is_checked_again_and_others_are_computed_once(engine):
         for number in range(2, 18):
             rows.clear()
             clipper.accumulate(losses)
-            again = [12, 6, 6, 3, 12] if engine == "loop" else [12, 6, 6, 3]
+            again = [12, 6, 6, 3, 12] if engine == "loop" else [12, 6, 6, 3, 2, 1]
             assert rows == (again if number == 16 else [12])
 
 
@@ -77,7 +77,7 @@ def test_a_proof_runs_two_micro_batches_of_rows_and_a_glance_few_beside_the_one_
             clipper.accumulate(losses)
         rows.clear()
         clipper.accumulate(losses)
-        assert rows == [12, 1, 1, 1, 12]
+        assert rows == [12, 1, 1, 1, 12, 2, 1]
 
 
 MIXES = {
@@ -135,6 +135,57 @@ def test_what_begins_to_mix_later_is_seen_at_the_16th_batch_and_adds_nothing(lat
         with pytest.raises(RunError, match="changes with the other|depends on another example"):
             clipper.accumulate(lambda: model.losses(x))
     assert torch.equal(model.dense.weight.grad, before)
+
+
+class LateBeside(Late):
+    """Tells its losses something of all rows beside its outputs, once it is told to."""
+
+    def __init__(self, how):
+        super().__init__(0.2)
+        self.how, self.left = how, torch.zeros(())
+
+    def forward(self, x):
+        h = super().forward(x)
+        mean = h.detach().mean() if self.late else torch.zeros(())
+        self.left = mean if self.how == "an attribute" else torch.zeros(())
+        number = mean.item() if self.how == "a number" else 0.0
+        table = mean[None].expand(4) if self.how == "a table" else torch.zeros(4)
+        return {"h": h, "scalar": mean, "table": table, "number": number}
+
+    def losses(self, x):
+        out = self(x)
+        beside = {"an attribute": self.left, "a number": out["number"], "a table": out["table"][0]}
+        return out["h"].square().sum(1) + beside.get(self.how, out["scalar"])
+
+
+@pytest.mark.parametrize("how", ["an attribute", "a number", "a table", "a scalar"])
+def test_what_a_model_begins_to_tell_its_losses_beside_its_rows_is_seen_at_the_16th_batch(how):
+    torch.manual_seed(0)
+    model, x = LateBeside(how), torch.randn(7, 3)
+    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
+        for _ in range(15):
+            clipper.accumulate(lambda: model.losses(x))
+        model.late = True
+        with pytest.raises(RunError, match="depends on another example"):
+            clipper.accumulate(lambda: model.losses(x))
+
+
+def test_an_attribute_alone_is_seen_at_a_glance_too():
+    class Plain(LateBeside):
+        def forward(self, x):
+            return super().forward(x)["h"]
+
+        def losses(self, x):
+            return self(x).square().sum(1) + self.left
+
+    torch.manual_seed(0)
+    model, x = Plain("an attribute"), torch.randn(7, 3)
+    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
+        for _ in range(15):
+            clipper.accumulate(lambda: model.losses(x))
+        model.late = True
+        with pytest.raises(RunError, match="depends on another example"):
+            clipper.accumulate(lambda: model.losses(x))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
