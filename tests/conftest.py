@@ -267,8 +267,8 @@ def a_machine_of_known_speed() -> Iterator[None]:
         return 1e-3
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpft.training.probe._seconds_of", seconds_of)
-        patch.setattr("dpft.training.probe.NUMBERS", 2**12)
+        patch.setattr("dpft.training.estimate._seconds_of", seconds_of)
+        patch.setattr("dpft.training.estimate.NUMBERS", 2**12)
         yield
 
 

@@ -17,11 +17,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError
-from dpft.runs.overrides import without_recipes_promise
+from dpft.runs.configuring import without_recipes_promise
 from dpft.training.estimate import model_shapes, operations_per_token
 
 RATE = 2e13

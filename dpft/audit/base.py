@@ -1,15 +1,20 @@
-"""What every audit is: it looks at a run that has ended and says what it found.
+"""What every audit is: its configuration, the run that it looks at, and what it found.
 
 An audit is a module of ``dpft.audit.kinds`` whose class registers itself, a YAML in conf/audit, and
-a test. Importing this room imports no torch.
+a test. Importing this room imports no torch, and libraries of the ``audit`` extra are imported
+where an audit needs them.
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from dpft.config.account import check_output
+from dpft.config.convert import by_name
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.registration import Registry
@@ -82,3 +87,47 @@ def expect(holds: bool, key: str, says: str, got: object) -> None:
     """
     if not holds:
         raise InputError(f"audit.{key} must {says}, got {got}.")
+
+
+POLYMORPHIC = {"audit": by_name(AUDITS.named)}
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """``dpft audit``, conf/audit.yaml."""
+
+    audit: Audit
+    run: str
+    """Folder of a run."""
+    synthetic: str | None = None
+    """File that ``dpft generate`` wrote, for audit=synthetic."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+    train: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        check_output(self.output)
+        if self.audit.name == SYNTHETIC and self.synthetic is None:
+            raise InputError(
+                "audit=synthetic needs synthetic=FILE, got none; give what dpft generate wrote."
+            )
+        if self.audit.name != SYNTHETIC and self.synthetic is not None:
+            raise InputError(
+                f"synthetic=FILE is for audit=synthetic, got audit={self.audit.name}; drop one."
+            )
+
+
+def needed(module: str) -> ModuleType:
+    """Returns a module of the ``audit`` extra.
+
+    Raises:
+        InputError: It is not installed, or is broken; says how to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(
+            f"this audit needs {package}, of the extra: pip install 'dpft[audit]'."
+        ) from error

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.audit_config import AuditConfig
-from dpft.audit.base import AuditedRun, Finding
-from dpft.audit.page import render_finding
+from markupsafe import Markup
+
+from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.errors import InputError
 from dpft.files import SCHEMA_VERSION, read_json, write_json, write_text
 from dpft.models.loading import quiet_transformers
 from dpft.reports import terminal
+from dpft.reports.pages import render_html
 from dpft.reports.run.report import write_report
 from dpft.reports.run.run_record import read_privacy
 from dpft.reports.terminal import Grid
@@ -26,8 +27,27 @@ from dpft.run_folder import (
     hold_run,
     private_audit_path,
 )
-from dpft.runs.crashes import crash_kept
+from dpft.runs.exit_codes import crash_kept
 from dpft.runs.saved_run import saved_run
+
+
+def render_finding(finding: Finding, name: str, note: str) -> str:
+    """Returns the page of what an audit found.
+
+    Args:
+        finding: What was found.
+        name: Of the audit.
+        note: Who may read the page.
+    """
+    return render_html(
+        "audit.html.j2",
+        title=f"Audit: {name.replace('_', ' ')}",
+        note=note,
+        rows=finding.rows,
+        notes=finding.notes,
+        figures=[Markup(figure) for figure in finding.figures.values()],
+    )
+
 
 PRIVATE = "Private: for the owner of the run alone; epsilon does not cover it."
 WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."

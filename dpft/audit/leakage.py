@@ -1,16 +1,18 @@
-"""What synthetic text holds of single training records: copies, near copies, long stretches.
+"""What synthetic text holds of training records: copies, near copies, long stretches, canaries.
 
 A text may hold a stretch of a record because the record was trained on, or because everybody
 writes so. Records that were not trained on say how much is everybody's: each measure is taken of
 them, too, and the two are compared. Under (epsilon, delta)-differential privacy the share of
 training records of which anything is found is, in expectation, at most e^epsilon times the share of
 other records of the same distribution, plus delta, since to have trained on one changes the
-probability of each outcome by no more.
+probability of each outcome by no more. Which canaries stand in the text is private, as they and
+their coins are.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,10 @@ import numpy as np
 from dpft.audit.longest_runs import longest_runs
 from dpft.audit.near_duplicates import NearDuplicates
 from dpft.audit.words import words_of
+from dpft.records.audits import CanariesInTexts
+from dpft.records.canaries import KeptCanaries
+from dpft.records.form import read_record
+from dpft.run_folder import CANARIES
 
 TAIL = 0.01
 """Share of the records not trained on by which a long run is called long."""
@@ -169,3 +175,36 @@ def _compared(training: Found, unseen: Found | None) -> tuple[float | None, floa
 
 def _plain(text: str) -> str:
     return " ".join(text.split())
+
+
+def canaries_found(run: Path, texts: Sequence[str]) -> dict[str, CanariesInTexts]:
+    """Returns what was found of the canaries, included ones and others apart; none without any.
+
+    Args:
+        run: The run's folder.
+        texts: Synthetic ones.
+
+    Raises:
+        InputError: The file of the canaries is of another schema version.
+        StateError: The file of the canaries is damaged.
+    """
+    path = run / CANARIES
+    if not path.exists():
+        return {}
+    kinds: dict[str, list[Sequence[str]]] = {"included": [], "not_included": []}
+    for canary in read_record(path, KeptCanaries).canaries:
+        kinds["included" if canary.included else "not_included"].append(canary.texts)
+    return {kind: _stands_in(canaries, texts) for kind, canaries in kinds.items() if canaries}
+
+
+def _stands_in(canaries: Sequence[Sequence[str]], texts: Sequence[str]) -> CanariesInTexts:
+    everything = "\n".join(texts)
+    runs = longest_runs(
+        [words_of(text) for canary in canaries for text in canary],
+        [words_of(text) for text in texts],
+    )
+    return CanariesInTexts(
+        canaries=len(canaries),
+        found=sum(any(text.strip() in everything for text in canary) for canary in canaries),
+        longest_run=max(runs.tolist(), default=0),
+    )

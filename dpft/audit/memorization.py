@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.audit.extra import needed
+from dpft.audit.base import needed
 
 CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
 """What a model is to write of a record."""

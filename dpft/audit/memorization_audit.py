@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.extra import needed
+from dpft.audit.base import needed
 from dpft.audit.memorization import (
     CONTINUATION,
     SPANS,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.audit.extra import needed
+from dpft.audit.base import needed
 from dpft.audit.words import words_of
 
 NGRAM = 5

@@ -15,10 +15,10 @@ from typing import Any
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.encoded_rows import EncodedRows
 from dpft.data.encoding import Encoding
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import split_held_out
+from dpft.data.layout import EncodedRows
 from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.errors import InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split

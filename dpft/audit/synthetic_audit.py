@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.canaries_found import canaries_found
-from dpft.audit.extra import needed
-from dpft.audit.leakage import leakage_of, most_found
+from dpft.audit.base import needed
+from dpft.audit.leakage import canaries_found, leakage_of, most_found
 from dpft.audit.run_records import RunRecords, Unseen, check_writes_texts, records_and_unseen
 from dpft.audit.synthetic_file import SyntheticFile, read_synthetic
 from dpft.audit.synthetic_page import private_page, released_page

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dpft.audit.classifier import fitted_classifier
 from dpft.audit.near_duplicates import NearDuplicates
+from dpft.audit.utility import fitted_classifier
 from dpft.audit.words import words_of
 
 NGRAMS = (1, 2, 3)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.classifier import fitted_classifier
 from dpft.audit.run_records import RunRecords, Unseen
 from dpft.audit.synthetic_file import synthetic_records
+from dpft.audit.words import words_of
 from dpft.config.schema import TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
@@ -21,6 +21,27 @@ from dpft.runs.training_data import load_training_data
 from dpft.tasks.base import Task
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts
+
+
+def fitted_classifier(texts: Sequence[str], classes: Sequence[str]) -> Any:
+    """Returns a classifier of texts, fitted to some; the same for the same texts."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    reader = TfidfVectorizer(analyzer=word_features)
+    return make_pipeline(reader, LogisticRegression(max_iter=1000)).fit(texts, classes)
+
+
+def word_features(text: str) -> list[str]:
+    """Returns the words and the pairs of words of a text, as the classifier reads them.
+
+    Its beginning is one of them, so that a text without words has a feature, too.
+    """
+    words = words_of(text.lower())
+    pairs = [f"{one} {other}" for one, other in zip(words, words[1:], strict=False)]
+    return ["", *words, *pairs]
+
 
 NO_LABEL = "no column of a class is named; give one by audit.label=COLUMN"
 

@@ -1,6 +1,6 @@
 """``dpft audit``: what attacks get out of a run's model, beside what its report promises."""
 
-from dpft.audit.audit_config import POLYMORPHIC, AuditConfig
+from dpft.audit.base import POLYMORPHIC, AuditConfig
 
 CONFIG = AuditConfig
 

@@ -2,7 +2,7 @@
 
 from dpft.config.schema import TASK, GenerateConfig
 from dpft.runs.configuring import generate_configuration as configuration
-from dpft.runs.overrides import with_task_of_run as expand
+from dpft.runs.configuring import with_task_of_run as expand
 
 CONFIG = GenerateConfig
 POLYMORPHIC = TASK

@@ -29,9 +29,13 @@ from dpft.cli.swept_jobs import (
     say_where_jobs_speak,
     swept_jobs,
 )
-from dpft.config.faults import NOT_COMPOSED, all_faults
-from dpft.config.hydra_errors import as_input_error, full_errors
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import (
+    NOT_COMPOSED,
+    all_faults,
+    as_input_error,
+    full_errors,
+    register_resolver,
+)
 from dpft.config.keys import known_keys, nearest_keys
 from dpft.config.location import config_directory
 from dpft.config.words import given_text

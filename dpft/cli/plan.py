@@ -4,8 +4,8 @@ import json
 import sys
 
 from dpft.config.schema import POLYMORPHIC, PlanConfig
+from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import plan_configuration as configuration
-from dpft.runs.overrides import checked_overrides as expand
 
 CONFIG = PlanConfig
 READS_ROWS_ALONE = True

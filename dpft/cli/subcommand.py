@@ -18,8 +18,7 @@ from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.words import Words
 from dpft.errors import note_records_read
-from dpft.runs.crashes import crash_kept
-from dpft.runs.exit_codes import exit_code_of_job
+from dpft.runs.exit_codes import crash_kept, exit_code_of_job
 
 
 def _unchanged(overrides: list[str]) -> list[str]:

@@ -1,22 +1,62 @@
 """``dpft train``: fine-tunes, evaluates and reports; goes on with ``resume=RUN``."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.cli.launched import words_of_processes
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+
+from dpft.cli.hydra_record import composed_job, run_folder, write_hydra_record
+from dpft.config.keys import key_of, quoted
 from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.words import Words
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
-from dpft.runs.announcing import announce
+from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import train_configuration as configuration
-from dpft.runs.early_calibration import early_calibration
-from dpft.runs.overrides import checked_overrides as expand
+from dpft.runs.early import announce, early_calibration
 from dpft.runs.run_plan import plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
 from dpft.training.trackers.base import TrackerConfig
+
+OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
+"""How the keys begin that are for the command that starts the processes, not for them."""
+OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
+
+
+def words_of_processes(command: TrainCommand) -> list[str]:
+    """Returns the words of ``dpft`` for each process of the running job, in the job's folder.
+
+    Args:
+        command: What the job's own words were made into.
+    """
+    job = composed_job().words
+    node = HydraConfig.get()
+    kept = passed_on([*job.job, *node.overrides.hydra])
+    if command.parallel.name == "none":
+        kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
+    folder = f"hydra.run.dir={quoted(str(run_folder()))}"
+    return ["train", *kept, "launch=none", folder, *_flags(job)]
+
+
+def passed_on(words: Sequence[str]) -> list[str]:
+    """Returns the words that are for the processes, too.
+
+    >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
+    ['task=e2e']
+    """
+    ours = (*OF_THE_COMMAND, *OF_SWEEPS)
+    return [word for word in words if not key_of(word).startswith(ours)]
+
+
+def _flags(words: Words) -> list[str]:
+    """Returns Hydra's flag that says where else configurations are."""
+    folder = get_args_parser().parse_intermixed_args(list(words.typed)).config_dir
+    return [] if folder is None else ["--config-dir", folder]
+
 
 CONFIG = TrainCommand
 READS_ROWS_ALONE = True

@@ -5,9 +5,9 @@ from pathlib import Path
 from dpft.cli.hydra_record import run_folder, write_hydra_record
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
-from dpft.runs.announcing import announce
+from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import tune_configuration as configuration
-from dpft.runs.overrides import checked_overrides as expand
+from dpft.runs.early import announce
 from dpft.runs.saved_run import saved_run
 
 CONFIG = TuneCommand

@@ -11,8 +11,13 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpft.config.faults import NOT_COMPOSED, Load, all_faults
-from dpft.config.hydra_setup import hydra_of_our_own, register_resolver
+from dpft.config.hydra_errors import (
+    NOT_COMPOSED,
+    Load,
+    all_faults,
+    hydra_of_our_own,
+    register_resolver,
+)
 from dpft.config.keys import WITNESS, key_of, known_keys
 from dpft.config.words import Words
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES

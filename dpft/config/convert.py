@@ -3,6 +3,10 @@
 OmegaConf's own structured configs know no classes chosen by name and turn texts into numbers and
 booleans; a privacy parameter must be what its author wrote. Pydantic reads dataclasses strictly
 only from JSON, wraps what they refuse and names no whole type: translating that is no shorter.
+
+A root dataclass lists the checks that concern several of its sections, each with the sections that
+it needs, so that where one section is refused the checks that need only others are made all the
+same.
 """
 
 import dataclasses
@@ -11,11 +15,38 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpft.config.cross_checks import CrossChecked
 from dpft.config.keys import MISSING, configuration_fields, join_key, key_name, unknown_key
 from dpft.errors import Faults, InputError
+
+CrossCheck = tuple[tuple[str, ...], Callable[..., None]]
+"""Names of fields, and the function that refuses their values, handed over in that order."""
+
+
+class CrossChecked:
+    """Base of the roots that list checks; a root is refused with all that fails."""
+
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = ()
+
+    def __post_init__(self) -> None:
+        faults = Faults()
+        self.gather_faults(vars(self), faults)
+        faults.refuse()
+
+    @classmethod
+    def gather_faults(cls, sections: Mapping[str, Any], faults: Faults) -> None:
+        """Makes the checks whose sections are all there.
+
+        Args:
+            sections: Field name to value, of all fields or of those that were not refused.
+            faults: Takes what the checks refuse.
+        """
+        for names, check in cls.cross_checks:
+            if all(name in sections for name in names):
+                with faults.gathering():
+                    check(*(sections[name] for name in names))
+
 
 ClassChoice = Callable[[Mapping[str, Any]], type]
 """From the values under a key, a ``name`` among them, to the dataclass they stand for."""

@@ -1,20 +1,132 @@
-"""``dpft COMMAND --help``: the groups and keys of a command, with what each is and is for."""
+"""``dpft COMMAND --help``: the groups and keys of a command, with what each takes and is for.
+
+The dataclasses say what a key takes and, in the text below a field in their source, what it is for;
+the YAMLs say what it is where nobody says otherwise.
+"""
 
 import json
+import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from omegaconf import OmegaConf
 
 from dpft.config.composing import compose
-from dpft.config.convert import ClassChoice
-from dpft.config.describe import Key, keys_of, options, purpose
-from dpft.config.keys import MISSING, key_of, nearest, quoted
+from dpft.config.convert import ClassChoice, describe
+from dpft.config.keys import (
+    MISSING,
+    configuration_fields,
+    dataclass_in,
+    join_key,
+    key_name,
+    key_of,
+    nearest,
+    quoted,
+)
 from dpft.errors import InputError
+from dpft.records.field_texts import texts_of
+
+_END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
+"""The end of a sentence, which "et al." is not."""
+
+
+def field_texts(cls: type) -> dict[str, str]:
+    """Returns the text on every field of a dataclass that a configuration may set, on one line.
+
+    A field that a subclass gives another default keeps the text of its base; one without any text
+    has an empty one.
+    """
+    texts = texts_of(cls)
+    return {entry.name: texts.get(entry.name, "") for entry in configuration_fields(cls)}
+
+
+def field_sentences(cls: type) -> dict[str, str]:
+    """Returns the first sentence of each text of ``field_texts``."""
+    return {name: first_sentence(text) for name, text in field_texts(cls).items()}
+
+
+def first_sentence(text: str) -> str:
+    """Returns a text as far as its first full stop, on one line.
+
+    >>> first_sentence("Also biases (Bu et al. 2022).  As they are.")
+    'Also biases (Bu et al. 2022).'
+    """
+    line = " ".join(text.split())
+    end = _END.search(line)
+    return line if end is None else line[: end.end()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A key that a command line may set."""
+
+    name: str
+    """Dotted."""
+    value: Any
+    """What it is as composed."""
+    takes: str
+    """What it may be, such as "a number or null"."""
+    text: str
+    """What it is for: all that its dataclass says of it."""
+
+    @property
+    def sentence(self) -> str:
+        """What it is for, in one sentence."""
+        return first_sentence(self.text)
+
+
+def keys_of(
+    root: type,
+    values: Mapping[str, Any],
+    polymorphic: Mapping[str, ClassChoice],
+    *,
+    parent: str = "",
+) -> Iterator[Key]:
+    """Yields the keys that hold a value, in the order of the dataclasses' fields.
+
+    Args:
+        root: The dataclass of the configuration, or of the section under ``parent``.
+        values: The section as composed.
+        polymorphic: As for ``dpft.config.load.load``.
+        parent: Dotted key of the section.
+    """
+    hints, texts = get_type_hints(root), field_texts(root)
+    for entry in configuration_fields(root):
+        key, hint = join_key(parent, key_name(entry)), hints[entry.name]
+        value = values.get(key_name(entry))
+        nested = dataclass_in(hint)
+        if nested is None or not isinstance(value, Mapping):
+            yield Key(name=key, value=value, takes=describe(hint), text=texts[entry.name])
+            continue
+        if key in polymorphic:
+            nested = polymorphic[key](value)
+        yield from keys_of(nested, value, polymorphic, parent=key)
+
+
+def purpose(file: Path) -> str:
+    """Returns what a YAML is for: its first comment, without the command that shows its use."""
+    with file.open(encoding="utf-8") as stream:
+        comments = [line[1:].strip() for line in stream if line.startswith("#")]
+    first = next((line for line in comments if not line.startswith("@package")), "")
+    for mark in (" Run: ", ": dpft "):
+        first = first.partition(mark)[0]
+    return first if first.endswith(".") or not first else f"{first}."
+
+
+def options(folders: list[Path], group: str) -> dict[str, str]:
+    """Returns the options of a group and what each is for.
+
+    Args:
+        folders: Where YAMLs are looked for.
+        group: A folder of theirs.
+    """
+    files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
+    return {file.stem: purpose(file) for file in sorted(files, key=lambda file: file.stem)}
+
 
 COLUMN = 34
 """Width of the left column."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from dpft.config.account import check_output
-from dpft.config.convert import ClassChoice, by_name
-from dpft.config.cross_checks import CrossCheck, CrossChecked
+from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
@@ -22,8 +21,7 @@ from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
-from dpft.reports.run.reference import Reference
-from dpft.reports.run.reference_map import ReferenceMap
+from dpft.reports.run.reference_map import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dpft.config.cross_checks import CrossCheck
+from dpft.config.convert import CrossCheck
 from dpft.config.keys import join_key, known_keys, plain, unknown_key
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig

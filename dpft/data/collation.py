@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpft.data.batch import Batch
-from dpft.data.layout import Layout
+from dpft.data.layout import Batch, Layout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import (
     CLASSES,

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from dpft.data.batch import Batch
-from dpft.data.layout import Layout
+from dpft.data.layout import Batch, Layout
 from dpft.parallel.shares import EVERYTHING, Share
 
 

@@ -2,18 +2,25 @@
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
 and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).
+Only ``task.source=url`` downloads, published files alone, which are kept in the user's cache
+folder; private files are read in place.
 """
 
+import hashlib
+import http.client
 import io
+import os
+import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-from dpft.data.downloads import OFFLINE_WAYS_OUT, fetch
 from dpft.data.local_forms import local_form
 from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
 from dpft.data.readers import FORMATS, FaultyRow, Row, file_rows, read_rows
@@ -22,6 +29,74 @@ from dpft.errors import InputError, note_records_read
 from dpft.hub import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
 from dpft.tasks.records import Record, shortened
+
+TIMEOUT_SECONDS = 20
+OFFLINE_WAYS_OUT = (
+    "connect, or give local files with task.data_dir=DIR and model.path=DIR, or run without a"
+    " network on task=e2e task.source=embedded model=tiny"
+)
+"""What a message about unreachable data offers."""
+
+
+def cache_directory() -> Path:
+    """Returns the folder for downloads: ``$DPFT_CACHE``, else dpft in the user's cache folder."""
+    if "DPFT_CACHE" in os.environ:
+        return Path(os.environ["DPFT_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpft"
+
+
+def fetch(url: str, *, cache: bool) -> bytes:
+    """Returns a file's bytes.
+
+    Args:
+        url: An http or https address.
+        cache: Keep a copy and read it next time; only for published files, since a user's own
+            text must not stay in a cache (docs/design.md, rule 11).
+
+    Raises:
+        InputError: The address is of another kind, or cannot be reached.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise InputError(
+            f"task.urls must be http or https addresses, got {url!r};"
+            " for files on disk set task.data_dir=DIR."
+        )
+    if not cache:
+        return _download(url)
+    cached = _cached_path(url)
+    if cached.is_file():
+        return cached.read_bytes()
+    content = _download(url)
+    _store(content, cached)
+    return content
+
+
+def _cached_path(url: str) -> Path:
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    return cache_directory() / "downloads" / f"{digest}-{PurePosixPath(urlsplit(url).path).name}"
+
+
+def _download(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+            content: bytes = response.read()
+            return content
+    except (OSError, http.client.HTTPException) as error:
+        raise InputError(
+            f"task.source=url could not fetch {url} ({error}); {OFFLINE_WAYS_OUT}."
+        ) from error
+
+
+def _store(content: bytes, path: Path) -> None:
+    """Writes the file whole or not at all; without a writable cache it is fetched every time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(content)
+        os.replace(part.name, path)
+    except OSError:
+        return
+
 
 LETTERS_PER_TOKEN = 256
 """Letters of a text that are kept for each token of ``task.longest``, and for each chunk of a text.

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.data.encoded_rows import EncodedRows
+from dpft.data.layout import EncodedRows
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import IGNORED_LABEL
 

@@ -1,16 +1,44 @@
-"""``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent."""
+"""``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent.
+
+Without ``run=`` or ``runs=`` no run is needed: the numbers come from the command line.
+``dpft.runs.spending`` accounts for what runs wrote down.
+"""
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpft.config.account import AccountConfig
+from dpft.errors import InputError, RunError
+from dpft.kinds import PUBLISHED
+from dpft.privacy.accounting import (
+    Accountants,
+    AccountingReport,
+    SampledGaussian,
+    account,
+    calibrate_noise_multiplier,
+)
+from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
+from dpft.privacy.accounting.over_steps import epsilon_over_steps
 from dpft.privacy.accounting.rounding import delta_up
-from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, SAMPLER
+from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.plan import (
+    EXAMPLE,
+    GIVEN,
+    NEIGHBORING_RELATION,
+    SAMPLER,
+    default_delta,
+    planned_steps,
+)
 from dpft.records.costs import CostOfNumbers
+from dpft.records.ledger import Calibration
 from dpft.reports.accounting.epsilon import (
     accounting_table,
     delta_notes,
+    delta_warnings,
     warning_lines,
 )
 from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
@@ -21,14 +49,198 @@ from dpft.reports.accounting.sweeps import (
     failure_notes,
     noise_table,
 )
-from dpft.runs.accounting import (
-    Accounting,
-    account_for_setting,
-    account_over_batch_sizes,
-    delta_source,
-)
 from dpft.runs.answer import Answer
 from dpft.runs.spending import ledgers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The mechanism's public numbers, each given or derived."""
+
+    num_examples: int | None
+    expected_batch_size: float | None
+    sample_rate: float
+    steps: int
+    delta: float
+    delta_source: str
+    """``GIVEN``, or the rule that made delta of the number of examples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """What a setting costs, or what noise keeps it within a budget."""
+
+    setting: Setting
+    report: AccountingReport
+    calibration: Calibration | None
+    """What chose the noise; None where it was given."""
+    warnings: tuple[str, ...]
+    """What a reader must know of delta and of the noise, a sentence each."""
+    curve: tuple[AccountingReport, ...] = ()
+    """The same over growing numbers of steps, ascending, where that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizeSweep:
+    """The noise that ``eps`` takes at growing batch sizes, at fixed steps and at fixed epochs."""
+
+    delta: float
+    sweeps: Mapping[str, Sequence[BatchSizeNoise]]
+    """By what is fixed, such as ``steps = 100``."""
+    warnings: tuple[str, ...]
+
+
+def account_for_setting(config: AccountConfig) -> Accounting:
+    """Returns the accounting of the numbers given, over steps too where ``curve`` is on.
+
+    Raises:
+        InputError: Too little is given, the batch is larger than the data, or the budget is out of
+            reach.
+    """
+    setting = resolve(config)
+    with Accountants() as accountants:
+        noise_multiplier, calibration = choose_noise(config, setting, accountants)
+        mechanism = SampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sample_rate=setting.sample_rate,
+            steps=setting.steps,
+            delta=setting.delta,
+        )
+        leader = config.leader if calibration is None else calibration.accountant
+        report = account(mechanism, accountant=leader, accountants=accountants)
+        curve = (
+            epsilon_over_steps(mechanism, accountant=leader, accountants=accountants)
+            if config.curve
+            else []
+        )
+    size = setting.num_examples
+    warnings = delta_warnings(setting.delta, size, source=delta_source(config)) if size else []
+    if setting.expected_batch_size is not None:
+        warnings += noise_warnings(mechanism, expected_batch_size=setting.expected_batch_size)
+    return Accounting(
+        setting=setting,
+        report=report,
+        calibration=calibration,
+        warnings=tuple(warnings),
+        curve=tuple(curve),
+    )
+
+
+def account_over_batch_sizes(config: AccountConfig) -> BatchSizeSweep:
+    """Returns the noise for ``eps`` at each of the batch sizes.
+
+    Raises:
+        InputError: The budget is out of reach.
+    """
+    assert config.num_examples is not None
+    delta = delta_of(config)
+    with Accountants() as accountants:
+        sweeps = _sweeps(config, delta, accountants)
+    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
+    return BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
+
+
+def resolve(config: AccountConfig) -> Setting:
+    """Returns the numbers that follow from those given.
+
+    Raises:
+        InputError: Too little is given, or the batch is larger than the data.
+    """
+    size, batch = config.num_examples, config.expected_batch_size
+    if batch is not None:
+        size = _needed(size, "expected_batch_size", "sample_rate")
+        if batch > size:
+            raise InputError(
+                f"expected_batch_size must be at most num_examples={size}, got {batch}; lower it."
+            )
+        sample_rate = batch / size
+    else:
+        assert config.sample_rate is not None
+        sample_rate = config.sample_rate
+    return Setting(
+        num_examples=size,
+        expected_batch_size=sample_rate * size if batch is None and size else batch,
+        sample_rate=sample_rate,
+        steps=_steps(config, sample_rate),
+        delta=delta_of(config),
+        delta_source=delta_source(config),
+    )
+
+
+def choose_noise(
+    config: AccountConfig, setting: Setting, accountants: Accountants
+) -> tuple[float, Calibration | None]:
+    """Returns the noise multiplier, and what chose it where eps was given."""
+    if config.noise_multiplier is not None:
+        return config.noise_multiplier, None
+    assert config.eps is not None
+    try:
+        return calibrate_noise_multiplier(
+            eps=config.eps,
+            delta=setting.delta,
+            sample_rate=setting.sample_rate,
+            steps=setting.steps,
+            accountant=config.leader,
+            accountants=accountants,
+        )
+    except (InputError, RunError) as error:  # its keys: this subcommand has no section for them
+        raise type(error)(str(error).replace("privacy.", "")) from error
+
+
+def _steps(config: AccountConfig, sample_rate: float) -> int:
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    size, batch = config.num_examples, config.expected_batch_size
+    if size is None or batch is None:
+        return max(1, math.floor(config.epochs / sample_rate))
+    return planned_steps(epochs=config.epochs, num_examples=size, expected_batch_size=batch)
+
+
+def delta_of(config: AccountConfig) -> float:
+    """Returns delta, given or the papers' 1/(2 num_examples)."""
+    if config.delta is not None:
+        return config.delta
+    return default_delta(_needed(config.num_examples, "no delta", "delta"), PUBLISHED)
+
+
+def delta_source(config: AccountConfig) -> str:
+    """Returns whether delta was given, or that it is the papers'."""
+    return PUBLISHED if config.delta is None else GIVEN
+
+
+def _needed(num_examples: int | None, because: str, instead: str) -> int:
+    if num_examples is None:
+        raise InputError(
+            f"num_examples must be given with {because}, got none; give it, or {instead} instead."
+        )
+    return num_examples
+
+
+def _sweeps(
+    config: AccountConfig, delta: float, accountants: Accountants
+) -> dict[str, list[BatchSizeNoise]]:
+    assert config.batch_sizes is not None
+    assert config.eps is not None
+    assert config.num_examples is not None
+    fixed: dict[str, dict[str, Any]] = {
+        f"steps = {config.steps}": {"steps": config.steps},
+        f"epochs = {config.epochs}": {"epochs": config.epochs},
+    }
+    return {
+        name: noise_over_batch_sizes(
+            config.batch_sizes,
+            eps=config.eps,
+            delta=delta,
+            num_examples=config.num_examples,
+            accountant=config.leader,
+            accountants=accountants,
+            **value,
+        )
+        for name, value in fixed.items()
+        if None not in value.values()
+    }
+
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
 from dpft.runs import run as runs
 from dpft.runs.account_command import answer
-from dpft.runs.announcing import announce
 from dpft.runs.answer import Figures
 from dpft.runs.called_words import (
     ACCOUNT_COMMAND,
@@ -44,20 +43,23 @@ from dpft.runs.called_words import (
     as_text,
     as_word,
     checked_words,
+    kept_model,
     memory_words,
+    model_words,
     run_and_words,
 )
 from dpft.runs.configuring import (
+    checked_overrides,
     evaluate_configuration,
     evaluate_overrides,
     generate_configuration,
     plan_configuration,
+    with_task_of_run,
 )
+from dpft.runs.early import announce
 from dpft.runs.evaluation import score_and_write
 from dpft.runs.generation import generate as write_records
-from dpft.runs.given_model import kept_model, model_words
 from dpft.runs.opened_run import Run, open_run
-from dpft.runs.overrides import checked_overrides, with_task_of_run
 from dpft.runs.planned_run import describe_run
 from dpft.runs.tuning import run_search
 

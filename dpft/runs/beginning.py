@@ -1,19 +1,76 @@
-"""What a run's folder holds before the first score: what it is, and by what it goes on."""
+"""What a run writes into its folder before the first score: what it is, and what it resumes from.
+
+Among it is what the model that the run starts from has promised already, as its own privacy.json
+states. Training a private model without the records that made it is post-processing: its epsilon
+for them stays, whatever it is trained on next. Where the same people are in both data sets, the
+costs add up (simple composition; Dwork and Roth 2014, theorem 3.16), which a report can only say:
+nobody tells dpft who they are.
+"""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dpft.config.load import dump
+from dpft.models.source import ModelConfig
 from dpft.parallel.submitted import submitted_job
-from dpft.run_folder import AUDIT_KEY, CONFIGURATION, UNIT_KEY
-from dpft.runs.begun import write_begun
+from dpft.privacy.completeness import knows_the_end
+from dpft.released import check_released
+from dpft.reports.run.run_record import read_privacy
+from dpft.run_folder import AUDIT_KEY, CONFIGURATION, LEDGER, MODEL, PRIVACY, UNIT_KEY
 from dpft.runs.canary_file import write_canaries
-from dpft.runs.folder import WriteRequest, start_anew
+from dpft.runs.folder import WriteRequest, start_anew, write_begun
 from dpft.runs.held_out import keep_key
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import save_key
 from dpft.runs.resuming import save_fingerprint
-from dpft.runs.spending.starting_models import starting_models
+from dpft.runs.spending.spent_run import read_ended_ledger
+
+KEPT = (
+    "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
+    "model", "neighboring_relation", "num_examples", "private", "unit", "unit_definition",
+)  # fmt: skip
+"""What is kept of another run's privacy.json."""
+
+
+def starting_models(model: ModelConfig) -> list[dict[str, Any]]:
+    """Returns what each private training promised that a model has behind it, the last one first.
+
+    Args:
+        model: ``model.path`` is a run's model, or an exported one; another has none.
+
+    Raises:
+        InputError: Its privacy.json is of another schema version.
+        StateError: It is damaged, or contradicts the ledger beside it.
+    """
+    record = _record_beside(model)
+    if record is None:
+        return []
+    earlier: list[dict[str, Any]] = list(record.get("starting_models", []))
+    return [_entry(record), *earlier] if "epsilon" in record else earlier
+
+
+def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
+    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
+    if model.path is None:
+        return None
+    folder = Path(model.path).expanduser().resolve()
+    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return None
+    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
+        ledger = read_ended_ledger(found.parent)
+        if ledger is not None and folder == found.parent / MODEL:
+            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
+    return read_privacy(found)
+
+
+def _entry(record: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: record[key] for key in KEPT if key in record}
+    return kept | {"ledger": record["ledger"]["head"]}
+
 
 logger = logging.getLogger(__name__)
 

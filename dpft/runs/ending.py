@@ -1,8 +1,6 @@
-"""What a run says at its end: the promise, the scores that may be shown, and what can be done next.
+"""The end of a run: its privacy record and report, and the last lines on the screen.
 
-Every line follows from the public files of the run's folder, so that a run that is asked again
-says the same. Of a private split a pipe, a file or the log of a job gets no number, since others
-read it; a terminal shows its owner the scores, rounded and marked (docs/design.md, rule 8).
+The lines state the promise, the scores that may be shown, and what can be done next.
 """
 
 import os
@@ -15,22 +13,56 @@ from pathlib import Path
 from typing import Any
 
 from dpft.config.keys import quoted
+from dpft.config.schema import TrainConfig
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
+from dpft.evaluation.evaluate import Evaluation
+from dpft.files import write_json
 from dpft.kinds import NOTHING, PROMPTS
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.curve import EpsilonCurve
+from dpft.privacy.completeness import NO_STEPS, read_journal, read_run_ledger
+from dpft.privacy.ledger import LedgerRecord, check_ledger
+from dpft.privacy.spending import steps_taken
+from dpft.privacy.witness import read_handed
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.accounting.epsilon import headline_of
-from dpft.reports.comparison.significance import LOWER_IS_BETTER
+from dpft.reports.comparison.tables import LOWER_IS_BETTER
 from dpft.reports.pages import digits
-from dpft.reports.run.metric_words import metric_words
 from dpft.reports.run.origin import data_name, model_title
+from dpft.reports.run.privacy_record import (
+    account_for_run,
+    non_private_record,
+    parameter_record,
+    privacy_record,
+)
+from dpft.reports.run.provenance import process_record, started_from, with_witness
+from dpft.reports.run.report import write_report
 from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
-from dpft.reports.run.scores import ScoreTable, score_tables
+from dpft.reports.run.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
-from dpft.reports.run.started_from import started_from
 from dpft.reports.terminal import Grid, show
-from dpft.run_folder import DATA_SUMMARY, PAGE, PREDICTIONS, PRIVATE, PRIVATE_METRICS, REPORT
+from dpft.run_folder import (
+    DATA_SUMMARY,
+    JOURNAL,
+    LEDGER,
+    PAGE,
+    PREDICTIONS,
+    PRIVACY,
+    PRIVATE,
+    PRIVATE_METRICS,
+    REPORT,
+)
+from dpft.runs.evaluation import write_scores
+from dpft.runs.folder import origin
+from dpft.runs.run_plan import RunPlan
+from dpft.runs.spending.with_tokenizer import (
+    PUBLIC_TOKENIZER,
+    together_record,
+    tokenizer_of,
+)
 from dpft.tasks.base import Task
+from dpft.training.resume import find_resume_point
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
@@ -229,3 +261,71 @@ def _use(run: str, task: Task) -> list[str]:
 
 def _value(folder: Path) -> str:
     return str(folder) if PLAIN.fullmatch(str(folder)) else quoted(str(folder))
+
+
+def report(
+    config: TrainConfig,
+    plan: RunPlan,
+    folder: Path,
+    counts: ParameterCounts,
+    evaluations: Sequence[Evaluation],
+    curve: EpsilonCurve | None = None,
+) -> None:
+    """Writes predictions, metrics, the privacy record and the report.
+
+    Args:
+        config: Of the run.
+        plan: Of the run.
+        folder: Of the run.
+        counts: Parameters trained.
+        evaluations: Scores of the trained model.
+        curve: Of epsilon over the plan's steps; None leaves it out.
+    """
+    write_scores(config, folder, evaluations)
+    guarantee = config.privacy.guarantee
+    if plan.privacy is None or guarantee is None:
+        privacy = parameter_record(counts) | non_private_record(
+            num_examples=plan.size.num_examples,
+            expected_batch_size=config.train.batch_size(plan.size.num_examples),
+            steps=plan.steps,
+            clipping=plan.unnoised,
+        )
+    else:
+        ledger = read_run_ledger(folder) or NO_STEPS
+        check_ledger(ledger, plan.privacy)
+        privacy = privacy_record(
+            plan.privacy,
+            account_for_run(plan.privacy, ledger, guarantee.accountant),
+            ledger,
+            counts,
+            reproducible=guarantee.noise_seed is not None,
+            size_source=plan.size.source,
+            self_check=guarantee.self_check,
+            steps_kept=find_resume_point(folder).checkpoint.step,
+            curve=curve,
+        )
+        privacy |= _with_tokenizer(config, ledger, folder, privacy)
+        privacy = with_witness(privacy, read_handed(folder), ledger.lines)
+    sessions = [
+        entry["processes"]
+        for entry in read_journal(folder / JOURNAL).values()
+        if "processes" in entry
+    ]
+    record = {**privacy, **process_record(sessions), **origin(config, folder)}
+    write_json(folder / PRIVACY, record)
+    write_report(folder)
+
+
+def _with_tokenizer(
+    config: TrainConfig, ledger: LedgerRecord, folder: Path, privacy: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what privacy.json says of a tokenizer that is private too, or taken as public."""
+    if config.model.tokenizer is None:
+        return {}
+    tokenizer = tokenizer_of(config)
+    if tokenizer is None:
+        return {"warnings": [*privacy["warnings"], PUBLIC_TOKENIZER]}
+    taken = steps_taken(ledger, folder / LEDGER)
+    return together_record(
+        taken, epsilon=privacy["epsilon"], delta=privacy["delta"], tokenizer=tokenizer
+    )

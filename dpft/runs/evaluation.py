@@ -42,7 +42,7 @@ from dpft.run_folder import (
     hold_run,
     private_folder,
 )
-from dpft.runs.crashes import crash_kept
+from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.progress import batch_progress

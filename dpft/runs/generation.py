@@ -1,32 +1,257 @@
-"""Synthetic records in a task's own format, written by a run's model, and what they cost.
+"""``dpft generate``: synthetic records in a task's own format, and the statement of their cost.
 
-Nothing here reads a record that was trained on: the model goes on from the user's prompts, or from
-nothing where whole records were trained on.
+No record that was trained on is read: the model goes on from the user's prompts, or from nothing
+where whole records were trained on. A text that the task's template does not divide into columns is
+drawn again, with other random numbers of the same seed, at most ``retries`` times; what is no row
+then is kept in a file of its own.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig, TrainConfig
+from dpft.data.memory import MEMORY
 from dpft.data.prompts import load_prompts, refuse_records
+from dpft.data.writers import WRITERS, write_rows
 from dpft.errors import InputError, RunError
+from dpft.evaluation.groups import Group
+from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.scored import OnProgress, counter
+from dpft.files import write_json
+from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
-from dpft.parallel.processes import started
+from dpft.parallel.processes import own_device, started
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
 from dpft.reports.run.run_record import read_privacy
-from dpft.reports.run.synthetic import cost
-from dpft.run_folder import PRIVACY, hold_run
-from dpft.runs.crashes import crash_kept
-from dpft.runs.generated_files import Target, new_files, write
+from dpft.reports.run.synthetic import cost, synthetic_record
+from dpft.run_folder import GENERATED, PRIVACY, hold_run
+from dpft.runs.exit_codes import crash_kept
+from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
-from dpft.runs.together import check_alike
+from dpft.runs.sharding import cut, loading_device
+from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
-from dpft.runs.written_records import Prompt, Written, write_records
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.records import Example
+
+Prompt = tuple[Mapping[str, Any], Example]
+"""A row in the task's format without its answer, and what the model goes on from."""
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written after some prompts."""
+
+    texts: tuple[str, ...]
+    """The last text after each."""
+    records: tuple[Record | None, ...]
+    """The row that it is; None where it is none."""
+    unread: tuple[int, ...]
+    """How many were no rows after the first attempt, after the second, and so on."""
+
+    @property
+    def rows(self) -> list[Record]:
+        """The rows, in the order of the prompts."""
+        return [record for record in self.records if record is not None]
+
+    def unparsed(self, prompts: Sequence[Prompt]) -> list[Record]:
+        """Returns the texts that are no rows, each with the prompt's columns where it has any."""
+        found = zip(prompts, self.texts, self.records, strict=True)
+        return [
+            {"text": text} | ({"prompt": dict(row)} if row else {})
+            for (row, _), text, record in found
+            if record is None
+        ]
+
+
+def write_records(
+    config: GenerateConfig,
+    task: TextTask,
+    trained_model: TrainedModel,
+    prompts: Sequence[Prompt],
+    ranks: Ranks = ALONE,
+) -> Written:
+    """Returns what the model writes after each prompt, with a bar on a terminal.
+
+    Args:
+        config: How texts are written.
+        task: Reads them.
+        trained_model: Writes them.
+        prompts: What it goes on from.
+        ranks: The processes that share the prompts; each of them has what all have written.
+
+    Raises:
+        InputError: As ``TrainedModel.outputs``.
+    """
+    outputs = _outputs(config, task, trained_model, ranks)
+    if ranks.size > 1:
+        check_same_model(outputs.model, prompts, ranks)
+        outputs = replace(outputs, ranks=ranks)
+    if config.parallel.shards_model:
+        cut(outputs.model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
+    texts, unread = [""] * len(prompts), []
+    places = list(range(len(prompts)))
+    with batch_progress(shown=ranks.is_first) as show:
+        # Where nothing is drawn, another attempt writes the same text.
+        retries = config.retries if config.decode.draws else 0
+        for attempt in range(1 + retries):
+            draws = Draws(places=places, attempt=attempt)
+            asked = [prompts[place][1] for place in places]
+            found = _texts(outputs, asked, config.decode, draws, show)
+            for place, text in zip(places, found, strict=True):
+                texts[place] = text
+            places = [at for at in places if task.record(prompts[at][0], texts[at]) is None]
+            unread.append(len(places))
+            if not places:
+                break
+    records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
+    return Written(texts=tuple(texts), records=tuple(records), unread=tuple(unread))
+
+
+def _outputs(
+    config: GenerateConfig, task: TextTask, trained_model: TrainedModel, ranks: Ranks
+) -> ModelOutputs:
+    with ranks.settled():
+        device = own_device(config.train.prepare(), ranks)
+        return trained_model.outputs(
+            task,
+            loading_device(config.parallel, device),
+            batch_size=config.batch_size,
+            max_new_tokens=config.decode.max_new_tokens,
+        )
+
+
+def _texts(
+    outputs: ModelOutputs,
+    prompts: Sequence[Example],
+    decode: DecodeConfig,
+    draws: Draws,
+    show: OnProgress,
+) -> list[str]:
+    groups = [Group(input=prompt.group, examples=(prompt,)) for prompt in prompts]
+    what = f"attempt {draws.attempt + 1}" if draws.attempt else "records"
+    return outputs.texts(groups, decode, counter(what, len(groups), show), draws)
+
+
+class Target(NamedTuple):
+    """The files to write."""
+
+    records: Path
+    """The rows, in the format of the name."""
+    statement: Path
+    """What they cost."""
+    unparsed: Path
+    """Texts that are no rows, where there are any."""
+
+
+def new_files(folder: Path, to: str | None, task: TextTask) -> Target:
+    """Returns the files to write, in the run's folder ``generated`` unless ``to`` names another.
+
+    Raises:
+        InputError: One is there, or cannot be made, or ``to`` ends in no format, or in one that
+            cannot hold the task's rows.
+    """
+    if to is None:
+        numbers = range(1, len(list((folder / GENERATED).glob("*"))) + 2)
+        candidates = [_target(folder / GENERATED / f"{number}.jsonl") for number in numbers]
+        return next(target for target in candidates if not _existing(target))
+    target = _target(Path(to).expanduser())
+    _check_format(target.records.suffix, to, task)
+    for path in _existing(target):
+        raise InputError(f"to must be a new file, got {to!r}, but {path} exists; choose another.")
+    above = next(parent for parent in target.records.parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"to must be a new file, got {to!r}, but {above} is a file.")
+    return target
+
+
+def _check_format(ending: str, to: str, task: TextTask) -> None:
+    if ending not in WRITERS:
+        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
+    if ending == ".csv" and task.holds_lists:
+        raise InputError(
+            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
+            f" {to!r}; .csv has no place for them."
+        )
+
+
+def write(
+    config: GenerateConfig,
+    target: Target,
+    *,
+    privacy: Mapping[str, Any],
+    task: TextTask,
+    written: Written,
+    prompts: Sequence[Prompt],
+) -> None:
+    """Writes the files, the statement first: no records lie there without it.
+
+    Records are no more open to other users than the prompts that stand in them, and how many of
+    a user's prompts have become rows the statement does not say.
+
+    Args:
+        config: What was asked for.
+        target: The files.
+        privacy: The run's privacy.json.
+        task: Says whether a template has read the texts.
+        written: After each prompt.
+        prompts: What the model went on from.
+    """
+    unparsed, prompted = written.unparsed(prompts), config.prompts is not None
+    statement = synthetic_record(
+        privacy,
+        run=_name_of(Path(config.run)),
+        task=config.task.name,
+        decode=asdict(config.decode),
+        retries=config.retries,
+        records=len(prompts),
+        unparsed=len(unparsed) if task.written_columns and not prompted else None,
+        prompted=prompted,
+    )
+    target.records.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target.statement, statement)
+    try:
+        for path, rows in ((target.unparsed, unparsed), (target.records, written.rows)):
+            if rows:
+                write_rows(path, rows, mode=_mode(config))
+    except OSError:
+        target.unparsed.unlink(missing_ok=True)
+        target.statement.unlink()
+        raise
+
+
+def _mode(config: GenerateConfig) -> int:
+    if config.prompts is None:
+        return 0o644
+    if config.prompts == MEMORY:
+        return 0o600
+    return 0o600 | (0o644 & Path(config.prompts).expanduser().stat().st_mode)
+
+
+def _target(records: Path) -> Target:
+    stem = records.stem
+    return Target(
+        records=records,
+        statement=records.with_name(f"{stem}.privacy.json"),
+        unparsed=records.with_name(f"{stem}.unparsed.jsonl"),
+    )
+
+
+def _existing(target: Target) -> list[Path]:
+    return [path for path in target if path.exists() or path.is_symlink()]
+
+
+def _name_of(run: Path) -> str:
+    """Returns a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
+    return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)
+
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from dpft.training.rank_memory import (
     memory_by_phase,
     peak_of,
     rank_shapes,
+    shard_size,
 )
-from dpft.training.rank_traffic import shard_size
 from dpft.training.training_config import AUTO
 
 GIGABYTE = 10**9

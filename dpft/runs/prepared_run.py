@@ -23,12 +23,10 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.privacy.keys import secret_key
-from dpft.runs.canary_gradients import check_white_box
-from dpft.runs.data_summary import DataSummary, summarize
 from dpft.runs.held_out import Division, divide
 from dpft.runs.modality.base import modality_of
 from dpft.runs.planned_ranks import with_micro_batch_size
-from dpft.runs.records import make_training_set, training_layout, unit_key
+from dpft.runs.records import DataSummary, make_training_set, summarize, training_layout, unit_key
 from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_cost import check_micro_batch_tokens
 from dpft.runs.run_plan import RunPlan, plan_run, public_size, warn_of_noise, with_batch_size
@@ -42,6 +40,7 @@ from dpft.runs.task_model import (
 from dpft.runs.tracking import check_tracking
 from dpft.runs.training import prove_clipper, warn
 from dpft.runs.training_data import load_training_data
+from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.loop import TrainingSet

@@ -1,12 +1,21 @@
-"""``dpft train resume=RUN``: what a run that goes on is bound to, and what may change.
+"""``dpft train resume=RUN`` and restarted processes: what a run that goes on is bound to.
 
 Everything that epsilon rests on stays as it was: task, model, method, privacy, the steps and the
 records. What changes speed alone may be set anew; where it changes bits, steps are not replayed
 (``dpft.training.resume``).
+
+Processes that torchrun or Slurm start anew with the same words resume their run. torchrun's agent
+keeps the run's folder for the processes that it restarts. Whoever reaches the agent's port can
+write there, without a password: so the word is believed only where it leads to a folder of this
+user's, and a run is resumed only if it was begun by the very same words. A job that Slurm requeues
+keeps its name and its folder: its run goes on where a job of that name began it, in a folder of
+this user's, by the very same words. A second start by hand has another name, or none.
 """
 
+import hashlib
 import hmac
 import json
+import os
 import secrets as entropy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +33,7 @@ from dpft.files import write_json
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
+from dpft.parallel.processes import is_restarted, remember, remembered
 from dpft.parallel.submitted import submitted_job
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.planning import make_plan
@@ -42,6 +52,7 @@ from dpft.run_folder import (
     private_path,
 )
 from dpft.runs.exit_codes import say
+from dpft.runs.folder import asked_for, has_begun, job_of
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
 from dpft.runs.spending.with_tokenizer import spent_before, tokenizer_of
@@ -310,3 +321,69 @@ def _read_key(path: Path) -> bytes | None:
             f"{path} is damaged: it must hold a key in hexadecimal; put it back as it was, or begin"
             " a new run."
         ) from error
+
+
+FOLDER = "folder"
+"""Name under which the agent keeps the run's folder."""
+
+
+def keep_folder(folder: Path) -> None:
+    """Tells torchrun's agent, for a restart, where a run that begins has its folder."""
+    remember(FOLDER, str(folder.absolute()))
+
+
+def folder_of_run(command: TrainCommand, folder: Path) -> Path:
+    """Returns the folder of the run that the processes are in, the same after a restart.
+
+    Args:
+        command: As it was given.
+        folder: What this process would call it; its name may be the time of the restart.
+
+    Raises:
+        InputError: The run has begun in a folder that is not there, or not this user's.
+    """
+    known = remembered(FOLDER) if command.resume is None and is_restarted() else None
+    if known is None:
+        return folder
+    path = Path(known)
+    if not path.is_dir() or path.stat().st_uid != os.getuid():
+        raise InputError(
+            f"the run that torchrun starts anew must have its folder here, and {path} is not one of"
+            " yours; put it where the first process runs, or on a disk that all machines share."
+        )
+    return path
+
+
+def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
+    """Returns the command to carry out: to go on, where a restart finds that the run has begun.
+
+    Args:
+        command: As it was given, to begin a run or to go on with one.
+        folder: The run's.
+
+    Raises:
+        InputError: As ``resumed_configuration``, or the run there was begun by other words.
+    """
+    if command.resume is not None or not has_begun(folder):
+        return command
+    if not is_restarted() and not is_requeued(folder):
+        return command
+    if asked_for(folder) != digest_of(command.settings()):
+        raise InputError(
+            f"the run that is started anew must be the one in {folder}, which was begun by"
+            " other words; start it by its own words, or go on with it by resume=RUN."
+        )
+    goes_on = resumed_configuration(str(folder), {}, ())
+    return replace(goes_on, parallel=command.parallel)
+
+
+def is_requeued(folder: Path) -> bool:
+    """Returns whether the job that this process is in has begun the run in a folder before."""
+    job = submitted_job()
+    return job is not None and folder.stat().st_uid == os.getuid() and job_of(folder) == job
+
+
+def digest_of(config: TrainConfig) -> str:
+    """Returns what tells a configuration from any other, as it was asked for."""
+    words = json.dumps(plain(config), sort_keys=True, default=str)
+    return hashlib.sha256(words.encode()).hexdigest()

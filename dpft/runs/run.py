@@ -25,27 +25,29 @@ from dpft.parallel.silence import without_logging
 from dpft.privacy.witness import Handover, Witness
 from dpft.reports.accounting.plan_table import in_words
 from dpft.reports.run.metrics_files import read_own_evaluations
-from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, hold_run
+from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, WHITE_BOX, hold_run, private_path
 from dpft.runs.beginning import write_beginning
-from dpft.runs.crashes import crash_kept
-from dpft.runs.data_summary import write_summary
+from dpft.runs.ending import report
 from dpft.runs.evaluation import write_scores
+from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, refuse_used_folder
 from dpft.runs.held_out import not_evaluated
-from dpft.runs.outcome import report
 from dpft.runs.prepared_run import Planner, Prepared, prepare
-from dpft.runs.restarting import digest_of, folder_of_run, keep_folder, restarted_command
+from dpft.runs.records import write_summary
 from dpft.runs.resuming import (
     Secrets,
+    digest_of,
+    folder_of_run,
     has_scores,
     hint_of_resume,
+    keep_folder,
     read_secrets,
+    restarted_command,
     same_records,
 )
 from dpft.runs.run_cost import foretell
 from dpft.runs.run_plan import plan_run
-from dpft.runs.scheduled_scores import scheduled_scores
-from dpft.runs.scoring import score
+from dpft.runs.scheduled_scores import scheduled_scores, score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
 from dpft.runs.spending.spent_run import check_model, read_ended_ledger
@@ -59,7 +61,7 @@ from dpft.runs.together import (
 )
 from dpft.runs.tracking import conclude, tracked
 from dpft.runs.training import digests_at_start, train
-from dpft.runs.white_box import white_box
+from dpft.runs.white_box import WhiteBoxListener, white_box
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import ResumePoint, find_resume_point
@@ -232,6 +234,17 @@ def go_on(
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
 
 
+def _white_box(prepared: Prepared, folder: Path) -> tuple[WhiteBoxListener, ...]:
+    """Returns who holds a run's steps against its canaries; nobody where it was not asked for."""
+    config = prepared.config
+    if not config.audit.white_box:
+        return ()
+    device, path = prepared.training_set.device, private_path(folder, WHITE_BOX)
+    return (
+        white_box(prepared.model, prepared.encoding, config.task, prepared.canaries, device, path),
+    )
+
+
 def _foretold(prepared: Prepared, resume_point: ResumePoint | None) -> float:
     """Returns the seconds that the steps which are left will take, and logs them; 0 for none."""
     taken = 0 if resume_point is None else resume_point.checkpoint.step
@@ -268,7 +281,7 @@ def finish(
             ranks.first(write_scores, config, folder, evaluations)
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
-        canaries = ranks.first(white_box, prepared, folder) or ()
+        canaries = ranks.first(_white_box, prepared, folder) or ()
         train(
             config,
             plan,

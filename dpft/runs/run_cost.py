@@ -7,13 +7,15 @@ records' owner alone sees it, on a terminal, it may follow their mean length (``
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
+from dpft.data.layout import Layout
 from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
 from dpft.kinds import Head
@@ -22,10 +24,9 @@ from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
 from dpft.reports.accounting.plan_table import in_words
-from dpft.runs.fused_heads import with_fused_head
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spent_epsilon import leading_accountant
-from dpft.runs.task_model import layout_of, training_head
+from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing
 from dpft.tasks.base import Task, TextualTask
 from dpft.training.estimate import (
@@ -33,9 +34,48 @@ from dpft.training.estimate import (
     ModelShapes,
     estimate,
     model_shapes,
+    probe_machine,
 )
-from dpft.training.positions import record_positions
-from dpft.training.probe import probe_machine
+from dpft.training.self_check import synthetic_losses
+
+MATRIX = 2
+
+
+def record_positions(model: nn.Module, layout: Layout) -> Mapping[str, float] | None:
+    """Returns how often a record uses each layer, by the layer's name; None for texts.
+
+    Args:
+        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
+        layout: How rows lie in a batch.
+    """
+    if layout.has_lengths:
+        return None
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        model.to_empty(device="cpu")
+    found: dict[str, float] = {}
+
+    def watch(name: str, module: nn.Module, weight: Tensor) -> Any:
+        def called(_: nn.Module, given: Any, outcome: Any) -> None:
+            if isinstance(outcome, Tensor):
+                found[name] = found.get(name, 0.0) + outcome.numel() / len(weight)
+
+        return module.register_forward_hook(called)
+
+    matrices = {
+        name: (module, parameter)
+        for name, module in model.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        if own == "weight" and parameter.dim() >= MATRIX
+    }
+    handles = [watch(name, module, weight) for name, (module, weight) in matrices.items()]
+    losses = synthetic_losses(model, 1, 1, layout=layout)
+    with fake:
+        losses()
+    for handle in handles:
+        handle.remove()
+    return found
+
 
 LEAST_PROBED = 1024
 """Rows of the product by which the machine is probed: of fewer, its calls would be timed."""

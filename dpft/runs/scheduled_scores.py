@@ -1,9 +1,10 @@
-"""Scores of a public split while a run trains, ``eval.every_steps`` or ``eval.every_epochs``.
+"""Scores of a run's model: before and after training, and of a public split while it trains.
 
-What figures of score against epochs are drawn of (Bu et al. 2022, Figures 1, 3, 4 and 5; Li et al.
-2022, Figure 4). The model is scored between two steps, in eval mode and with torch's random state
-put back, so that training goes on as without it. Each point has the upper bound of epsilon that the
-steps so far had spent; scores of a public split cost nothing.
+``eval.every_steps`` and ``eval.every_epochs`` give the points that figures of score against epochs
+are drawn of (Bu et al. 2022, Figures 1, 3, 4 and 5; Li et al. 2022, Figure 4). The model is scored
+between two steps, in eval mode and with torch's random state put back, so that training goes on as
+without it. Each point has the upper bound of epsilon that the steps so far had spent; scores of a
+public split cost nothing.
 
 A point that appears tells how long the steps before it took, so that points are made at multiples
 of ten steps and appear at boundaries of ``StepWindows`` alone (docs/design.md, rule 7). Until then
@@ -17,11 +18,11 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
-from dpft.records.scores import ScoresByStep, StepPoint, StepScores
+from dpft.records.scores import ScoresByStep, Stage, StepPoint, StepScores
 from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP, private_path
 from dpft.runs.evaluation import evaluate
 from dpft.runs.prepared_run import Prepared
-from dpft.training.windows import WINDOW, StepWindows
+from dpft.training.listeners import WINDOW, StepWindows
 
 logger = logging.getLogger(__name__)
 
@@ -150,3 +151,25 @@ def _in_words(point: StepPoint) -> str:
 
 def _read(path: Path) -> tuple[StepPoint, ...]:
     return read_record(path, ScoresByStep).points if path.exists() else ()
+
+
+def score(prepared: Prepared, stage: Stage, ranks: Ranks = ALONE) -> list[Evaluation]:
+    """Returns the scores of a run's model before or after training; none where nothing is scored.
+
+    Args:
+        prepared: The run.
+        stage: "before" or "after" training.
+        ranks: The run's processes, each of which reads a share of the records.
+    """
+    scored = prepared.division.scored
+    if scored:
+        logger.info("evaluating %s fine-tuning", stage)
+    return evaluate(
+        prepared.config,
+        prepared.model,
+        prepared.encoding,
+        scored,
+        stage=stage,
+        extra_positions=prepared.config.method.extra_positions,
+        ranks=ranks,
+    )

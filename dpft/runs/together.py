@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 import secrets as entropy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,7 @@ from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import KEY_BYTES, new_key
+from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.keys import secret_key
@@ -32,8 +33,57 @@ from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import unit_key
 from dpft.runs.resuming import Secrets
-from dpft.training.arithmetic import bits_of_a_gradient, processor
+from dpft.training.precision import autocast
+from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
 from dpft.training.training_state import model_state
+
+ROWS = 3
+
+
+def processor(device: torch.device) -> tuple[str, ...]:
+    """Returns the names of what a process computes with, and how many threads it has."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    threads = torch.get_num_threads()
+    return device.type, name, torch.backends.cpu.get_cpu_capability(), str(threads)
+
+
+def bits_of_a_gradient(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    max_length: int,
+    precision: str,
+    unsharded: Mapping[str, nn.Parameter] | None = None,
+) -> str:
+    """Returns a hash of losses and gradients of synthetic records, in evaluation mode.
+
+    Args:
+        model: On its device; its gradients and mode stay as they are.
+        layout: How rows lie in a batch.
+        max_length: Of the longest record.
+        precision: What losses are computed in.
+        unsharded: Of a model in shards, what bears its parameters' names while it runs.
+    """
+    was_training = model.training
+    model.eval()
+    digest = hashlib.sha256()
+    now = dict(model.named_parameters()) if unsharded is None else unsharded
+    trainable = [now[name] for name, p in model.named_parameters() if p.requires_grad]
+    for longest in sorted({min(SHORT_LENGTH, max_length), max_length}):
+        compute = synthetic_losses(model, ROWS, longest, layout=layout)
+        with autocast(precision, trainable[0].device):
+            losses = compute()
+        gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)
+        _add(digest, [losses.detach(), *(each for each in gradients if each is not None)])
+    model.train(was_training)
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
+
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 """What else decides what a process computes."""

@@ -1,26 +1,208 @@
-"""``tracking=``: what a run tells a tracker beside its steps, its configuration and its results.
+"""``tracking=``: what a run tells trackers: public quantities of steps, configuration, results.
 
-Both are what the public files of the run's folder say: config.yaml as the report shows it, the
-plan, privacy.json, and of metrics.json the entries of public splits alone (docs/design.md, rule 8).
+Of a step: steps taken, the learning rate, the upper bound of epsilon spent so far (once its tight
+curve is computed, so that it never falls) and steps per second. Never a loss, a gradient norm, a
+clipped share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes nothing about that.
+Every point carries a time, and a step's time follows its drawn size: so points lie at boundaries of
+windows of ten steps and more, which bar and log lines share (docs/design.md, rule 7). Configuration
+and results are what the public files of the run's folder say: config.yaml as the report shows it,
+the plan, privacy.json, and of metrics.json the entries of public splits alone (rule 8).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
+from dpft.errors import StateError
+from dpft.files import write_json
 from dpft.records.scores import ScoreEntry
 from dpft.reports.run.metrics_files import read_evaluations
 from dpft.reports.run.recipe import public_configuration
 from dpft.reports.run.run_record import read_overrides, read_privacy
-from dpft.run_folder import PRIVACY
+from dpft.run_folder import PRIVACY, TRACKING
 from dpft.runs.run_plan import RunPlan
+from dpft.training.listeners import PublicStep, StepWindows
 from dpft.training.resume import find_resume_point
-from dpft.training.trackers.base import TrackerConfig
-from dpft.training.tracking import Tracking, open_tracking
+from dpft.training.trackers.base import Place, Tracker, TrackerConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """How far a tracker has come, over all sessions of its run."""
+
+    run_id: str
+    last_step: int = 0
+    """That of the last point; replayed steps up to it are not written again."""
+    concluded: bool = False
+
+
+class Tracking:
+    """Listens to the steps of a session and writes some of them.
+
+    A tracker that fails is left alone from then on: a step that is spent must not be lost for it.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        *,
+        name: str,
+        path: Path,
+        written: Written,
+        every: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Goes on where ``written`` says.
+
+        Args:
+            tracker: Open.
+            name: Of the tracker, for the warning.
+            path: Where how far it has come is kept.
+            written: What that is.
+            every: Steps between two points, rounded up to whole tens.
+            clock: Seconds since the epoch.
+        """
+        self._tracker, self._name, self._path = tracker, name, path
+        self._written, self._every, self._clock = written, every, clock
+        self._start = self._step = 0
+        self._marked_step: int | None = None
+        """The last boundary that this session has come to; rates count from there."""
+        self._marked_time = clock()
+        self._at_boundary = True
+        """Whether now is a time that may show."""
+        self._failed = False
+
+    def begin(self, step: int) -> None:
+        """See ``StepListener``."""
+        self._start = self._step = step
+        self._marked_step, self._marked_time = None, self._clock()
+        self._at_boundary = True
+
+    def after_step(self, public: PublicStep) -> None:
+        """See ``StepListener``; what is written at a boundary is of the steps since the last."""
+        self._step = public.step
+        self._at_boundary = StepWindows(self._start, public.last_step).shows(public.step)
+        windows = StepWindows(self._start, public.last_step, every=self._every)
+        if not windows.shows(public.step):
+            return
+        if self._marked_step is None and windows.starts_on_grid:
+            self._marked_step = self._start
+        before, began = self._marked_step, self._marked_time
+        self._marked_step, self._marked_time = public.step, self._clock()
+        if public.step <= self._written.last_step:
+            return
+        values = {"train/learning_rate": public.learning_rate}
+        if before is not None:
+            seconds = max(self._marked_time - began, 1e-9)
+            values["train/steps_per_second"] = (public.step - before) / seconds
+        if public.epsilon is not None and public.epsilon.settled:
+            values["privacy/epsilon"] = public.epsilon.epsilon
+        self._guard(lambda: self._write(values))
+
+    def conclude(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes what is known at the end, once in a run; all of it must be public.
+
+        Args:
+            step: Steps that the weights have taken.
+            values: Tag to value.
+        """
+        if self._at_boundary:
+            self._marked_time = self._clock()
+        # else: of so few steps it shows when they began, not when they ended
+        if not self._written.concluded:
+            self._guard(lambda: self._conclude(step, values))
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the session."""
+        self._guard(lambda: self._tracker.close(failed=failed))
+
+    def _write(self, values: Mapping[str, float]) -> None:
+        # Noted first: a kill between the two costs a point, and doubles none.
+        self._note(replace(self._written, last_step=self._step))
+        self._tracker.write(self._step, _finite(values), self._marked_time)
+
+    def _conclude(self, step: int, values: Mapping[str, float]) -> None:
+        self._note(replace(self._written, concluded=True))
+        self._tracker.conclude(step, _finite(values), self._marked_time)
+
+    def _note(self, written: Written) -> None:
+        write_json(self._path, asdict(written))
+        self._written = written
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            action()
+        except Exception as error:  # Whatever a tracker's library raises, the steps are spent.
+            self._failed = True
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            logger.warning(
+                "tracking=%s failed, and the run goes on without it: %s", self._name, reason
+            )
+
+
+@contextmanager
+def open_tracking(
+    config: TrackerConfig, folder: Path, *, public: Mapping[str, Any]
+) -> Iterator[Tracking]:
+    """Gives a session's tracking, closed at the end of the block.
+
+    Args:
+        config: Which tracker.
+        folder: The run's; it exists.
+        public: What the tracker says of the run once, ready for JSON; public.
+
+    Raises:
+        InputError: The tracker cannot be opened.
+        StateError: How far it has come cannot be read.
+    """
+    path = folder / TRACKING / f"{config.name}.json"
+    own = folder / TRACKING / config.name
+    own.mkdir(parents=True, exist_ok=True)
+    goes_on = path.exists()
+    written = _read(path) if goes_on else Written(run_id=uuid4().hex[:8])
+    place = Place(folder=own, run_id=written.run_id, goes_on=goes_on, config=public)
+    tracker = config.open(place)
+    write_json(path, asdict(written))
+    tracking = Tracking(tracker, name=config.name, path=path, written=written, every=config.every)
+    failed = True
+    try:
+        yield tracking
+        failed = False
+    finally:
+        tracking.close(failed=failed)
+
+
+def _read(path: Path) -> Written:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Written(
+            run_id=str(content["run_id"]),
+            last_step=int(content["last_step"]),
+            concluded=bool(content["concluded"]),
+        )
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StateError(
+            f"{path} is damaged: it must hold how far the tracker has come; remove it to begin"
+            " tracking anew, or set tracking=none."
+        ) from error
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
 
 Trackings = tuple[Tracking, ...]
 """One, or none with ``tracking=none``."""

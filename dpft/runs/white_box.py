@@ -3,46 +3,228 @@
 A canary's words have embeddings of their own, whose gradient no other canary's words have a part
 in. What the canary added to a step lies there along its own gradient, so that their inner product
 is larger where it was trained on (the white-box attack of Steinke, Nasr and Jagielski 2023, on the
-rows where a canary is alone). All canaries are asked at every step, whatever their coins
+rows where a canary is alone). All canaries are scored at every step, whatever their coins
 and whatever was drawn, along their gradient at the step's weights, and along the one before
 training: that direction stays, so that noise which two steps share is gone from the difference.
 The noisy gradients are what epsilon covers; the scores stay in private/ all the same, since they
-tell of the coins.
+tell of the coins. An attacker makes of a canary's scores one, without a look at a coin: its worth
+shows in how much the scores of all canaries vary.
+
+Shapes: m canaries, v tokens, d numbers of an embedding, n tokens that one canary has alone.
 """
 
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpft.data.batch import Batch
-from dpft.data.canaries import COIN
+from dpft.data.canaries import COIN, Canary
+from dpft.data.encoding import Encoding
+from dpft.data.layout import Batch
+from dpft.errors import InputError, StateError
 from dpft.files import write_text
 from dpft.generation.inference import evaluation_mode
 from dpft.models.losses import per_example_losses
-from dpft.run_folder import WHITE_BOX, private_path
-from dpft.runs.canary_gradients import (
-    apart,
-    common_directions,
-    embeddings,
-    own_lengths,
-    owners_of,
-    summed_gradients,
-    tables,
-)
-from dpft.runs.white_box_scores import step_lines
+from dpft.run_folder import WHITE_BOX
+from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dpft.runs.prepared_run import Prepared
+
+COMMON = 1
+"""Directions that are taken for common to all canaries; each more costs signal."""
+
+
+def embeddings(model: "PreTrainedModel") -> nn.Embedding:
+    """Returns the table of what a model reads."""
+    table: nn.Embedding = model.get_input_embeddings()  # type: ignore[assignment]
+    return table
+
+
+def check_white_box(model: "PreTrainedModel") -> None:
+    """Refuses to hold steps against canaries where no step moves the embeddings of their words.
+
+    Raises:
+        InputError: The input embeddings do not train.
+    """
+    if not embeddings(model).weight.requires_grad:
+        raise InputError(
+            "audit.white_box=true needs a method that trains the input embeddings, such as"
+            " method=full; set audit.white_box=false, or train_embeddings=true where the method"
+            " has it."
+        )
+
+
+def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:
+    """Returns the sum of the canaries' gradients in each table; nothing of it depends on a coin."""
+    moved = tables(model)
+    sums = [torch.zeros_like(table) for table in moved]
+    with evaluation_mode(model), torch.enable_grad():
+        for batch in batches:
+            loss = per_example_losses(model, batch).sum()
+            for total, gradient in zip(sums, torch.autograd.grad(loss, moved), strict=True):
+                total += gradient
+    return sums
+
+
+def common_directions(rows: Tensor) -> Tensor:
+    """Returns the direction in which rows differ most, shape (1, d).
+
+    Every text makes every word less likely, by the chance that the model gives it there, so that
+    all words' embeddings move along one direction, each by another length. That is a thousand
+    times what one canary does to them, and says nothing of it.
+    """
+    _, _, directions = torch.linalg.svd(_centered(rows), full_matrices=False)
+    found: Tensor = directions[:COMMON]
+    return found
+
+
+def apart(rows: Tensor, common: Tensor) -> Tensor:
+    """Returns rows without their mean and without what lies along common directions."""
+    centered = _centered(rows)
+    return centered - centered @ common.T @ common
+
+
+def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
+    """Returns the norm of each canary's gradient in the embeddings of its own words, shape (m,).
+
+    Args:
+        rows: Of each table the summed gradients of these words, in which hardly anything comes of
+            other canaries once the common part is taken away.
+        owners: Of each of these words the number of its canary.
+        canaries: How many there are.
+    """
+    squares = torch.zeros(canaries, dtype=torch.float64)
+    for each in rows:
+        squares.index_add_(0, owners.cpu(), each.double().square().sum(dim=1).cpu())
+    return squares.sqrt()
+
+
+def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
+    """Returns the embeddings that train, of what is read and what is written; tied ones once."""
+    found: dict[nn.Parameter, None] = {}
+    for module in (embeddings(model), model.get_output_embeddings()):
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.requires_grad:
+            found[weight] = None
+    return list(found)
+
+
+def owners_of(batches: Sequence[Batch], tokens: int) -> Tensor:
+    """Returns of each token the number of the row that alone reads it, or -1, shape (tokens,)."""
+    owners = torch.full((tokens,), -1)
+    rows = [set(_read(batch, row)) for batch in batches for row in range(len(batch))]
+    counts = Counter(token for row in rows for token in row)
+    for number, row in enumerate(rows):
+        owners[[token for token in row if counts[token] == 1]] = number
+    return owners
+
+
+def _read(batch: Batch, row: int) -> Iterator[int]:
+    for name in ("input_ids", "decoder_input_ids"):
+        if name in batch.inputs:
+            yield from batch.inputs[name][row].tolist()
+
+
+def _centered(rows: Tensor) -> Tensor:
+    return rows - rows.mean(dim=0)
+
+
+LEAST_VARIANCE = 1e-30
+"""The least variance that is believed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepScores:
+    """Each canary's score at each step of a run, less the mean of all canaries at that step."""
+
+    now: Tensor
+    """Along the canary's gradient at the step's own weights, shape (steps, m), float64."""
+    before: Tensor
+    """Along its gradient before training, shape (steps, m), float64."""
+
+
+def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
+    """Returns the scores of a run.
+
+    Raises:
+        InputError: Scores of a step are missing.
+        StateError: The file is damaged.
+    """
+    path = folder / WHITE_BOX
+    by_step = {step: json.loads(line) for step, line in step_lines(path)}
+    if set(by_step) != set(range(1, steps + 1)):
+        raise InputError(
+            f"{path} must hold scores of all {steps} steps, got {len(by_step)}: train the run anew"
+            " with audit.white_box=true, or audit it by its model alone with"
+            " audit.white_box=false."
+        )
+    found = {}
+    for name in ("now", "before"):
+        rows = [by_step[step].get(name, ()) for step in sorted(by_step)]
+        if any(len(scores) != canaries for scores in rows):
+            raise _damaged(path)
+        found[name] = _centered_scores(torch.tensor(rows, dtype=torch.float64))
+    return StepScores(now=found["now"], before=found["before"])
+
+
+def sums(scores: StepScores) -> list[float]:
+    """Returns the sum of each canary's scores, shape (m,).
+
+    Each step counts by how little its scores vary, which tells of no coin: where they vary much,
+    it is for what canaries differ in anyway.
+    """
+    weights = 1 / _variances(scores.now)
+    return [float(score) for score in (scores.now * weights).sum(dim=0)]
+
+
+def differences(scores: StepScores) -> list[float]:
+    """Returns how far each canary's scores at two steps in a row are apart, shape (m,).
+
+    Where both steps had the same noise it is gone, and what is left are the canaries that joined
+    one of them alone. Squares are added up, each pair of steps by how little its differences vary:
+    one whose noise is gone, by far the most.
+    """
+    apart = _centered_scores(scores.before[1:] - scores.before[:-1])
+    return [float(score) for score in (apart / _variances(apart)).square().sum(dim=0)]
+
+
+def _variances(rows: Tensor) -> Tensor:
+    return rows.square().mean(dim=1, keepdim=True).clamp(min=LEAST_VARIANCE)
+
+
+def _centered_scores(rows: Tensor) -> Tensor:
+    return rows - rows.mean(dim=1, keepdim=True)
+
+
+def step_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields each step that has scores, with its line; none of a line that was never ended.
+
+    Raises:
+        StateError: The file is damaged.
+    """
+    if not path.exists():
+        return
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    for line in lines:
+        try:
+            yield int(json.loads(line)["step"]), line
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(f"{path} is damaged: it must hold a line of scores for each step.")
+
 
 REACH = 5e-3
 """How far embeddings are moved along a noisy gradient, of their own norm, to see what a loss makes
@@ -155,16 +337,29 @@ def losses_of(model: "PreTrainedModel", batches: Sequence[Batch]) -> Tensor:
         return torch.cat([per_example_losses(model, batch).double().cpu() for batch in batches])
 
 
-def white_box(prepared: "Prepared", folder: Path) -> tuple[WhiteBoxListener, ...]:
-    """Returns who holds a run's steps against its canaries; nobody where it was not asked for."""
-    if not prepared.config.audit.white_box:
-        return ()
-    canaries = [canary for canary in prepared.canaries if canary.kind == COIN]
-    encoded = prepared.encoding.rows([canary.record(prepared.config.task) for canary in canaries])
+def white_box(
+    model: "PreTrainedModel",
+    encoding: Encoding,
+    task: Task,
+    canaries: Sequence[Canary],
+    device: torch.device,
+    path: Path,
+) -> WhiteBoxListener:
+    """Returns the listener that holds a run's steps against its canaries.
+
+    Args:
+        model: As it is before training.
+        encoding: How records become rows.
+        task: Whose records the canaries are.
+        canaries: Of the run; those without a coin are left out.
+        device: The model's.
+        path: Where the scores are written.
+    """
+    coins = [canary for canary in canaries if canary.kind == COIN]
+    encoded = encoding.rows([canary.record(task) for canary in coins])
     pieces = [encoded[at : at + TOGETHER] for at in range(0, len(encoded), TOGETHER)]
-    device = prepared.training_set.device
-    batches = [prepared.encoding.layout.collate(piece).to(device) for piece in pieces]
-    return (listener_of(prepared.model, batches, private_path(folder, WHITE_BOX)),)
+    batches = [encoding.layout.collate(piece).to(device) for piece in pieces]
+    return listener_of(model, batches, path)
 
 
 def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) -> WhiteBoxListener:

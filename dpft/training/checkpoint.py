@@ -1,33 +1,177 @@
 """Checkpoints: all of a run's state between two steps, whole or absent.
 
 A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
-Tensors are safetensors, the rest is JSON; nothing is pickled. Of a model in shards every rank
-writes its own, and the first rank the rest (``checkpoint_tensors``). The secret keys are a file of
-their own, so that they can be deleted. A checkpoint's go when the next checkpoint is complete,
-since the noise of every later step can be computed from them; the last ones go when the run has
-ended.
+Tensors are safetensors, the rest is JSON; nothing is pickled. ``state.json`` has its own checksum
+and every file's. Of a model in shards every rank writes its own, and the first rank the rest
+(``checkpoint_tensors``).
+
+The secret keys are a file of their own, so that they can be deleted. A checkpoint's go when the
+next checkpoint is complete, since the noise of every later step can be computed from them; the last
+ones go when the run has ended. A run that goes on with its keys draws the noise it would have
+drawn. Two folders that both do so, a run and its copy, would put one noise on two sums. So the key
+file records the file system and the number (inode) that it has there, and the checkpoint, which is
+written after it, the moment of its last change (ctime). A copy has another inode. A restored backup
+may have the old one again, since file systems give numbers out anew, or be written over the old
+file: but no program can set a ctime back. A second name for the file (a hard link) is no original
+either. Moving a folder within a file system changes nothing. A rolled-back disk image or virtual
+machine cannot be told.
 """
 
+import hashlib
+import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpft.files import sync_folder
-from dpft.parallel.ranks import ALONE
+from dpft.errors import InputError, StateError
+from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
+from dpft.parallel.shares import in_turn
 from dpft.run_folder import (
     CHECKPOINT,
     KEYS,
+    OPTIMIZER,
     PARTIAL_CHECKPOINT,
+    STATE,
+    WEIGHTS,
     checkpoint_name,
+    shard_name,
 )
-from dpft.training.checkpoint_state import read_state, write_state
-from dpft.training.checkpoint_tensors import check_reachable, restore_tensors, write_tensors
-from dpft.training.key_file import KeyFile, read_key_file, write_key_file
-from dpft.training.tensor_files import checksum
+from dpft.training.checkpoint_tensors import (
+    check_reachable,
+    checksum,
+    restore_tensors,
+    write_tensors,
+)
 from dpft.training.training_state import TrainingState, restore_scheduler
+
+WAY_OUT = (
+    "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
+    " one is kept"
+)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Writes ``state.json``, the last file of a checkpoint."""
+    versioned = {"schema_version": SCHEMA_VERSION, **state}
+    write_json(folder / STATE, {**versioned, "checksum": _digest(versioned)}, mode=0o600)
+
+
+def read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Returns ``state.json`` once its checksum, and those of a rank's share of the files, hold.
+
+    The generator states may be gone: they are deleted when a run has ended.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: A file is missing or damaged.
+    """
+    try:
+        state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        check_version(state["schema_version"], path / STATE)
+        known = state.pop("checksum")
+        if _digest(state) != known or not _names_its_files(state):
+            raise _damaged(path / STATE)
+        names = sorted(n for n in state["checksums"] if n != KEYS)
+        own = [names[place] for place in in_turn(len(names), ranks)]
+        if ranks.is_first and KEYS in state["checksums"] and (path / KEYS).exists():
+            own.append(KEYS)
+        for name in own:
+            _check_file(path / name, state["checksums"][name])
+    except (InputError, StateError):
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StateError(
+            f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
+        ) from error
+    return state
+
+
+def _names_its_files(state: Mapping[str, Any]) -> bool:
+    """Tells whether the checksums are of all files of tensors that there must be, and no others."""
+    names = {name for name in state["checksums"] if name != KEYS}
+    shards = int(state.get("shards", 1))
+    return len(names) == 2 * shards > 0 and names == {
+        shard_name(name, place, shards) for name in (WEIGHTS, OPTIMIZER) for place in range(shards)
+    }
+
+
+def _check_file(path: Path, known: str) -> None:
+    """Holds a file against its checksum.
+
+    Raises:
+        StateError: It is gone or damaged.
+    """
+    try:
+        actual = checksum(path)
+    except FileNotFoundError as error:
+        raise StateError(f"{path} is gone, a file of a checkpoint; {WAY_OUT}.") from error
+    if actual != known:
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+_PLACE = "file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFile:
+    """What a key file says."""
+
+    content: Mapping[str, Any]
+    """What was written; secret."""
+    original: bool
+    """Whether it is the file that was written, and no copy of it."""
+
+
+def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
+    """Writes a new file, for its owner alone, and waits until it is on disk.
+
+    Returns:
+        When it was last changed, for ``read_key_file``, in nanoseconds.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        place = _place(os.fstat(file.fileno()))
+        whole = {"schema_version": SCHEMA_VERSION, _PLACE: place, **content}
+        file.write(json.dumps(whole, indent=2, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_ctime_ns
+
+
+def read_key_file(path: Path, *, changed: int) -> KeyFile:
+    """Returns what ``write_key_file`` wrote; the file must be whole.
+
+    Args:
+        path: The file.
+        changed: What ``write_key_file`` returned.
+
+    Raises:
+        InputError: It is of another schema version.
+    """
+    with path.open(encoding="utf-8") as file:
+        written = dict(json.load(file))
+        status = os.fstat(file.fileno())
+    check_version(written.pop("schema_version"), path)
+    in_place = written.pop(_PLACE, None) == _place(status)
+    untouched = status.st_ctime_ns == changed and status.st_nlink == 1
+    return KeyFile(content=written, original=in_place and untouched)
+
+
+def _place(status: os.stat_result) -> dict[str, int]:
+    return {"device": status.st_dev, "inode": status.st_ino}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,19 @@
-"""What others may hear of a step while it is taken: public things only (docs/design.md, rule 7).
+"""Listeners of a training session: what they are told of a step, and at which steps it may show.
 
-A listener is told no loss, no norm and no drawn size. That a step has ended it hears at once, so it
-must show no time of a single one: see ``tracking``.
+They are told public things only: no loss, no norm and no drawn size (docs/design.md, rule 7). How
+long a step takes follows the size of its drawn batch, which is private, and everything that appears
+while training (a bar that moves, a line, a point of a tracker, a head that a witness is handed)
+tells a time. So all of it appears at boundaries of windows alone, ten steps apart or more. Ten
+steps mitigate: epsilon does not cover times. The last head, that of the ledger's closing line, is
+handed over when the run has been evaluated.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.privacy.ledger import Ledger
+from dpft.privacy.witness import Handover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +54,80 @@ class StepListener(Protocol):
 
     def after_step(self, public: PublicStep) -> None:
         """Hears that a step was taken; must not raise, since the step is spent."""
+
+
+WINDOW = 10
+"""Fewest steps whose time together may show."""
+
+
+@dataclass(frozen=True)
+class StepWindows:
+    """The boundaries at which a session may show how far it has come.
+
+    They lie on one grid of the run's steps, multiples of ``every``, not of the session's: sessions
+    that take the same steps again, with the same batches, would else show windows that differ by a
+    few steps. A last window below ``every`` joins the one before.
+
+    Guarantees:
+        The time between two boundaries, of whatever sessions and of whatever ``every``, is that of
+        whole windows of ten steps or more, which do not overlap; so is every sum and difference of
+        such times. When a session itself begins off the grid or breaks off is not hidden here.
+
+    Attributes:
+        start: Steps taken before the session.
+        last_step: The step to end at.
+        every: Steps of a window; rounded up to whole tens, so that all boundaries are on one grid.
+    """
+
+    start: int
+    last_step: int
+    every: int = WINDOW
+
+    @property
+    def starts_on_grid(self) -> bool:
+        """Whether the session's start is a boundary, from which a rate may be counted."""
+        return self._is_boundary(self.start)
+
+    @property
+    def first(self) -> int | None:
+        """The first step that shows; None where fewer than a window are left."""
+        # off the grid, the one after the next boundary may be the last and near it
+        within = range(self.start + 1, min(self.last_step, self.start + 3 * self._width) + 1)
+        return next((step for step in within if self.shows(step)), None)
+
+    def shows(self, step: int) -> bool:
+        """Returns whether it may show that ``step`` steps are taken, now that they are."""
+        return self._is_boundary(step) and step - self.start >= self._width
+
+    @property
+    def _width(self) -> int:
+        return -(-max(self.every, WINDOW) // WINDOW) * WINDOW
+
+    def _is_boundary(self, step: int) -> bool:
+        left = self.last_step - step
+        return left == 0 or (step % self._width == 0 and left >= self._width)
+
+
+class HeadWitness:
+    """Listens to the steps of a session and hands over some heads."""
+
+    def __init__(self, handover: Handover, ledger: Ledger, *, every: int | None) -> None:
+        """Prepares to hand over the heads of a session.
+
+        Args:
+            handover: To the witness.
+            ledger: The run's, being written.
+            every: Steps between two checkpoints; heads lie at least so far apart.
+        """
+        self._handover, self._ledger = handover, ledger
+        self._every = max(WINDOW, every or 0)
+        self._start = 0
+
+    def begin(self, step: int) -> None:
+        """See ``StepListener``."""
+        self._start = step
+
+    def after_step(self, public: PublicStep) -> None:
+        """See ``StepListener``; heads follow the windows that everything shown follows."""
+        if StepWindows(self._start, public.last_step, every=self._every).shows(public.step):
+            self._handover.hand_over(self._ledger.lines, self._ledger.head)

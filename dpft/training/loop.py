@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpft.data.batch import Batch
-from dpft.data.layout import Layout
+from dpft.data.layout import Batch, Layout
 from dpft.data.micro_batches import micro_batches
 from dpft.data.views import View, ViewBits, ViewedRows
 from dpft.errors import RunError

@@ -29,6 +29,7 @@ from dpft.privacy.step_log import NoLedger, StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
+from dpft.training.listeners import HeadWitness
 from dpft.training.loss_scale import LOSS_SCALE, AdaptiveLossScale, scale_record, scaled
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
@@ -45,7 +46,6 @@ from dpft.training.training_state import (
     moved_while_frozen,
     optimized_parameters,
 )
-from dpft.training.witnessing import HeadWitness
 
 logger = logging.getLogger(__name__)
 

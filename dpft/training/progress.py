@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.rounding import round_up
 from dpft.startup import TRAINING, doing, end_startup
-from dpft.training.windows import StepWindows
+from dpft.training.listeners import StepWindows
 
 logger = logging.getLogger(__name__)
 

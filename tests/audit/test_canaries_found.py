@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.audit.canaries_found import canaries_found
+from dpft.audit.leakage import canaries_found
 from dpft.errors import StateError
 from dpft.records.audits import CanariesInTexts
 from dpft.records.canaries import KeptCanaries, KeptCanary

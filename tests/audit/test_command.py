@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpft.audit.audit_config import AuditConfig
-from dpft.audit.base import Finding
+from dpft.audit.base import AuditConfig, Finding
 from dpft.audit.command import show
 from dpft.audit.kinds.membership import MembershipAudit
 from dpft.reports.terminal import Grid

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dpft.audit.leakage import Leakage, allowed_share, leakage_of, most_found
-from dpft.audit.synthetic_plots import runs_plot
+from dpft.audit.synthetic_page import runs_plot
 
 WORDS = [f"w{number}" for number in range(50)]
 

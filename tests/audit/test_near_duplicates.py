@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dpft.audit import extra
+from dpft.audit import base
 from dpft.audit.near_duplicates import (
     THRESHOLD,
     NearDuplicates,
@@ -78,6 +78,6 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(extra.importlib, "import_module", missing)
+    monkeypatch.setattr(base.importlib, "import_module", missing)
     with pytest.raises(InputError, match=r"needs datasketch, .*pip install 'dpft\[audit\]'"):
         NearDuplicates([LONG])

@@ -27,7 +27,7 @@ NOT_WANTED = "about what the run was trained without, which only who audits it m
 CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 
 WHERE = {
-    "audit_config.AuditConfig.__post_init__": ASKED,
+    "base.AuditConfig.__post_init__": ASKED,
     "base.expect": ASKED,
     "prefixes.hidden_of": ASKED,
     "kinds.memorization.Memorization.__post_init__": ASKED,
@@ -38,7 +38,7 @@ WHERE = {
     "command._privacy": FILES,
     "run_records._gone": FILES,
     "run_records._others": FILES,
-    "extra.needed": INSTALLED,
+    "base.needed": INSTALLED,
     "membership_audit._records": NOT_WANTED,
     "run_records.check_writes_texts": NOT_WANTED,
     "kinds.exposure.canaries_of": NOT_WANTED,

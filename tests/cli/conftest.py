@@ -16,7 +16,7 @@ import pytest
 
 from dpft.cli import hydra_app, main, subcommand
 from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.config import hydra_setup
+from dpft.config import hydra_errors
 from dpft.config.convert import by_name
 from dpft.config.location import config_directory
 from dpft.errors import InputError, StateError
@@ -99,7 +99,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": by_name(method_class)}, run=run_fake)
     monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
-    for user in (hydra_app, subcommand, hydra_setup):
+    for user in (hydra_app, subcommand, hydra_errors):
         monkeypatch.setattr(user, "config_directory", lambda: conf)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

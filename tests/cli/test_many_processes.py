@@ -6,8 +6,8 @@ import pytest
 
 from dpft.cli import hydra_app
 from dpft.cli.hydra_app import run_hydra
-from dpft.cli.launched import passed_on
 from dpft.cli.main import SUBCOMMANDS, main
+from dpft.cli.train import passed_on
 from dpft.parallel import launching, silence
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import SHARED

@@ -9,14 +9,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from docs.tools.pages import all_pages, named_commands
-from dpft.audit.audit_config import POLYMORPHIC as AUDIT
-from dpft.audit.audit_config import AuditConfig
+from dpft.audit.base import POLYMORPHIC as AUDIT
+from dpft.audit.base import AuditConfig
 from dpft.cli.list import expand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import AccountConfig
 from dpft.config.doctor import DoctorConfig
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.listing import ListConfig
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
@@ -24,7 +24,7 @@ from dpft.config.report import ReportConfig
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
-from dpft.runs.overrides import without_recipes_promise
+from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow_but
 
 CONF = config_directory()

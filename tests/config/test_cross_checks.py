@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from dpft.config.cross_checks import CrossCheck, CrossChecked
+from dpft.config.convert import CrossCheck, CrossChecked
 from dpft.config.load import from_values
 from dpft.errors import InputError
 

@@ -4,7 +4,7 @@ from typing import get_type_hints
 
 import pytest
 
-from dpft.config.field_docs import field_sentences, first_sentence
+from dpft.config.help_text import field_sentences, first_sentence
 from dpft.config.keys import configuration_fields, dataclass_in
 from dpft.methods.base import METHODS
 from dpft.privacy.privacy_config import PRIVACY_CHOICES

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dpft.config.keys import KEYS_OF_THE_LIBRARY, in_keys, known_keys, nearest_keys, unknown_key
-from dpft.config.other_names import MEANT
+from dpft.config.keys import (
+    KEYS_OF_THE_LIBRARY,
+    MEANT,
+    in_keys,
+    known_keys,
+    nearest_keys,
+    unknown_key,
+)
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.methods.lora import Lora
 from dpft.privacy import clipping

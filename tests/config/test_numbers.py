@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from dpft.config import schema
 from dpft.config.convert import union_members
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.keys import in_keys
 from dpft.config.load import load
 from dpft.config.location import config_directory

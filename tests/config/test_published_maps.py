@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load, load_saved, to_yaml
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig

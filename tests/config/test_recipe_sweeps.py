@@ -12,12 +12,12 @@ from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.account import AccountConfig
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 from dpft.privacy.plan import planned_steps
-from dpft.runs.overrides import without_recipes_promise
+from dpft.runs.configuring import without_recipes_promise
 
 EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))
 SWEEPS = [path for path in EXPERIMENTS if "--multirun" in path.read_text().splitlines()[1]]

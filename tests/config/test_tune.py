@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC

@@ -4,8 +4,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dpft.data.downloads import fetch
-from dpft.data.sources import load_examples
+from dpft.data.sources import fetch, load_examples
 from dpft.errors import InputError
 from dpft.tasks.e2e import E2ETask
 

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dpft.data import tokenization
-from dpft.data.text_rows import tokenize_together
+from dpft.data.encoding import tokenize_together
 from dpft.data.tokenization import has_plain_call, token_ids, tokenize
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.records import Example

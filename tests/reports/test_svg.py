@@ -3,7 +3,7 @@ import re
 import pytest
 from markupsafe import Markup
 
-from dpft.reports.svg import draw_svg
+from dpft.reports.plots import draw_svg
 
 
 def line(axes) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
-from dpft.runs.announcing import announce, what_is_trained
+from dpft.runs.early import announce, what_is_trained
 
 
 def command(*words: str) -> TrainCommand:
@@ -76,7 +76,7 @@ class Stop(logging.Filter):
     def filter(self, record):
         sys.exit(100 if "torch" in sys.modules else 50)
 
-logging.getLogger("dpft.runs.announcing").addFilter(Stop())
+logging.getLogger("dpft.runs.early").addFilter(Stop())
 sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.reports.run.sections import origin_rows, title
-from dpft.runs.begun import checked_out_commit, origin, read_begun, write_begun
+from dpft.runs.folder import checked_out_commit, origin, read_begun, write_begun
 from tests.config.test_conf import loaded
 from tests.models import small
 from tests.reports.run.test_report import CONFIG

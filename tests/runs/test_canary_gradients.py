@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dpft.data.batch import Batch
+from dpft.data.layout import Batch
 from dpft.models.losses import per_example_losses
-from dpft.runs.canary_gradients import (
+from dpft.runs.white_box import (
     apart,
     common_directions,
     own_lengths,

@@ -11,7 +11,7 @@ from dpft import errors
 from dpft.cli.subcommand import Subcommand
 from dpft.errors import InputError, note_records_read
 from dpft.run_folder import TRACEBACK
-from dpft.runs.crashes import crash_kept, where
+from dpft.runs.exit_codes import crash_kept, where
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
-from dpft.runs.data_summary import render, summarize
 from dpft.runs.held_out import Division
+from dpft.runs.records import render, summarize
 from dpft.runs.training_data import TrainingData
 from dpft.tasks.records import Example
 from dpft.training.loop import TrainingSet

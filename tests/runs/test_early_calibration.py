@@ -5,7 +5,7 @@ import pytest
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.early import Target
 from dpft.records.ledger import Calibration
-from dpft.runs.early_calibration import early_calibration, target_of
+from dpft.runs.early import early_calibration, target_of
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.config.test_conf import loaded
 

@@ -15,9 +15,8 @@ from dpft.fused_head import LossHead, fuse_head, loss_head_of
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses
-from dpft.runs.fused_heads import PLAIN
 from dpft.runs.run_cost import planned_model
-from dpft.runs.task_model import training_head
+from dpft.runs.task_model import PLAIN, training_head
 from tests.config.test_conf import loaded
 
 SIZES: dict[str, Any] = {

@@ -11,9 +11,8 @@ import pytest
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.runs import generated_files
-from dpft.runs.generated_files import Target, new_files, write
-from dpft.runs.written_records import Written
+from dpft.runs import generation
+from dpft.runs.generation import Target, Written, new_files, write
 from dpft.tasks.custom_chats import CustomChats
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.dart import DartTask
@@ -103,7 +102,7 @@ def test_records_that_cannot_be_written_leave_no_statement(
             return
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(generated_files, "write_rows", full_disk)
+    monkeypatch.setattr(generation, "write_rows", full_disk)
     with pytest.raises(OSError, match="No space left"):
         put(target)
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import pytest
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig
-from dpft.runs.modality.lengths import check_lengths, fitted_task
+from dpft.runs.modality.text import check_lengths, fitted_task
 from dpft.runs.task_model import fitted_to
 from tests.config.test_conf import loaded
 from tests.models import small

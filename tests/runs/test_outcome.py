@@ -14,7 +14,7 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.witness import Handover, make_witness
-from dpft.runs.outcome import report
+from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
 from dpft.runs.witnessing import hand_over_end
 from dpft.training.private_run import train_privately

@@ -12,7 +12,7 @@ from dpft.config.schema import EvaluateConfig, TrainCommand
 from dpft.config.words import Words
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.runs.overrides import (
+from dpft.runs.configuring import (
     checked_overrides,
     inherit,
     with_model_of_path,

@@ -10,7 +10,7 @@ from dpft.errors import InputError
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs import planned_run
 from dpft.runs.planned_run import describe_run
-from dpft.training import probe
+from dpft.training import estimate
 from tests.config.test_conf import loaded
 from tests.models import small
 
@@ -24,7 +24,7 @@ class Measured:
 
 @pytest.fixture(autouse=True)
 def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from dpft.models.architecture import read_architecture
 from dpft.runs import run_cost as module
 from dpft.runs.run_cost import check_micro_batch_tokens, foretell
 from dpft.runs.run_plan import plan_run
-from dpft.training import probe
+from dpft.training import estimate
 from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -88,7 +88,7 @@ def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_al
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(probe, "SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "SECONDS", 0.0)
     stderr = Stream()
     stderr.terminal = terminal
     monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stderr))

@@ -8,8 +8,8 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.models.source import ModelConfig
-from dpft.reports.run.started_from import started_from, starting_sentences
-from dpft.runs.spending.starting_models import starting_models
+from dpft.reports.run.provenance import started_from, starting_sentences
+from dpft.runs.beginning import starting_models
 
 PROMISED: dict[str, Any] = {
     "schema_version": 1, "private": True, "epsilon": 3.0, "delta": 1e-6, "accountant": "prv",

@@ -18,8 +18,8 @@ from dpft.models.loading import load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.models.vocabulary import add_tokens
-from dpft.runs.modality.lengths import check_lengths
-from dpft.runs.overrides import checked_overrides
+from dpft.runs.configuring import checked_overrides
+from dpft.runs.modality.text import check_lengths
 from dpft.runs.task_model import (
     encoding_of,
     fitted_to,

@@ -8,14 +8,21 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dpft.config.schema import TrainCommand
-from dpft.data.batch import Batch
+from dpft.data.layout import Batch
 from dpft.errors import InputError, StateError
 from dpft.models.losses import per_example_losses
 from dpft.run_folder import WHITE_BOX
-from dpft.runs.canary_gradients import check_white_box, tables
 from dpft.runs.sharding import check_sharding
-from dpft.runs.white_box import WhiteBoxListener, listener_of
-from dpft.runs.white_box_scores import StepScores, differences, read_white_box, sums
+from dpft.runs.white_box import (
+    StepScores,
+    WhiteBoxListener,
+    check_white_box,
+    differences,
+    listener_of,
+    read_white_box,
+    sums,
+    tables,
+)
 from dpft.training.listeners import PublicStep
 from tests.config.test_conf import loaded
 from tests.stories.tiny import TRAINING, make_workspace

@@ -7,8 +7,8 @@ import pytest
 
 from dpft.config.schema import GenerateConfig
 from dpft.generation.decoding import DecodeConfig, Draws
-from dpft.runs import written_records
-from dpft.runs.written_records import Written, write_records
+from dpft.runs import generation
+from dpft.runs.generation import Written, write_records
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 
@@ -92,7 +92,7 @@ def test_a_bar_counts_the_records_and_those_of_each_further_attempt(
 ) -> None:
     shown: list[tuple[object, ...]] = []
     bar = nullcontext(lambda *moved: shown.append(moved))
-    monkeypatch.setattr(written_records, "batch_progress", lambda **_: bar)
+    monkeypatch.setattr(generation, "batch_progress", lambda **_: bar)
     written(Model(), retries=1)
     assert shown == [
         *(("records", 2, 5), ("records", 4, 5), ("records", 5, 5)),

@@ -33,7 +33,7 @@ def _half_a_line(ledger: Any, entry: Any) -> None:
     _kill()
 
 
-def _half_the_tensors(_: Any, path: Path) -> None:
+def _half_of_them(_: Any, path: Path) -> None:
     path.write_bytes(b"half")
     _kill()
 
@@ -48,12 +48,12 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "between journal and ledger": ("dpft.privacy.ledger", "Ledger.append", _kill),
     "inside the ledger's write": ("dpft.privacy.ledger", "Ledger._write", _half_a_line),
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
-    "inside a checkpoint's write": ("dpft.training.tensor_files", "save_file", _half_the_tensors),
+    "inside a checkpoint's write": ("dpft.training.checkpoint_tensors", "save_file", _half_of_them),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
-    "inside the evaluation": ("dpft.runs.scoring", "evaluate", _kill),
+    "inside the evaluation": ("dpft.runs.scheduled_scores", "evaluate", _kill),
     "waiting in a step": ("dpft.training.loop", "per_example_losses", _wait),
-    "waiting in an evaluation": ("dpft.runs.scoring", "evaluate", _wait),
-    "inside the report": ("dpft.runs.outcome", "write_report", _kill),
+    "waiting in an evaluation": ("dpft.runs.scheduled_scores", "evaluate", _wait),
+    "inside the report": ("dpft.runs.ending", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
-from dpft.runs import outcome as run_outcome
+from dpft.runs import ending as run_ending
 from dpft.runs import training
 from dpft.training import session
 from dpft.training.checkpoint import checkpoints, read_checkpoint
@@ -109,8 +109,8 @@ FULL = {
     "a checkpoint's optimizer": (session, "save_checkpoint", 2, 400_000),
     "the ledger": (JournaledLedger, "record_step", 4, 0),
     "the model": (training.Session, "save_model", 1, 0),
-    "the scores": (run_outcome, "write_scores", 1, 0),
-    "the report": (run_outcome, "write_report", 1, 0),
+    "the scores": (run_ending, "write_scores", 1, 0),
+    "the report": (run_ending, "write_report", 1, 0),
 }
 """What does not fit: function before whose call the disk fills, its number, bytes left."""
 STANDS = {

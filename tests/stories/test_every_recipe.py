@@ -39,7 +39,7 @@ from transformers import (
 )
 
 import dpft.runs.run  # noqa: F401  as sklearn
-from dpft.config.hydra_setup import register_resolver
+from dpft.config.hydra_errors import register_resolver
 from dpft.config.location import config_directory
 from dpft.models.source import EMBEDDED_MODEL
 from tests.data.images import made

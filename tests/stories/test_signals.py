@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dpft.privacy.journal import JournaledLedger
-from dpft.runs import outcome as run_outcome
-from dpft.runs import scoring
-from dpft.training import loop, tensor_files
+from dpft.runs import ending as run_ending
+from dpft.runs import scheduled_scores
+from dpft.training import checkpoint_tensors, loop
 from dpft.training.resume import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
 from tests.stories.test_resume import RUN, files
@@ -59,10 +59,10 @@ def check_goes_on(workspace: Workspace, folder: str) -> None:
 TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
-    "a checkpoint": (tensor_files, "save_file", 3, 2),
-    "the evaluation": (scoring, "evaluate", 2, 5),
-    "the scores": (run_outcome, "write_scores", 1, 5),
-    "the report": (run_outcome, "write_report", 1, 5),
+    "a checkpoint": (checkpoint_tensors, "save_file", 3, 2),
+    "the evaluation": (scheduled_scores, "evaluate", 2, 5),
+    "the scores": (run_ending, "write_scores", 1, 5),
+    "the report": (run_ending, "write_report", 1, 5),
 }
 """Function that the signal comes before, the number of its call, and the step then finished."""
 
@@ -98,7 +98,7 @@ def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
     workspace: Workspace,
 ) -> None:
     """SIGTERM asks for a checkpoint, and Ctrl-C comes while it is written."""
-    outcome = told(workspace, "both", tensor_files, "save_file", 3, TERM, INT)
+    outcome = told(workspace, "both", checkpoint_tensors, "save_file", 3, TERM, INT)
     assert outcome.code in (130, 143), outcome.err
     assert "dpft: to go on: dpft train resume=both" in outcome.err
     assert find_resume_point(workspace.root / "both").checkpoint.step == 0

@@ -149,7 +149,7 @@ def test_a_run_that_its_witness_saw_further_does_not_go_on(workspace: Workspace)
     (step,) = (folder / "private/kept").iterdir()
     state = json.loads((step / "state.json").read_text())
     from dpft.privacy.ledger import read_ledger
-    from dpft.training.checkpoint_state import _digest
+    from dpft.training.checkpoint import _digest
 
     state.pop("checksum")
     state["run"]["ledger"] |= {"lines": 10, "head": read_ledger(folder / "ledger.jsonl").head}

@@ -7,12 +7,12 @@ from torch import nn
 
 from dpft.training.estimate import (
     STEP_SECONDS,
+    MachineSpeed,
     ModelShapes,
     estimate,
     model_shapes,
     operations_per_token,
 )
-from dpft.training.probe import MachineSpeed
 
 FREE = MachineSpeed(
     operations_per_second=float("inf"), values_per_second=float("inf"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError
-from dpft.training import key_file
-from dpft.training.key_file import read_key_file, write_key_file
+from dpft.training import checkpoint
+from dpft.training.checkpoint import read_key_file, write_key_file
 
 CONTENT = {"step": 3, "keys": {"noise": "00" * 32}}
 
@@ -45,7 +45,7 @@ def by_another_name(path: Path, backup: Path) -> None:
 @pytest.mark.parametrize("restore", [over_itself, in_its_place, by_another_name])
 def test_trust_rule_4_a_restored_file_is_no_original(tmp_path, monkeypatch, restore):
     """Whatever its inode's number: here every file has the same."""
-    monkeypatch.setattr(key_file, "_place", lambda status: {"device": 1, "inode": 2})
+    monkeypatch.setattr(checkpoint, "_place", lambda status: {"device": 1, "inode": 2})
     path = tmp_path / "keys.json"
     changed = write_key_file(path, CONTENT)
     shutil.copy2(path, tmp_path / "backup")

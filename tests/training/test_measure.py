@@ -1,8 +1,8 @@
 import pytest
 
 from dpft.privacy.clipping.options import ClippingOptions
-from dpft.training import measure
-from dpft.training.measure import measure_step
+from dpft.runs import planned_run
+from dpft.runs.planned_run import measure_step
 from tests.training.toy import tiny_model
 
 
@@ -25,13 +25,13 @@ def test_time_and_memory_are_measured_and_extrapolated_to_all_steps(options):
 
 @pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
 def test_the_longest_records_are_run_once_and_the_typical_ones_are_timed(options, monkeypatch):
-    made, run = measure.synthetic_losses, []
+    made, run = planned_run.synthetic_losses, []
 
     def counted(model, count, length, **options):
         losses = made(model, count, length, **options)
         return lambda: run.append(length) or losses()
 
-    monkeypatch.setattr(measure, "synthetic_losses", counted)
+    monkeypatch.setattr(planned_run, "synthetic_losses", counted)
     sizes = {"max_length": 16, "typical_length": 8, "micro_batch_size": 2}
     measure_step(tiny_model(), **sizes, expected_batch_size=2, steps=1, options=options)
     first = run.index(8)

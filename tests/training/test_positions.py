@@ -6,7 +6,7 @@ from transformers import AutoModelForImageClassification, ConvNextConfig, ViTCon
 from dpft.data.collation import TextLayout
 from dpft.data.images.decoding import ImageForm
 from dpft.data.images.layout import ImageLayout
-from dpft.training.positions import record_positions
+from dpft.runs.run_cost import record_positions
 
 
 def on_meta(config: object) -> torch.nn.Module:

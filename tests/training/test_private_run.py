@@ -18,9 +18,9 @@ from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
 from dpft.run_folder import KEYS
-from dpft.training import checkpoint_state as state_module
+from dpft.training import checkpoint as checkpoint_module
+from dpft.training import checkpoint_tensors
 from dpft.training import loop as loop_module
-from dpft.training import tensor_files
 from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
@@ -93,8 +93,8 @@ MOMENTS = {
     "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
-    "inside a checkpoint's write": (tensor_files, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (state_module, "write_json", on_call(3, die)),
+    "inside a checkpoint's write": (checkpoint_tensors, "save_file", on_call(5, tear_tensors)),
+    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
 }

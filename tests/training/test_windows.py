@@ -7,11 +7,10 @@ from collections import Counter
 
 import pytest
 
+from dpft.runs.tracking import Tracking, Written
 from dpft.training import progress as progress_module
-from dpft.training.listeners import PublicStep
+from dpft.training.listeners import PublicStep, StepWindows
 from dpft.training.progress import StepProgress
-from dpft.training.tracking import Tracking, Written
-from dpft.training.windows import StepWindows
 from tests.slowness import slow_but
 from tests.training.toy import spent
 

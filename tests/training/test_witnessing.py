@@ -7,9 +7,8 @@ import pytest
 
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.witness import Handover, WitnessFile
-from dpft.training.listeners import PublicStep
+from dpft.training.listeners import HeadWitness, PublicStep
 from dpft.training.private_run import train_privately
-from dpft.training.witnessing import HeadWitness
 from tests.training.toy import plan, privacy, session, spent
 
 

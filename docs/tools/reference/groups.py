@@ -10,8 +10,7 @@ from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of
 from docs.tools.reference.markup import block, code, head, prose, table
 from docs.tools.reference.words import GROUPS
-from dpft.config.describe import purpose
-from dpft.config.help_text import written
+from dpft.config.help_text import purpose, written
 from dpft.config.location import config_directory
 
 NOT_GROUPS = ("hydra", "experiment")

@@ -9,8 +9,7 @@ import yaml
 from docs.tools.reference.limits import allowed_values
 from dpft.cli.main import SUBCOMMANDS
 from dpft.cli.subcommand import Subcommand
-from dpft.config.describe import Key
-from dpft.config.help_text import Command, composed_command, written
+from dpft.config.help_text import Command, Key, composed_command, written
 from dpft.config.keys import MISSING
 from dpft.config.location import config_directory
 

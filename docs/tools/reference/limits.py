@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpft.config.describe import Key
-from dpft.config.help_text import Command
+from dpft.config.help_text import Command, Key
 from dpft.config.keys import in_keys
 from dpft.config.load import from_values
 from dpft.errors import InputError

@@ -8,7 +8,7 @@ import yaml
 
 from docs.tools.reference.groups import command_of, comments
 from docs.tools.reference.markup import block, code, head, prose, table
-from dpft.config.describe import purpose
+from dpft.config.help_text import purpose
 from dpft.config.location import config_directory
 
 INTRO = """

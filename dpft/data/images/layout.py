@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpft.data.batch import Batch
 from dpft.data.images.augment import augmented
 from dpft.data.images.decoding import BrokenImage, Decoder, ImageForm, Pixels
 from dpft.data.images.rows import ImageRow
-from dpft.data.layout import Layout
+from dpft.data.layout import Batch, Layout
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 

@@ -7,8 +7,8 @@ from typing import Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.data.encoded_rows import EncodedRows
 from dpft.data.images.decoding import Examined, Pixels
+from dpft.data.layout import EncodedRows
 from dpft.tasks.image_records import ImagePlace
 
 

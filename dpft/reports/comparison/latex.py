@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import Comparison
-from dpft.reports.comparison.significance import BOLD_NOTE
 from dpft.reports.comparison.sweeps import EPS
-from dpft.reports.comparison.tables import Cell, Split, bases, printed_epsilon
+from dpft.reports.comparison.tables import BOLD_NOTE, Cell, Split, bases, printed_epsilon
 
 ESCAPES = str.maketrans(
     {

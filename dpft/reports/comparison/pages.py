@@ -14,10 +14,9 @@ from dpft.files import SCHEMA_VERSION, write_text
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import Comparison
 from dpft.reports.comparison.published import published_pivots
-from dpft.reports.comparison.significance import BOLD_NOTE
 from dpft.reports.comparison.sweep_plots import split_plots
 from dpft.reports.comparison.sweeps import EPS
-from dpft.reports.comparison.tables import bases, parameters, printed_epsilon
+from dpft.reports.comparison.tables import BOLD_NOTE, bases, parameters, printed_epsilon
 from dpft.reports.pages import render_html, render_markdown
 from dpft.run_folder import PAGE, PRIVATE_METRICS, REPORT
 

@@ -1,17 +1,26 @@
-"""What the page says first: figures to be read from afar, and what epsilon means in a sentence."""
+"""The figures of a run's page: the ones to be read from afar, what epsilon means, and confusions.
 
+On public splits of a classifier the page shows which class was taken for which, as a heat map or as
+pairs, and images to look at.
+"""
+
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from markupsafe import Markup
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.scores import PRIVATE_SPLIT
+from dpft.records.scores import PRIVATE_SPLIT, ConfusedClasses, ScoreEntry
 from dpft.reports.pages import digits
-from dpft.reports.run.metric_words import main_metric, metric_words
+from dpft.reports.plots import heat_map
 from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
-from dpft.reports.run.scores import ScoreTable
+from dpft.reports.run.scores import ScoreTable, main_metric, metric_words
+from dpft.run_folder import WRONG_IMAGES
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 MOSTLY_GUESSING = 75.0
@@ -146,3 +155,77 @@ def _main_score(config: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list
             weak=not table.public,
         )
     ]
+
+
+MOST_CLASSES = 20
+"""More do not fit into a heat map whose numbers can be read."""
+PAIRS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """Of one split, after training."""
+
+    heading: str
+    plot: Markup | None
+    """A heat map; None of many classes."""
+    pairs: list[tuple[str, str, int]]
+    """The right class, what it was taken for and how often, the most frequent first."""
+    picture: str
+    """Some wrongly classed images, as an address that holds them; empty: there are none."""
+
+
+def confusions(evaluations: Sequence[ScoreEntry], folder: Path) -> list[Confusion]:
+    """Returns the confusion of each split that is public and has classes.
+
+    Args:
+        evaluations: Entries of metrics.json.
+        folder: Of the run, which may hold images of them.
+    """
+    last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
+    return [_confusion(entry, folder, alone=len(last) == 1) for entry in last]
+
+
+def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
+    """Returns the classes most often taken for another, the most frequent first.
+
+    >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
+    [('b', 'a', 3), ('a', 'b', 2)]
+    """
+    labels = confusion.labels
+    found = [
+        (labels[right], labels[taken], count)
+        for right, row in enumerate(confusion.counts)
+        for taken, count in enumerate(row)
+        if right != taken and count
+    ]
+    return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
+
+
+def _confusion(entry: ScoreEntry, folder: Path, *, alone: bool) -> Confusion:
+    assert entry.confusion is not None
+    labels, counts = entry.confusion.labels, entry.confusion.counts
+    heading = f"Which class was taken for which, {entry.task}, split {entry.split}"
+    plot = None
+    if len(labels) <= MOST_CLASSES:
+        plot = heat_map(
+            counts,
+            name=f"confusion-{entry.split}",
+            metric="images",
+            rows=("right class", labels),
+            columns=("taken for", labels),
+            scale=(0, max(map(max, counts))),
+        )
+    return Confusion(
+        heading=heading,
+        plot=plot,
+        pairs=confused_pairs(entry.confusion),
+        picture=_picture(folder, "" if alone else entry.split),
+    )
+
+
+def _picture(folder: Path, part: str) -> str:
+    name = WRONG_IMAGES if not part else f"_{part}.".join(WRONG_IMAGES.split("."))
+    if not (folder / name).is_file():
+        return ""
+    return "data:image/png;base64," + base64.b64encode((folder / name).read_bytes()).decode()

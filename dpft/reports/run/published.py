@@ -6,8 +6,7 @@ from typing import Any
 
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
-from dpft.reports.run.reference import SPLIT_OF_METRIC, Reference, agrees
-from dpft.reports.run.reference_map import saved_maps
+from dpft.reports.run.reference_map import SPLIT_OF_METRIC, Reference, agrees, saved_maps
 
 PUBLISHED_NOTE = (
     "A published row compares to this run as far as task, model, method, ε and settings agree."

@@ -15,14 +15,12 @@ from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import epsilon_plot
 from dpft.reports.run.audited import alarms, audited_rows, figures_of_audits
 from dpft.reports.run.card import write_card
-from dpft.reports.run.confusion import confusions
-from dpft.reports.run.figures import figures, meaning, tone
-from dpft.reports.run.metric_words import metric_words
+from dpft.reports.run.figures import confusions, figures, meaning, tone
 from dpft.reports.run.metrics_files import hide_private_scores, shown
 from dpft.reports.run.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run.recipe import command, configuration
 from dpft.reports.run.run_record import RunRecord, guarantee, read_record
-from dpft.reports.run.scores import score_tables
+from dpft.reports.run.scores import metric_words, score_tables
 from dpft.reports.run.scores_by_step import read_points, series_of, series_plot
 from dpft.reports.run.sections import (
     LEDGER_NOTE,

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from dpft.privacy.accounting.rounding import round_up, up
 from dpft.records.form import read_record
 from dpft.records.scores import ScoreEntry, ScoresByStep, StepScores
-from dpft.reports.run.metric_words import main_metric
+from dpft.reports.plots import COLORS, draw_svg
 from dpft.reports.run.run_record import guarantee
-from dpft.reports.svg import COLORS, draw_svg
+from dpft.reports.run.scores import main_metric
 from dpft.run_folder import SCORES_BY_STEP
 
 if TYPE_CHECKING:

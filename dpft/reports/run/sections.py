@@ -14,9 +14,13 @@ from dpft.records.scores import ScoreEntry
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
 from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.processes import network_sentences, process_rows
-from dpft.reports.run.started_from import started_from, starting_sentences
-from dpft.reports.run.witness import witness_rows
+from dpft.reports.run.provenance import (
+    network_sentences,
+    process_rows,
+    started_from,
+    starting_sentences,
+    witness_rows,
+)
 from dpft.run_folder import LEDGER
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"

@@ -3,8 +3,10 @@
 All of it is public: it follows from privacy.json and from the words that were released.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -14,11 +16,40 @@ from dpft.records.form import as_json
 from dpft.records.vocabularies import OpenVocabulary, PrivateVocabulary, read_vocabulary
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
+from dpft.reports.plots import COLORS, draw_svg
 from dpft.reports.run.figures import tone
 from dpft.reports.run.run_record import COMPUTABLE, LINEAR_NOISE
 from dpft.reports.run.sections import HEAD_COMMAND
-from dpft.reports.tokenizer.plot import counts_plot
 from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def counts_plot(counts: Sequence[int], threshold: float) -> Markup:
+    """Returns the released counts, the largest first, on logarithmic axes, and the threshold.
+
+    Args:
+        counts: One or more, each at least 1.
+        threshold: Below which nothing was released.
+    """
+    from matplotlib.ticker import NullFormatter
+
+    def draw(axes: "Axes") -> None:
+        ranked = sorted(counts, reverse=True)
+        axes.loglog(range(1, len(ranked) + 1), ranked, marker=".", color=COLORS[0])
+        axes.axhline(threshold, color="black", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"threshold {threshold:.3g}", (0, threshold), xycoords=("axes fraction", "data"),
+            xytext=(3, 3), textcoords="offset points", ha="left", va="bottom",
+        )  # fmt: skip
+        axes.set(xlabel="rank of the word", ylabel="noisy count")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
+
+    return draw_svg(draw, name="counts", label="noisy counts by rank")
+
 
 LEDGER_NOTE = (
     "The ledger has a first line with the plan and a random number that names the run, one line"

@@ -1,7 +1,10 @@
-"""What a tokenizer's run leaves beside it: privacy.json, its reports, a private summary."""
+"""The files that a tokenizer's run leaves: histogram.tsv, privacy.json, reports, a summary.
+
+``histogram.tsv`` is public: the words that reached the threshold, and their noisy counts.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +12,10 @@ import numpy as np
 
 from dpft.config.keys import plain
 from dpft.config.tokenizer import TokenizerCommand
+from dpft.errors import InputError, StateError
 from dpft.files import read_file, write_text
 from dpft.privacy.accounting.gaussian_histogram import histogram_of
+from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION
 from dpft.records.form import keys_of, parse, write_record
@@ -24,13 +29,79 @@ from dpft.records.vocabularies import (
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run.origin import data_name
 from dpft.reports.tokenizer.report import read_vocabulary_of, table, write_tokenizer_report
-from dpft.run_folder import DATA_SUMMARY, HISTOGRAM, PRIVACY, private_path
+from dpft.run_folder import DATA_SUMMARY, HISTOGRAM, LEDGER, PRIVACY, private_path
 from dpft.runs.answer import Answer
-from dpft.runs.begun import begun_keys
-from dpft.runs.data_summary import NOTE
+from dpft.runs.folder import begun_keys
+from dpft.runs.records import NOTE
 from dpft.runs.run_plan import PublicSize
-from dpft.runs.tokenizing.histogram_file import closed_ledger
 from dpft.tokenizers.histogram import WordHistogram
+
+
+def as_lines(words: Iterable[tuple[str, int]]) -> str:
+    """Returns the file's text: a word, a tab and its count in each line."""
+    return "".join(f"{word}\t{count}\n" for word, count in words)
+
+
+def read_histogram(folder: Path) -> list[tuple[str, int]]:
+    """Returns the words of a run's file and their counts.
+
+    Raises:
+        StateError: It is gone, or a line of it is damaged.
+    """
+    path = folder / HISTOGRAM
+    try:
+        lines = read_file(path).decode("utf-8").split("\n")[:-1]
+        pairs = [line.split("\t") for line in lines]
+        return [(word, int(count)) for word, count in pairs]
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} is gone or damaged; put it back as it was.") from error
+
+
+def close_ledger_of(folder: Path) -> None:
+    """Closes the ledger of a histogram that is on disk, where the run broke off in between.
+
+    The file is whole or not there, and its noise was drawn once, after the ledger's one line.
+
+    Raises:
+        StateError: The ledger is damaged.
+    """
+    path = folder / LEDGER
+    if not path.exists() or not (folder / HISTOGRAM).exists():
+        return
+    record = read_ledger(path)
+    if record.steps == 1 and not record.closed:
+        with Ledger.reopen(path, record) as ledger:
+            ledger.close()
+
+
+def closed_ledger(folder: Path) -> LedgerRecord:
+    """Returns the ledger of a histogram that was released.
+
+    Raises:
+        InputError: The folder is of no tokenizer's run, or the run broke off before its histogram
+            was on disk.
+        StateError: The ledger is damaged.
+    """
+    path = folder / LEDGER
+    if not path.exists():
+        raise InputError(
+            f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which has no"
+            f" {LEDGER}; give the folder that dpft tokenizer named."
+        )
+    ledger = read_ledger(path)
+    if not ledger.steps:
+        raise InputError(
+            f"{path} has no whole step: the run broke off before it drew any noise, and spent"
+            " nothing. Begin anew without resume, in another folder."
+        )
+    if not ledger.closed:
+        raise InputError(
+            f"{path} has the line of a histogram that was never written: the run broke off, and"
+            " its epsilon stands spent. Begin anew without resume, and compose both by"
+            " dpft account runs=[FIRST,SECOND]."
+        )
+    return ledger
+
 
 EXACT = "gaussian"
 """The accountant of one Gaussian mechanism without sampling: its epsilon is exact."""

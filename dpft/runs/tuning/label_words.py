@@ -31,10 +31,10 @@ from dpft.generation.inference import evaluation_mode
 from dpft.kinds import MASKED
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import answer_logits
+from dpft.runs.configuring import with_model_of_path
 from dpft.runs.evaluation import trained_model_of
 from dpft.runs.exit_codes import exit_code_of_job
 from dpft.runs.held_out import records_to_score
-from dpft.runs.overrides import with_model_of_path
 from dpft.tasks.classification import ClassificationTask
 from dpft.tasks.records import LabeledExample
 

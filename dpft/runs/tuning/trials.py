@@ -1,26 +1,86 @@
-"""One trial of a search: an ordinary private run that nobody hears, in private/tuning.
+"""One trial of a search: an ordinary private run in private/tuning, whose output nobody sees.
 
-What a trial says goes to a log of its own there: nothing public counts them.
+Everything that a trial prints goes to a log of its own there: how often it prints is a secret,
+since nothing public may count the trials.
 """
 
+import logging
+import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
+from dpft.config.keys import KeyFormatter
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.errors import InputError, StateError
 from dpft.records.sweeps import Search, Trial
 from dpft.run_folder import CHECKPOINTS, CONFIGURATION, TRIAL_LOG, is_base_model
-from dpft.runs.crashes import FULL_OR_FORBIDDEN
-from dpft.runs.exit_codes import exit_code_of_job
+from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, exit_code_of_job
 from dpft.runs.folder import WriteRequest
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run
-from dpft.runs.tuning.captured_output import everything_to, owner_only
 from dpft.training.checkpoint import checkpoints
+
+STANDARD = (1, 2)
+"""Descriptors of standard output and error, to which libraries in C write."""
+
+
+@contextmanager
+def everything_to(path: Path) -> Iterator[None]:
+    """Appends what is printed and logged inside the block, by C code too, to a file of mode 0600.
+
+    Args:
+        path: The file; its folder exists.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log, ExitStack() as stack:
+        stack.enter_context(_descriptors_to(log))
+        stack.enter_context(redirect_stdout(log))
+        stack.enter_context(redirect_stderr(log))
+        stack.enter_context(_logging_to(log))
+        yield
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Lets nobody but the owner read the files and folders that are made inside the block."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _descriptors_to(log: IO[str]) -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(number) for number in STANDARD]
+    for number in STANDARD:
+        os.dup2(log.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, kept in zip(STANDARD, before, strict=True):
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+@contextmanager
+def _logging_to(log: IO[str]) -> Iterator[None]:
+    root, handler = logging.getLogger(), logging.StreamHandler(log)
+    handler.setFormatter(KeyFormatter("%(levelname)s: %(message)s"))
+    before, root.handlers = root.handlers, [handler]
+    try:
+        yield
+    finally:
+        root.handlers = before
 
 
 def run_trial(

@@ -1,7 +1,7 @@
 """What every tracker is: a configuration that opens it, and a place to write public numbers to.
 
 A tracker decides where and how numbers are kept. Which numbers, and when, is decided once for all
-of them in ``dpft.training.tracking``.
+of them in ``dpft.runs.tracking``.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dpft.errors import InputError
 from dpft.registration import Registry
-from dpft.training.windows import WINDOW
+from dpft.training.listeners import WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)

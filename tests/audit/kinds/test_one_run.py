@@ -10,7 +10,7 @@ from dpft.audit.kinds.one_run import OneRunAudit
 from dpft.audit.one_run_findings import View
 from dpft.data.canaries import Canary
 from dpft.errors import InputError
-from dpft.runs.white_box_scores import read_white_box
+from dpft.runs.white_box import read_white_box
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 from scipy import stats
 
-from dpft.reports.comparison.significance import best, p_value
+from dpft.reports.comparison.tables import best, p_value
 
 
 def test_the_p_value_is_welchs() -> None:

@@ -1,5 +1,5 @@
 from dpft.parallel.described import described, sharding
-from dpft.reports.run.processes import network_sentences, process_record, process_rows
+from dpft.reports.run.provenance import network_sentences, process_record, process_rows
 
 ALONE = described(1, on_one_node=True)
 HERE, ACROSS = (described(2, on_one_node=here) for here in (True, False))

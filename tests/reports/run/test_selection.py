@@ -1,7 +1,7 @@
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.records.ledger import Calibration
+from dpft.reports.run.provenance import with_selection
 from dpft.reports.run.report import render
-from dpft.reports.run.selection import with_selection
 from tests.reports.run.test_report import BOTH, CONFIG, private
 
 SPACE = {"train.learning_rate": (0.1, 0.2)}

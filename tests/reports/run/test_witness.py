@@ -1,5 +1,5 @@
 from dpft.records.heads import HandedCounts, HandedFile
-from dpft.reports.run.witness import with_witness, witness_rows
+from dpft.reports.run.provenance import with_witness, witness_rows
 
 NAME = "0" * 32
 

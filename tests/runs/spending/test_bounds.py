@@ -19,8 +19,8 @@ from dpft.runs.spending.bounds import (
     check_same_unit,
     tokenizers_beside,
 )
+from dpft.runs.spending.ledgers import SAME_DATA, run_table, together_table
 from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.spending.tables import SAME_DATA, run_table, together_table
 from tests.runs.spending.run_folders import (
     BATCH,
     NOISE,

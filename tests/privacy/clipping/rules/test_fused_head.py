@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from dpft import vocabulary_chunks
-from dpft.data.batch import Batch
 from dpft.data.collation import TextLayout, synthetic_rows
+from dpft.data.layout import Batch
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses

@@ -1,15 +1,27 @@
-"""The first line that a training run logs, before the libraries that take seconds are imported."""
+"""The first second of a training run, before torch is imported: its first line, its accountants.
+
+The line says what is about to be trained. Where all numbers of the plan stand in the configuration,
+the accountants begin with them, in processes of their own, while libraries load and records are
+read.
+"""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import InputError
 from dpft.kinds import LABELS
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
+from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
+from dpft.privacy.accounting.early import EarlyCalibration, Target
+from dpft.privacy.plan import default_delta
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.reports.run.origin import with_kind
+from dpft.runs.run_plan import method_phases, public_size, with_own_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -68,3 +80,54 @@ def _promise(privacy: PrivacyConfig) -> str:
         return f"with noise_multiplier={guarantee.noise_multiplier:g} for {unit}"
     delta = "" if guarantee.delta is None else f", delta={guarantee.delta:g}"
     return f"under eps={guarantee.eps:g}{delta} for {unit}"
+
+
+class NotCounted(Exception):
+    """A size that counts as public is that of records which nobody has read yet."""
+
+
+@contextmanager
+def early_calibration(config: TrainConfig) -> Iterator[Calibrate]:
+    """Gives what a plan is calibrated by, begun now where a run that begins has a target epsilon.
+
+    Args:
+        config: Of a run that begins.
+    """
+    guarantee = config.privacy.guarantee
+    if guarantee is None or guarantee.eps is None:
+        yield calibrate_noise_multiplier
+        return
+    with EarlyCalibration(target_of(config)) as calibration:
+        yield calibration
+
+
+def target_of(config: TrainConfig) -> Target | None:
+    """Returns what the plan of a run will be calibrated for, or None where that is not known yet.
+
+    What is wrong with the numbers is said where the plan is made.
+    """
+    guarantee = config.privacy.guarantee
+    if guarantee is None or guarantee.eps is None or config.train.transfer_sample_rate_from:
+        return None
+    try:
+        found = public_size(config, _not_counted)
+        config, size = with_own_defaults(config, found), found.num_examples
+        batch = config.train.batch_size(size)
+        phases = method_phases(config, config.train.planned_steps(size), size)
+    except (NotCounted, InputError):
+        return None
+    return Target(
+        eps=guarantee.eps,
+        delta=(
+            default_delta(size, config.task.default_delta)
+            if guarantee.delta is None
+            else guarantee.delta
+        ),
+        sample_rate=batch / size,
+        steps=sum(phase.steps for phase in phases),
+        accountant=guarantee.accountant,
+    )
+
+
+def _not_counted() -> int:
+    raise NotCounted

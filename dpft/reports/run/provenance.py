@@ -1,0 +1,202 @@
+"""Where a run's model comes from, as its report states it: processes, start, search and witness.
+
+The processes that took its steps, with what passed between them; the model that it started from,
+where that one was private already; of the best of a search, the bound of choosing it; and who has
+heads of its ledger.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.selection import TrialCount
+from dpft.records.form import as_json
+from dpft.records.heads import Handed, HandedFile
+from dpft.records.ledger import Calibration
+from dpft.reports.run.run_record import guarantee
+
+NETWORK_ASSUMED = (
+    "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"
+    " noise crossed it, and gloo and NCCL neither encrypt nor authenticate."
+)
+
+
+def process_record(sessions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what privacy.json says of a run's processes; nothing where it had one all along.
+
+    Args:
+        sessions: Each process group that took steps, as ``Ranks.described`` has it.
+    """
+    distinct: list[Mapping[str, Any]] = []
+    for session in sessions:
+        if session not in distinct:
+            distinct.append(session)
+    return {"processes": distinct} if any(s["world_size"] > 1 for s in distinct) else {}
+
+
+def process_rows(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the rows of the report's table."""
+    return [("processes", _words(session)) for session in privacy.get("processes", [])]
+
+
+def network_sentences(privacy: Mapping[str, Any]) -> list[str]:
+    """Returns what epsilon rests on beside the arithmetic, where machines spoke to each other."""
+    networks = [session.get("network") for session in privacy.get("processes", [])]
+    return [] if set(networks) <= {None, LOOPBACK_OF_ONE_MACHINE} else [NETWORK_ASSUMED]
+
+
+def _words(session: Mapping[str, Any]) -> str:
+    if session["world_size"] == 1:
+        return "1"
+    held = "the whole model" if session["sharding"] == NOT_SHARDED else "a shard of the model"
+    return (
+        f"{session['world_size']}, each with {held} (sharding: {session['sharding']});"
+        f" between them: {session['network']}"
+    )
+
+
+def started_from(privacy: Mapping[str, Any]) -> str:
+    """Returns what is still promised to the records that made the starting model; or nothing.
+
+    Args:
+        privacy: Content of privacy.json.
+    """
+    return "".join(f" {_promised(entry)}" for entry in privacy.get("starting_models", []))
+
+
+def starting_sentences(privacy: Mapping[str, Any]) -> list[str]:
+    """Returns what the epsilons of a run and of the model that it started from are together."""
+    promised = [entry for entry in privacy.get("starting_models", []) if entry["private"]]
+    if not promised:
+        return []
+    costs = [guarantee(entry) for entry in promised]
+    if "epsilon" in privacy:
+        costs.append(guarantee(privacy))
+    if len(costs) == 1:
+        return []
+    total, delta = (sum(each) for each in zip(*costs, strict=True))
+    return [
+        "Each ε is for the records of its own training. For somebody whose records are in all of"
+        f" them the costs add up: at most ε = {up(total)} at δ = {delta_up(delta)} (simple"
+        " composition)."
+    ]
+
+
+def _promised(entry: Mapping[str, Any]) -> str:
+    what = f"the records of {entry.get('data', 'its training')}"
+    if not entry["private"]:
+        return (
+            f"It started from a model that promises nothing to {what}: its noise was predictable."
+        )
+    epsilon, delta = guarantee(entry)
+    relation = entry["neighboring_relation"].replace("_", " ")
+    promise = f"(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially private"
+    return (
+        f"It started from a model that is **{promise}** for {what} ({relation} {entry['unit']}), as"
+        " the privacy.json beside that model states; what is done to it without those records"
+        " changes nothing of that."
+    )
+
+
+def with_witness(
+    privacy: Mapping[str, Any], handed: HandedFile | None, lines: int
+) -> dict[str, Any]:
+    """Returns the content of privacy.json, its witness among it.
+
+    Args:
+        privacy: The content without it.
+        handed: What ``read_handed`` says; None: the run has no witness.
+        lines: Of the ledger.
+    """
+    record = dict(privacy)
+    if handed is None:
+        return record
+    record["witness"] = as_json(Handed(run=handed.run, witnesses=handed.witnesses))
+    for name, count in handed.witnesses.items():
+        if count.failed or count.lines < lines:
+            were = "was" if count.failed == 1 else "were"
+            failed = f" and {_heads(count.failed)} {were} not taken" if count.failed else ""
+            record["warnings"] = [
+                *record["warnings"],
+                f"the witness, {name}, has a head of {count.lines} of the ledger's {lines}"
+                f" lines{failed}; lodge the head with someone else",
+            ]
+    return record
+
+
+def witness_rows(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns each witness in words, quantity and value; none where there was none."""
+    known = privacy.get("witness")
+    if known is None:
+        return []
+    lines = privacy["ledger"]["lines"]
+    return [
+        (
+            "witness of the ledger",
+            f"{name}: {_heads(count['heads'])}, the last after line {count['lines']} of {lines},"
+            f" {count['failed']} not taken; the run's name there is `{known['run']}`",
+        )
+        for name, count in known["witnesses"].items()
+    ]
+
+
+def _heads(number: int) -> str:
+    return f"{number} head{'' if number == 1 else 's'}"
+
+
+NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical composition.")
+"""How warnings of a single run's accountants end or go on; they say nothing of a search's bound."""
+
+
+def with_selection(
+    record: Mapping[str, Any],
+    calibration: Calibration,
+    count: TrialCount,
+    *,
+    space: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """Returns the winner's record under the bound of the whole search.
+
+    What accountants say of the winner's steps alone is left out: lower than what was spent, it
+    would be read as epsilon.
+
+    Args:
+        record: The winner's privacy.json, as if it had been trained alone.
+        calibration: Of the search.
+        count: How the number of trials was drawn.
+        space: What each trial drew its setting from.
+    """
+    warnings = [
+        text for text in record["warnings"] if not any(part in text for part in NOT_OF_A_SEARCH)
+    ]
+    return {
+        **{key: value for key, value in record.items() if key != "epsilon_curve"},
+        **_with_tokenizer(record, calibration.epsilon),
+        "epsilon": calibration.epsilon,
+        "accountant": calibration.accountant,
+        "epsilons": {calibration.accountant: calibration.epsilon},
+        "warnings": warnings,
+        "selection": {
+            "theorem": "Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
+            "eta": count.eta,
+            "gamma": count.gamma,
+            "expected_trials": count.expected,
+            "search_space": {key: list(values) for key, values in space.items()},
+        },
+    }
+
+
+def _with_tokenizer(record: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+    """Returns what a search and its trials' tokenizer cost together: the sum of both epsilons.
+
+    The choice among the trials has no mechanism to compose with the tokenizer's, and the winner's
+    own steps cost less than the search.
+    """
+    if "epsilon_with_tokenizer" not in record:
+        return {}
+    both = epsilon + record["tokenizer"]["epsilon"]
+    return {
+        "epsilon_with_tokenizer": both,
+        "tokenizer": {**record["tokenizer"], "simple_composition": both},
+    }
