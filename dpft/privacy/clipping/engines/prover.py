@@ -1,18 +1,18 @@
 """Losses that are used only once it is proved that their gradients can be told apart.
 
 The first batch of a kind of call is rehearsed before it is used: each row runs alone through the
-model (``rows_alone``); losses and gradients of three rows, in another order, are held against the
-bare model's (``proof``); and their losses against those among all rows (``loss_company``), as are
-those of two more choices. That is six calls of ``compute_losses``: on all rows without a graph, on
-two choices of few by what the model gave for all, on the three rows, on these clipped, and the
-last, which is used. Where losses come another way than any before, by another function of the
-caller's, they are compared as at a first batch.
+model (``rows_alone``); losses and gradients of at most eight rows, in another order, are held
+against the bare model's (``proof``); and their losses against those among all rows
+(``loss_company``), as are those of two more choices. That is six calls of ``compute_losses``: on
+all rows without a graph, on two choices of few by what the model gave for all, on the first choice,
+on the same clipped, and the last, which is used. Where losses come another way than any before, by
+another function of the caller's, they are compared as at a first batch.
 
 At the 16th batch of a kind, the 32nd and so on all but the gradients are looked at again, at a
-glance: three rows run alone and among all, losses of three choices are computed by what the
-model gave in the very run that is to be used, and those of a row anew, alone and beside another. A
-glance only ever passes: what it does not see to be right is looked at as at a first batch. So are
-batches of units, and of a model in shards, whose ranks must run it equally often.
+glance: three rows run alone and among all, losses of three choices are computed by what the model
+gave in the very run that is to be used, and those of a row anew, alone and beside another. A glance
+only ever passes: what it does not see to be right is looked at as at a first batch. So are batches
+of units, and of a model in shards, whose ranks must run it equally often.
 """
 
 from collections.abc import Hashable, Iterator

@@ -19,17 +19,17 @@ from torch import Tensor
 from dpft.privacy.clipping.separation.nested_values import named_tensors
 
 MOST_ROWS = 8
-"""Of a choice: of eight, weights tell every two apart in one backward pass (``proof``)."""
+"""Rows of a proof: of eight, weights tell every two apart in one backward pass (``proof``)."""
 
 
 def few_rows(
     arguments: object, count: int, units: Tensor | None, losses: Tensor | None = None
 ) -> Tensor:
-    """Returns the numbers of three rows, or of as many units as have eight, but of two at least.
+    """Returns the numbers of at most ``MOST_ROWS`` rows, at least two units where there are two.
 
     They are spread over the rows ordered by what marks a kind of row: how many of its numbers are
     not zero, in masks and ids. Of two or three rows one comes twice, so that their number differs.
-    Where their number is another size of the arguments, they are more, at most ``MOST_ROWS``.
+    Their number is no other size of the arguments, where that can be.
 
     Args:
         arguments: Of the call; the first tensor carries the batch.
@@ -107,9 +107,9 @@ def _without_extremes(fullness: Tensor, losses: Tensor | None, count: int) -> Te
 
 
 def _unlike_other_sizes(arguments: object, most: int) -> int:
-    """Returns the least number from 3 to ``most`` that is no size of an argument; else 3."""
+    """Returns the largest number up to ``most`` that is no size of an argument; at least 3."""
     sizes = {size for tensor in named_tensors(arguments).values() for size in tensor.shape[1:]}
-    return next((number for number in range(3, most + 1) if number not in sizes), 3)
+    return next((number for number in range(most, 2, -1) if number not in sizes), most)
 
 
 def _of_whole_units(units: Tensor, losses: Tensor | None) -> Tensor:

@@ -60,6 +60,10 @@ def rarely() -> Iterator[Case]:
         "a detached mean at five rows and more, after a batch of three",
         lambda: sizes(at_size(5, detached(with_mean)), 3, 6),
     )
+    yield mixing(
+        "a mean that no value shows at five rows and more, of sixteen",
+        lambda: sizes(at_size(5, lambda h: h + h.mean(0) - h.mean(0).detach()), 16),
+    )
     yield mixing("a mean after a batch of one", lambda: sizes(with_mean, 1, 6))
     yield mixing("a detached mean after a batch of one", lambda: sizes(detached(with_mean), 1, 6))
     yield mixing(
