@@ -31,7 +31,7 @@ def kept_run(folder: Path, *words: str) -> Path:
 def score(run: Path, metric: str) -> float:
     """Returns a score after training."""
     entries = read_own_evaluations(run)
-    return float(next(e["metrics"][metric] for e in entries if e["stage"] == "after"))
+    return float(next(e.metrics[metric] for e in entries if e.stage == "after"))
 
 
 def seconds_of(run: Path) -> float:

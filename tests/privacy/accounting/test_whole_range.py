@@ -42,7 +42,7 @@ def check(mechanism: SampledGaussian, accountants) -> None:
     assert report.accountant in ("rdp", "pld", "prv")
     assert 0 <= report.epsilon < math.inf
     for answer in report.epsilons.values():
-        values = [answer] if isinstance(answer, float) else answer.values()
+        values = [answer] if isinstance(answer, float) else vars(answer).values()
         assert all(isinstance(value, str) or value >= 0 for value in values)
 
 
