@@ -12,6 +12,7 @@ from dpft.cli.hydra_record import composed_job, run_folder, write_hydra_record
 from dpft.config.keys import key_of, quoted
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.config.words import Words
+from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
 from dpft.runs.configuring import checked_overrides as expand
@@ -83,6 +84,8 @@ def run(command: TrainCommand) -> None:
 
             if isinstance(command.tracking, TrackerConfig):
                 command.tracking.check()
+            if not is_beside_first():
+                check_writable(run_folder())
             calibrate = early.enter_context(early_calibration(command))
             early.enter_context(read_early(command))
         doing(LIBRARIES)

@@ -124,7 +124,8 @@ def lines(edit: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
     return spoil
 
 
-READERS = ("account", "accounts", "eval", "report", "export", "generate")
+READERS = ("eval", "report", "export", "generate")
+"""Of privacy.json; ``account`` answers from the ledger, whatever it says."""
 OTHER_FORMS = {
     "privacy.json": ("whole", READERS),
     "metrics.json": ("whole", ("eval", "report")),
@@ -169,6 +170,24 @@ DAMAGED = {
     "no entries": ("metrics.json", changed("metrics.json", evaluations=None), ("eval", "report")),
     "no stage": ("metrics.json", changed("metrics.json", evaluations=[{}]), ("eval", "report")),
 }
+
+
+@pytest.mark.parametrize("command", ["account", "accounts"])
+def test_account_answers_from_the_ledger_beside_a_damaged_privacy_json(
+    workspace: Workspace, command: str
+) -> None:
+    words = [word.format("bad") for word in COMMANDS[command]]
+    shutil.copytree(workspace.root / "whole", workspace.root / "bad")
+    try:
+        whole = workspace.run(*words)
+        written("privacy.json", "{")(workspace.root / "bad")
+        damaged = workspace.run(*words)
+    finally:
+        shutil.rmtree(workspace.root / "bad")
+    assert (whole.code, damaged.code) == (0, 0), damaged.err
+    rows = [line for line in whole.out.splitlines() if "epsilon" in line]
+    assert rows and set(rows) <= set(damaged.out.splitlines())
+    assert "bad/privacy.json is damaged" in damaged.out
 
 
 @pytest.mark.parametrize("case", DAMAGED)
@@ -314,7 +333,7 @@ HOSTILE = {
         *("whole", file_instead_of_private, ("resume", "eval", "export", "generate"), 2),
         "bad/private must be a folder",
     ),
-    "a nested configuration": ("whole", nested, ALL, 2, "bad/config.yaml"),
+    "a nested configuration": ("whole", nested, ("resume", *READERS), 2, "bad/config.yaml"),
 }
 
 

@@ -114,12 +114,12 @@ FULL = {
 }
 """What does not fit: function before whose call the disk fills, its number, bytes left."""
 STANDS = {
-    "a checkpoint's model": (0, 2),
-    "a checkpoint's optimizer": (0, 2),
-    "the scores": (5, 6),
-    "the report": (5, 6),
+    "a checkpoint's model": (0, 3),
+    "a checkpoint's optimizer": (0, 3),
+    "the scores": (5, 7),
+    "the report": (5, 7),
 }
-"""Step of the last checkpoint and lines of the ledger then."""
+"""Step of the last checkpoint, and lines of the ledger then, its plan's among them."""
 
 
 @pytest.mark.parametrize("what", STANDS)
@@ -146,7 +146,7 @@ def test_a_disk_that_fills_between_checkpoints_counts_no_step_too_few(
     check_broken_off(outcome, "No space left on device")
     ledger, updates = read_ledger(disk / "run/ledger.jsonl"), disk / "run/private/diagnostics.jsonl"
     updated = max(json.loads(line)["step"] for line in updates.read_text().splitlines()[1:-1])
-    assert 4 < updated <= ledger.counted_steps < 30
+    assert 3 <= updated <= ledger.counted_steps < 30
     remount(disk, "size=64m")
     assert workspace.run("train", "resume=disk/run").code == 0
     assert files(disk / "run") == files(workspace.root / "longer")
@@ -195,4 +195,4 @@ def test_a_folder_made_read_only_in_mid_run_loses_nothing(
     subprocess.run(["umount", "-l", str(disk)], check=True)
     check_broken_off(outcome, "Read-only file system")
     # The ledger was open already, and goes on to be written to until the next checkpoint.
-    check_goes_on(workspace, *({**STANDS, "the ledger": (2, 4)})[what])
+    check_goes_on(workspace, *({**STANDS, "the ledger": (2, 5)})[what])
