@@ -190,13 +190,13 @@ def is_wide(use: Use) -> TypeGuard[OuterUse]:
 def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:
     """Returns how many entries outside the spans are not zero, up to a few; NaN is not zero."""
     steps = left.shape[1]
-    gaps = [(i, *gap) for i, (s, e) in enumerate(spans) for gap in ((0, s), (e, steps))]
-    outside = [i * steps + t for i, start, end in gaps for t in range(start, end)]
+    outside = [
+        i * steps + t
+        for i, (start, end) in enumerate(spans)
+        for t in (*range(start), *range(end, steps))
+    ]
     if not outside:
         return None
-    if left.device.type == "cpu":
-        parts = (left[i, start:end] for i, start, end in gaps if start < end)
-        return torch.stack([torch.count_nonzero(part) for part in parts]).any()
     places = sent(outside, torch.long, left.device)
     rows, width = left.flatten(0, 1), max(BLOCK_ROWS, COPIED_AT_A_TIME // len(outside))
     blocks = (block.index_select(0, places) for block in rows.split(width, 1))

@@ -175,8 +175,8 @@ class Checker:
         if not self._kinds.are_due(kind):
             return self._forced
         check_modes(self._model)
-        alone = check_rows_alone(self._model, self._own, arguments, self._units)
-        self._calls.alone, self._draws[kind] = alone, alone.draws
+        draws = check_rows_alone(self._model, self._own, arguments, self._units)
+        self._draws[kind] = draws
         return True
 
     def _check_without_the_model(

@@ -17,13 +17,12 @@ from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.broadcasts import Broadcasts, RepeatedOnce
-from dpft.privacy.clipping.separation.few_rows import few_rows
 from dpft.privacy.clipping.separation.flow import Flow, learn_flow
 from dpft.privacy.clipping.separation.mapping import MappedForward
 from dpft.privacy.clipping.separation.region_plans import RegionPlans
 from dpft.privacy.clipping.separation.regions import Region
 from dpft.privacy.clipping.separation.root_calls import Arguments, RootCalls, with_signature
-from dpft.privacy.clipping.separation.rows_alone import RowsAlone, RowsMixed, check_rows_alone
+from dpft.privacy.clipping.separation.rows_alone import check_rows_alone
 from dpft.privacy.clipping.separation.signature import Signature, signature_of
 from dpft.privacy.clipping.trainable import TrainableParameters
 
@@ -209,29 +208,14 @@ class Patches:
                 logger.info("clipping: the model would not run on fewer rows (%s)", reason)
                 return None
 
-    def check_rows_alone(self, arguments: Arguments, units: Tensor | None) -> RowsAlone:
-        """Runs each row of a call by itself.
+    def check_rows_alone(self, arguments: Arguments, units: Tensor | None) -> bool:
+        """Runs each row of a call by itself; returns whether the model draws random numbers.
 
         Raises:
             RunError: A row comes out otherwise than among the others.
         """
         with self.without():
             return check_rows_alone(self.model, self._own_forward, arguments, units)
-
-    def few_rows_stay_apart(self, arguments: Arguments) -> bool:
-        """Whether few rows of a call give by themselves what they give among all.
-
-        Among all, not among the few: a model may mix rows of larger batches alone. False where that
-        cannot be seen.
-        """
-        few = few_rows(arguments, batch_size_of(arguments), None)
-        some = few[:: max(1, (len(few) - 1) // 2)]  # Three of them, spread as they are.
-        try:
-            with self.without():
-                check_rows_alone(self.model, self._own_forward, arguments, None, some=some)
-        except RowsMixed:
-            return False
-        return True
 
     @contextmanager
     def without(self) -> Iterator[None]:

@@ -4,20 +4,14 @@ The first batch of a kind of call is rehearsed before it is used: each row runs 
 model (``rows_alone``); losses and gradients of at most eight rows, in another order, are held
 against the bare model's (``proof``); and their losses against those among all rows
 (``loss_company``), as are those of two more choices. That is six calls of ``compute_losses``: on
-all rows without a graph, on two choices of few by what the model gave for all, on the first choice,
-on the same clipped, and the last, which is used. Where losses come another way than any before, by
-another function of the caller's, they are compared as at a first batch.
-
-At the 16th batch of a kind, the 32nd and so on all but the gradients are looked at again, at a
-glance: three rows run alone and among all, losses of three choices are computed by what the model
-gave in the very run that is to be used, and those of a row anew, alone and beside another. A glance
-only ever passes: what it does not see to be right is looked at as at a first batch. So are batches
-of units, and of a model in shards, whose ranks must run it equally often.
+all rows without a graph, on three choices of few, on the first of them clipped, and the last, which
+is used. At the 16th batch of a kind, the 32nd and so on all but the gradients are checked again;
+and where losses come another way than any before, by another function of the caller's, they are
+compared as at a first batch.
 """
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,7 +29,6 @@ from dpft.privacy.clipping.engines.verdicts import (
     NotRepeatable,
     Verdicts,
 )
-from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.graph import describe_graph
 from dpft.privacy.clipping.separation.held_still import HeldStill
 from dpft.privacy.clipping.separation.kept_state import (
@@ -52,16 +45,10 @@ from dpft.privacy.clipping.separation.loss_company import (
 )
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.root_calls import Arguments, Survey, is_compiled
-from dpft.privacy.clipping.separation.rows_alone import (
-    RowsAlone,
-    RowsMixed,
-    check_modes,
-)
+from dpft.privacy.clipping.separation.rows_alone import RowsMixed, check_modes
 from dpft.privacy.clipping.separation.signature import coarsest
 
-ROUNDS = 8
-LEAST_ROWS = 4
-"""Of a batch of which few rows are fewer than all."""
+ROUNDS = 7
 
 
 class Prover:
@@ -83,12 +70,10 @@ class Prover:
         self._verdicts = Verdicts(model, patches, backward, tuning, self._quiet)
         self._company = LossCompany(patches.model, patches.calls)
         self._kinds = Kinds()
-        self._alone: dict[Hashable, RowsAlone] = {}
-        self._glances = tuning.shards is None
-        """Whether a glance may do at a repetition; not where ranks must run the model as often."""
+        self._draws: dict[Hashable, bool] = {}
         self._checked: set[Hashable] = set()
         self._units: Tensor | None = None
-        self._surveys = self._compiles = self._may_glance = True
+        self._surveys = self._compiles = True
         patches.calls.compiled = self._compiled = is_compiled(model)
         self._compared = self._forced = False
         self._graph: Hashable = None
@@ -108,21 +93,11 @@ class Prover:
         """
         self._units, self._surveys, self._compiles = units, True, True
         self._compared = self._forced = self._patches.calls.with_graph = False
-        self._may_glance = self._glances and not self._compiled
         self._state = RandomState.now(self._trainable.device)
         for number in range(ROUNDS):
             # A first batch is a survey as a rule, so that all that leads to it is held still.
             still = number == 0 and not self._kinds.any_used and not self._compiled
             losses, failed = self._attempt(compute_losses, still)
-            if self._patches.calls.glance is not None:
-                if failed or not self._holds_at_a_glance(compute_losses, losses):
-                    del losses
-                    self._checked.clear()
-                    self._start_over()
-                    self._may_glance = False
-                    continue
-                self._checked.clear()
-                self._kinds.passed(self._plans.kinds)
             if not failed and self._is_new(losses):
                 del losses
                 self._prove_compiled(compute_losses)
@@ -130,11 +105,11 @@ class Prover:
                 continue
             survey = self._patches.calls.survey
             if survey is None and still and self._plans.saw_a_call and not failed:
-                self._start_over()
+                self._put_back()
+                self._state.restore()
                 continue
             if survey is None and not failed and self._may_be_used(losses):
                 self._kinds.used(self._plans.kinds)
-                self._kept = None
                 return losses
             if survey is not None and not failed and not is_a_list(losses):
                 self._put_back()
@@ -142,7 +117,8 @@ class Prover:
             if survey is None and not failed and self._is_to_be_compared():
                 self._forced = True
                 del losses
-                self._start_over()
+                self._put_back()
+                self._state.restore()
                 continue
             self._prove(compute_losses, losses.detach() if survey else None, failed=failed)
             del losses
@@ -182,9 +158,7 @@ class Prover:
 
     def _meet(self, arguments: Arguments) -> bool:
         """Puts on the plan of a call; says whether its kind is to be proved first."""
-        signature, calls = self._patches.use_plan_for(arguments, self._units), self._patches.calls
-        if signature is not None:
-            calls.alone = self._alone.get(signature.kind)
+        signature = self._patches.use_plan_for(arguments, self._units)
         if signature is None or not self._kinds.are_due(signature.kind):
             if self._forced and signature is not None:
                 return self._surveys
@@ -193,52 +167,9 @@ class Prover:
             return False
         if signature.kind not in self._checked:
             check_modes(self._model)
+            self._draws[signature.kind] = self._patches.check_rows_alone(arguments, self._units)
             self._checked.add(signature.kind)
-            if self._stays_apart_at_a_glance(signature.kind, arguments):
-                self._kept = self._kept or Kept(self._model)
-                calls.begin_glance(arguments)
-            elif calls.glance is None:
-                alone = self._patches.check_rows_alone(arguments, self._units)
-                calls.alone = alone
-                self._alone[signature.kind] = replace(alone, outputs=None)
-        return self._surveys and calls.glance is None
-
-    def _stays_apart_at_a_glance(self, kind: Hashable, arguments: Arguments) -> bool:
-        """Whether few rows show that those of a call of a kind known before do not mix."""
-        known = self._alone.get(kind)
-        if not self._may_glance or known is None or not known.in_rows:
-            return False
-        if self._forced or self._units is not None or self._patches.calls.survey is not None:
-            return False
-        if not self._kinds.were_used(kind) or batch_size_of(arguments) < LEAST_ROWS:
-            return False
-        return self._patches.few_rows_stay_apart(arguments)
-
-    def _holds_at_a_glance(self, compute_losses: LossFunction, losses: Tensor) -> bool:
-        """Whether the losses of a run at which one glances are each row's own.
-
-        They are computed again on few rows, to whom the model gives what it gave to all of them.
-        """
-        calls, after = self._patches.calls, RandomState.now(self._trainable.device)
-        glance, kept = calls.glance, Kept(self._model)
-        assert glance is not None
-        calls.look_no_more()
-        if glance.drawn or not _can_be_proved(losses):
-            return False
-        expected = losses.detach()
-        glance.choose(expected)
-        asked = Computation(compute_losses, self._units, self._state)
-        try:
-            with self._patches.without():
-                return self._company.is_alike_at_a_glance(glance, self._question(asked, expected))
-        finally:
-            kept.restore()
-            after.restore()
-
-    def _start_over(self) -> None:
-        """Puts buffers and random numbers back to what they were before a run of no use."""
-        self._put_back()
-        self._state.restore()
+        return self._surveys
 
     @property
     def _compiled_forward(self) -> CompiledForward | None:
@@ -298,8 +229,7 @@ class Prover:
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Lets nothing random happen in the model, for runs that are held against each other."""
-        known = (self._alone.get(kind) for kind in self._plans.kinds)
-        drawn = any(alone is not None and alone.draws for alone in known)
+        drawn = any(self._draws.get(kind, False) for kind in self._plans.kinds)
         with evaluating(self._model) if drawn else nullcontext(), HeldStill():
             yield
 
@@ -397,11 +327,7 @@ class Prover:
         Raises:
             RunError: They are not, or that cannot be seen.
         """
-        with self._patches.without():
-            return self._company.compare(survey, self._question(asked, expected))
-
-    def _question(self, asked: Computation, expected: Tensor) -> Question:
-        return Question(
+        question = Question(
             compute_losses=asked.compute_losses,
             expected=expected,
             state=asked.state,
@@ -409,6 +335,8 @@ class Prover:
             precision=coarsest(self._model, self._plans.precision),
             check_repeatable=partial(self._verdicts.is_random, asked),
         )
+        with self._patches.without():
+            return self._company.compare(survey, question)
 
 
 def _can_be_proved(losses: object) -> bool:

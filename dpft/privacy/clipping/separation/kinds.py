@@ -23,10 +23,6 @@ class Kinds:
         doubled = number >= FIRST_REPETITION and number & (number - 1) == 0
         return (number == 1 or doubled) and kind not in self._passed
 
-    def were_used(self, kind: Hashable) -> bool:
-        """Whether a batch of a kind was proved and used before."""
-        return self._batches[kind] > 0
-
     def passed(self, kinds: Iterable[Hashable]) -> None:
         """Remembers that the next batch of each kind was proved."""
         self._passed.update(kinds)

@@ -155,57 +155,8 @@ class LossCompany:
             return next(self._readings(survey, question, draws), None)
         # One graph at a time: the last is the one that is gone on with.
         for other in survey.others(question.expected):
-            if not self._is_alike_as_it_answered(other, question, draws):
-                self._alike(other, question, draws)
-        survey.answers.clear()
+            self._alike(other, question, draws)
         return self._alike(survey, question, draws)
-
-    def is_alike_at_a_glance(self, survey: Survey, question: Question) -> bool:
-        """Whether losses of three choices of rows are those among all by what the model gave.
-
-        And whether one of a row is the same beside another row and alone, by what it gives anew: a
-        model may leave something of its batch where the losses read it. False where nothing can be
-        seen.
-
-        Args:
-            survey: Of the very run whose losses are to be used.
-            question: What is asked.
-        """
-        choices = (*survey.others(question.expected), survey)
-        if not all(self._is_alike_as_it_answered(each, question, None) for each in choices):
-            return False
-        pair, alone = (replace(survey, rows=survey.rows[:count]) for count in (2, 1))
-        try:
-            both, one = (self._losses_anew(each, question) for each in (pair, alone))
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return False
-        if both.shape != (2,) or one.shape != (1,):
-            return False
-        return bool(_near(one, both[:1], question.expected, question.precision).all())
-
-    @torch.no_grad()
-    def _losses_anew(self, survey: Survey, question: Question) -> Tensor:
-        """Returns losses of the survey's rows of a model that runs again."""
-        question.state.restore()
-        with self._calls.rehearsing(survey, lambda _: False, question.quiet):
-            return question.compute_losses()
-
-    def _is_alike_as_it_answered(
-        self, survey: Survey, question: Question, draws: Draws | None
-    ) -> bool:
-        """Whether losses of the survey's rows are those among all by what the model gave before.
-
-        It need not run again for that: its rows were seen not to change each other.
-        """
-        if not survey.answers or None in survey.answers:
-            return False
-        few = next(self._readings(survey, question, draws, replayed=True), None)
-        try:
-            return few is not None and few.is_alike(question.expected, question.precision)
-        except CannotBeCompared:
-            return False
 
     def _with_draws(self, question: Question) -> tuple[Draws, Tensor]:
         """Returns what the caller draws for all rows, and the losses with that.
@@ -249,7 +200,6 @@ class LossCompany:
         draws: Draws | None,
         *,
         as_tables: bool = False,
-        replayed: bool = False,
     ) -> Iterator[Few]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
@@ -279,7 +229,6 @@ class LossCompany:
                 whole=whole,
                 as_tables=as_tables,
                 draws=draws,
-                replayed=replayed,
             )
             few = None
             with calls as subset:

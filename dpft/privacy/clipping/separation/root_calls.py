@@ -2,12 +2,10 @@
 
 In training they pass, and are looked at. From a call on whose kind has to be proved the run of
 ``compute_losses`` is a survey: the bare model answers without a graph, and it is noted what it was
-called with. In a rehearsal the model, and all that computes losses around it, sees few of the rows;
-where the model was seen to let no row change another, it may give them what it gave before. At a
-glance that is kept of a run in training.
+called with. In a rehearsal the model, and all that computes losses around it, sees few of the rows.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,61 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpft.privacy.clipping.separation.arguments import batch_size_of, pick_rows
+from dpft.privacy.clipping.separation.arguments import batch_size_of
 from dpft.privacy.clipping.separation.few_rows import few_rows, other_rows
 from dpft.privacy.clipping.separation.held_still import Draws, HeldStill
 from dpft.privacy.clipping.separation.kept_state import RandomState
-from dpft.privacy.clipping.separation.nested_values import leaves_of, map_tensors, named_tensors
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 from dpft.privacy.clipping.separation.row_subset import RowSubset
-from dpft.privacy.clipping.separation.rows_alone import RowsAlone
 
 Arguments = tuple[Any, dict[str, Any]]
 Forward = Callable[..., Any]
 Meet = Callable[[Arguments], bool]
 """Looks at a call in training; says whether its kind must be proved first."""
-
-
-class Answer:
-    """What the model gave for all rows in one call, each row's own in front."""
-
-    def __init__(self, arguments: Arguments, outputs: Any) -> None:
-        """Keeps it, and how often it was written to."""
-        self._arguments, self._outputs = arguments, outputs
-        self._versions = self._versions_now()
-
-    @classmethod
-    def where_whole(cls, arguments: Arguments, outputs: Any) -> "Answer | None":
-        """Returns it where it holds one entry of each row, in front, and no numbers; else None.
-
-        A number beside the tensors may be of all rows.
-        """
-        count, leaves = batch_size_of(arguments), [leaf for _, leaf in leaves_of(outputs)]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        fits = bool(tensors) and all(x.dim() > 0 and len(x) == count for x in tensors)
-        has_numbers = any(
-            isinstance(x, int | float | complex | bytes) and not isinstance(x, bool) for x in leaves
-        )
-        return cls(arguments, outputs) if fits and not has_numbers else None
-
-    def of(self, rows: Tensor, arguments: Arguments) -> Any:
-        """Returns what it gave for some rows, without its graph.
-
-        None where it is asked for anything else than these rows of what it was given.
-
-        Args:
-            rows: Their numbers.
-            arguments: What it is asked now.
-        """
-        before, now = leaves_of(pick_rows(self._arguments, rows)), leaves_of(arguments)
-        if len(before) != len(now) or not all(map(_are_the_same, before, now)):
-            return None
-        if self._versions_now() != self._versions:
-            return None
-        return map_tensors(pick_rows(self._outputs, rows), _as_a_leaf)
-
-    def _versions_now(self) -> list[int]:
-        outputs = named_tensors(self._outputs).values()
-        return [-1 if tensor.is_inference() else tensor._version for tensor in outputs]
 
 
 @dataclass
@@ -98,8 +52,6 @@ class Survey:
     first: Any = None
     with_graph: bool = False
     compared: Tensor | None = None
-    answers: list[Answer | None] = field(default_factory=list)
-    """What the model gave in each of ``inputs``' calls; None where it is not one of each row."""
 
     def choose(self, losses: Tensor) -> None:
         """Chooses the rows of a rehearsal.
@@ -181,11 +133,6 @@ class RootCalls:
         """Whether a caller compiled the model. A rehearsal is not: no compiler sees rows taken."""
         self.with_graph = False
         """Whether surveys answer with a graph, for a caller who needs one."""
-        self.alone: RowsAlone | None = None
-        """What ``meet`` knows of the call at hand, where each row was run alone before."""
-        self.glance: Survey | None = None
-        """What was seen of the run that is watched, or was last, where ``meet`` began a glance."""
-        self._answers: Sequence[Answer | None] = ()
         self.survey: Survey | None = None
         """What became of the run that is watched, or was last; None where it was no survey."""
         self.inputs: list[Tensor] = []
@@ -209,17 +156,11 @@ class RootCalls:
         # Under torch.compile calls are considered outside of what is compiled; the model is inside.
         consider = torch.compiler.disable(self._consider)
         answer = torch.compiler.disable(self._answer)
-        note = torch.compiler.disable(self._note)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if passes():
+            if passes() or not consider((args, kwargs)):
                 return own(*args, **kwargs)
-            if consider((args, kwargs)):
-                return answer(own, (args, kwargs))
-            outputs = own(*args, **kwargs)
-            if self.glance is not None:
-                note((args, kwargs), outputs)
-            return outputs
+            return answer(own, (args, kwargs))
 
         forward = torch.compiler.disable(run, recursive=False)
         return with_signature(forward, partial(type(self._model).forward, self._model))
@@ -238,20 +179,14 @@ class RootCalls:
             units: Unit of each row, or None.
             begun: Called before each call of a survey; makes the model ready for it.
         """
-        self._meet, self._units, self._begun = meet, units, begun
-        self.survey = self.glance = None
+        self._meet, self._units, self._begun, self.survey = meet, units, begun, None
         self._after = RandomState.now(next(self._model.parameters()).device)
         try:
             yield
-            seen = self.survey or self.glance
-            if seen is not None and self._after is not None:
-                seen.drawn |= self._after.was_left
+            if self.survey is not None and self._after is not None:
+                self.survey.drawn |= self._after.was_left
         finally:
             self._meet = self._after = None
-
-    def look_no_more(self) -> None:
-        """Lets go of what a glance kept: it holds the graph of the losses."""
-        self.glance = None
 
     @contextmanager
     def rehearsing(
@@ -263,7 +198,6 @@ class RootCalls:
         whole: Collection[int] = (),
         as_tables: bool = False,
         draws: Draws | None = None,
-        replayed: bool = False,
     ) -> Iterator[RowSubset]:
         """Makes the model, and all that computes losses around it, see few rows.
 
@@ -274,13 +208,11 @@ class RootCalls:
             whole: As ``RowSubset``.
             as_tables: As ``RowSubset``.
             draws: As ``RowSubset``.
-            replayed: Whether the model need not run where it is asked for rows whose outputs the
-                survey kept: no row changed another's there.
         """
         weights = [*self._model.parameters(), *self._model.buffers()]
         subset = RowSubset(weights, whole, as_tables=as_tables, draws=draws)
         subset.choose(survey.rows, count=survey.count, units=survey.chosen_units)
-        with self._answering(subset, meet, begun, survey.answers if replayed else ()):
+        with self._answering(subset, meet, begun):
             yield subset
 
     @contextmanager
@@ -297,10 +229,8 @@ class RootCalls:
         subset: RowSubset,
         meet: Meet,
         begun: Callable[[], AbstractContextManager[object]],
-        answers: Sequence[Answer | None] = (),
     ) -> Iterator[None]:
         self._meet, self._subset, self.inputs, self._begun = meet, subset, [], begun
-        self._answers = answers
         try:
             with self._uncompiled(), HeldStill(noise=False), subset:
                 yield
@@ -312,33 +242,11 @@ class RootCalls:
 
     def _consider(self, arguments: Arguments) -> bool:
         """Looks at a call of the model; returns whether it must be answered otherwise."""
-        self.alone = None
         if torch.is_grad_enabled() and self._meet is not None:
             due = self._meet(arguments)
             if due and self._subset is None and self.survey is None:
                 self.survey = self._new_survey(arguments)
-        if self.glance is not None and self._after is not None:
-            self.glance.drawn |= self._after.was_left
         return self._subset is not None or self.survey is not None and self._meet is not None
-
-    def begin_glance(self, arguments: Arguments) -> None:
-        """Keeps what the model gives in the call at hand and in those after, for the run's own use.
-
-        Args:
-            arguments: Of the call.
-        """
-        if self.glance is None:
-            self.glance = self._new_survey(arguments)
-
-    def _note(self, arguments: Arguments, outputs: Any) -> None:
-        """Keeps what the model gave in a call of a run at which one glances."""
-        glance = self.glance
-        assert glance is not None
-        self._after = RandomState.now(_first(arguments).device)
-        if torch.is_grad_enabled():
-            glance.inputs.append(_first(arguments).detach())
-            in_rows = self.alone is not None and self.alone.in_rows
-            glance.answers.append(Answer.where_whole(arguments, outputs) if in_rows else None)
 
     def _new_survey(self, arguments: Arguments) -> Survey:
         count = batch_size_of(arguments)
@@ -352,23 +260,13 @@ class RootCalls:
             return self._surveyed(forward, arguments)
         with subset.asleep():
             args, kwargs = subset.rows_of(arguments)
-            outputs = self._known_outputs(subset, (args, kwargs))
             if torch.is_grad_enabled():
                 self.inputs.append(_first((args, kwargs)))
-            if outputs is None:
-                with self._begun():
-                    self._entering((args, kwargs))
-                    outputs = forward(*args, **kwargs)
+            with self._begun():
+                self._entering((args, kwargs))
+                outputs = forward(*args, **kwargs)
         subset.mark(outputs)
         return outputs
-
-    def _known_outputs(self, subset: RowSubset, arguments: Arguments) -> Any:
-        """Returns what the survey's call of the same number gave for these rows, or None."""
-        number = len(self.inputs)
-        if subset.rows is None or not torch.is_grad_enabled() or number >= len(self._answers):
-            return None
-        answer = self._answers[number]
-        return None if answer is None else answer.of(subset.rows, arguments)
 
     def _surveyed(self, forward: Forward, arguments: Arguments) -> Any:
         survey = self.survey
@@ -378,26 +276,11 @@ class RootCalls:
         if torch.is_grad_enabled():
             survey.inputs.append(_first(arguments).detach())
         args, kwargs = arguments
-        graph, alone = survey.with_graph and torch.is_grad_enabled(), self.alone
-        outputs = None if graph or alone is None else alone.outputs
-        if outputs is None:
-            with self._begun(), torch.set_grad_enabled(graph):
-                outputs = forward(*args, **kwargs)
-        if torch.is_grad_enabled():
-            kept = alone is not None and alone.in_rows and not graph
-            survey.answers.append(Answer.where_whole(arguments, outputs) if kept else None)
+        graph = survey.with_graph and torch.is_grad_enabled()
+        with self._begun(), torch.set_grad_enabled(graph):
+            outputs = forward(*args, **kwargs)
         self._after = RandomState.now(_first(arguments).device)
         return outputs if survey.with_graph else map_tensors(outputs, _as_a_leaf)
-
-
-def _are_the_same(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
-    """Whether two leaves of nested arguments, with their places, are alike bit for bit."""
-    (place, mine), (elsewhere, yours) = one, other
-    if place != elsewhere or type(mine) is not type(yours):
-        return False
-    if isinstance(mine, Tensor):
-        return mine.dtype == yours.dtype and torch.equal(mine, yours)
-    return mine is yours or (isinstance(mine, bool | int | float | str) and mine == yours)
 
 
 def _as_a_leaf(_: str, output: Tensor) -> Tensor:

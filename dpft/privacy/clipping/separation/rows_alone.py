@@ -1,7 +1,7 @@
 """Whether a row of a model's output changes with the rows beside it, seen by running it alone.
 
 A gradient cannot show this where the influence is detached, as that of batch statistics may be. So
-every row (every unit, where a unit has several) is run by itself, and some of them once more in
+every row (every unit, where a unit has several) is run by itself, and all of them once more in
 another order: what comes out may differ by rounding alone. What a call leaves in the model's
 buffers must not depend on its rows either: the next batch would be computed with it.
 
@@ -77,30 +77,9 @@ def check_modes(model: nn.Module) -> None:
         raise RowsMixed(str(error)) from error
 
 
-@dataclass(frozen=True)
-class RowsAlone:
-    """What was seen of a model that lets no row change another.
-
-    Attributes:
-        draws: Whether it draws random numbers, dropout aside.
-        in_rows: Whether each tensor that it returns holds one entry of each row, in front.
-        outputs: What it returned for all rows, held still, as it does where nothing else is said;
-            None where it draws, or had to be run in another way.
-    """
-
-    draws: bool
-    in_rows: bool
-    outputs: Any
-
-
 def check_rows_alone(
-    root: nn.Module,
-    forward: Forward,
-    arguments: Arguments,
-    units: Tensor | None,
-    *,
-    some: Tensor | None = None,
-) -> RowsAlone:
+    root: nn.Module, forward: Forward, arguments: Arguments, units: Tensor | None
+) -> bool:
     """Runs every row, or every unit's rows, without the others; as ``mixed_output``.
 
     Args:
@@ -108,8 +87,9 @@ def check_rows_alone(
         forward: As ``mixed_output``.
         arguments: As ``mixed_output``.
         units: Unit of each row, or None where each row is its own.
-        some: Numbers of the rows that run without the others, in no other order; None: all do, and
-            some of them in another order too. They are held against what they give among all.
+
+    Returns:
+        Whether the model draws random numbers, dropout aside.
 
     Raises:
         RunError: A row comes out otherwise than among the others, or that cannot be seen.
@@ -119,12 +99,7 @@ def check_rows_alone(
     remedy = f"pass {name} tensors, or {RETURN_INSTEAD} of them"
     _check_is_open(arguments, remedy, f"given to {name}")
     try:
-        companies = list(each_alone(units, count))
-        if some is not None:
-            companies = [rows for rows in companies if bool(torch.isin(rows, some).any())]
-            if len(companies) < 2:
-                raise NothingCompared(f"{name} would be run on rows of one example alone.")
-        mixed, seen = _first_mixed(root, forward, arguments, companies, in_order=some is None)
+        mixed, draws = mixed_output(root, forward, arguments, list(each_alone(units, count)))
     except NothingCompared:
         raise
     except Exception as error:
@@ -143,7 +118,7 @@ def check_rows_alone(
             "of its batch, so no clipping bounds what one of them does; choose another model, or "
             "give the rows that belong together as units."
         )
-    return seen
+    return draws
 
 
 def _check_is_open(value: Any, remedy: str, what: str) -> None:
@@ -178,26 +153,13 @@ def mixed_output(
     Raises:
         NothingCompared: Some output cannot be compared, or none of those that can is a row's.
     """
-    found, seen = _first_mixed(root, forward, arguments, companies, in_order=True)
-    return found, seen.draws
-
-
-def _first_mixed(
-    root: nn.Module,
-    forward: Forward,
-    arguments: Arguments,
-    companies: Sequence[Tensor],
-    *,
-    in_order: bool,
-) -> tuple[str | None, RowsAlone]:
     with state_kept(root), torch.no_grad(), HeldStill():
         trained = _Runs(root, forward, arguments)
-        found = trained.first_mixed(companies, in_order=in_order)
+        found = trained.first_mixed(companies)
         if found is not None and trained.draws:
             with evaluating(root):
-                again = _Runs(root, forward, arguments)
-                found = again.first_mixed(companies, in_order=in_order)
-    return found, trained.seen
+                found = _Runs(root, forward, arguments).first_mixed(companies)
+    return found, trained.draws
 
 
 @dataclass(frozen=True)
@@ -285,15 +247,6 @@ class _Runs:
         self._changing: set[str] = set()
         """Outputs of which some rows gave another shape than all."""
         self._companies = 0
-        as_ever = self._precise and not torch.is_autocast_enabled(device.type)
-        self._outputs = outputs if as_ever and not self.draws else None
-
-    @property
-    def seen(self) -> RowsAlone:
-        """What the runs showed, where they showed no difference."""
-        front = _Reading(axis=0, per=1, interleaved=False, of_companies=False)
-        in_rows = all(front in self._readings.get(place, ()) for place in self._whole)
-        return RowsAlone(self.draws, in_rows, self._outputs)
 
     def _first_outputs(self) -> Any:
         """Returns what all rows give, in the first of the ways in which the model runs.
@@ -311,7 +264,7 @@ class _Runs:
         self._with_graph = True
         return self._run(self._arguments)
 
-    def first_mixed(self, companies: Sequence[Tensor], *, in_order: bool) -> str | None:
+    def first_mixed(self, companies: Sequence[Tensor]) -> str | None:
         """Returns what differs first for rows without the others or in another order, or None.
 
         Raises:
@@ -334,23 +287,15 @@ class _Runs:
             unseen &= left
         if found is None:
             self._check_was_compared(unseen - self._rowless)
-        if found is None and in_order:
-            found = self._difference_in_another_order(companies, everyone=everything)
+            found = self._difference_in_another_order(companies)
         return found
 
-    def _difference_in_another_order(
-        self, companies: Sequence[Tensor], *, everyone: bool
-    ) -> str | None:
-        """Returns what differs for rows in another order, where the model takes them so.
+    def _difference_in_another_order(self, companies: Sequence[Tensor]) -> str | None:
+        """Returns what differs for all rows in another order, where the model takes them so.
 
         A packed sequence may want the longest first. Each row was compared with itself before.
-
-        Args:
-            companies: As ``first_mixed``.
-            everyone: Whether all rows must be there; else a few say as much.
         """
-        few = companies if everyone else companies[:: max(1, (len(companies) - 1) // 2)]
-        order = _another_order(few)
+        order = _another_order(self._count, companies)
         try:
             return self._first_difference([_Run(order)])[0]
         except Exception as error:
@@ -541,16 +486,15 @@ def _exchanged(companies: Sequence[Tensor], count: int) -> Iterator[_Run]:
             yield _Run(rows, compared=stays)
 
 
-def _another_order(companies: Sequence[Tensor]) -> Tensor:
+def _another_order(count: int, companies: Sequence[Tensor]) -> Tensor:
     """Returns an order of rows other than theirs, the same whenever it is asked for.
 
     Companies of several rows stay together.
     """
-    generator = torch.Generator().manual_seed(len(companies))
+    generator = torch.Generator().manual_seed(count)
     order = torch.randperm(len(companies), generator=generator)
-    if bool((order.diff() > 0).all()):
-        order = order.flip(0)
-    return torch.cat([companies[place] for place in order.tolist()])
+    rows = torch.cat([companies[place] for place in order.tolist()])
+    return rows if not torch.equal(rows, torch.arange(count)) else rows.flip(0)
 
 
 def each_alone(units: Tensor | None, count: int) -> Iterator[Tensor]:

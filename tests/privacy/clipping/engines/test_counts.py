@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.privacy.clipping import PerExampleClipper, blocks
-from tests.slowness import slow_but
 
 LAYERS, VOCABULARY = 12, 4200
 """GPT-2's layers, and a vocabulary that is as wide as one (``wide``)."""
@@ -39,8 +38,7 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
         self.operations[name] += 1
-        # ``count_nonzero`` leaves its count on the device; nobody waits for it.
-        self.looks += any(look in name for look in LOOKS) and "count_nonzero" not in name
+        self.looks += any(look in name for look in LOOKS)
         return func(*args, **(kwargs or {}))
 
 
@@ -70,7 +68,7 @@ def counted(work, monkeypatch) -> tuple[int, int]:
     return count.operations.total(), count.looks
 
 
-@pytest.mark.parametrize("engine", slow_but(["book_keeping"], MOST))
+@pytest.mark.parametrize("engine", MOST)
 def test_a_micro_batch_takes_few_operations_and_two_looks_whatever_the_number_of_parameters(
     engine, monkeypatch
 ):

@@ -7,7 +7,6 @@ from torch import nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.separation import kinds
 from tests.privacy.clipping.oracle import gpt2
 from tests.slowness import slow_but
 
@@ -48,36 +47,7 @@ def test_the_16th_batch_is_checked_again_and_others_are_computed_once(engine):
         for number in range(2, 18):
             rows.clear()
             clipper.accumulate(losses)
-            again = [12, 6, 6, 8, 12] if engine == "loop" else [12, 6, 6, 8, 2, 1]
-            assert rows == (again if number == 16 else [12])
-
-
-def rows_run(model):
-    """How many rows each call of a model runs on from now on."""
-    rows, own = [], type(model).forward
-
-    def forward(self, *args, **kwargs):
-        rows.append(len(kwargs["input_ids"]))
-        return own(self, *args, **kwargs)
-
-    model.__class__ = type("Counted", (type(model),), {"forward": forward})
-    return rows
-
-
-def test_a_proof_runs_two_micro_batches_of_rows_and_a_glance_few_beside_the_one_that_is_used():
-    model = gpt2(dropout=0.1).train()
-    losses, _ = counted(model)
-    rows = rows_run(model)
-    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
-        clipper.accumulate(losses)
-        # The flow of the batch is learned, all rows run, each alone, three in another order; eight
-        # are proved, and all are used.
-        assert rows == [2, 3, 12, *[1] * 12, 3, 8, 8, 12]
-        for _ in range(14):
-            clipper.accumulate(losses)
-        rows.clear()
-        clipper.accumulate(losses)
-        assert rows == [12, 1, 1, 1, 12, 2, 1]
+            assert rows == ([12, 6, 6, 8, 12] if number == 16 else [12])
 
 
 MIXES = {
@@ -172,54 +142,44 @@ def test_what_a_model_begins_to_tell_its_losses_beside_its_rows_is_seen_at_the_1
             clipper.accumulate(lambda: model.losses(x))
 
 
-def test_an_attribute_alone_is_seen_at_a_glance_too():
-    class Plain(LateBeside):
+def tells(statistic, x):
+    """Losses of a model that leaves them a statistic of its batch in an attribute."""
+    dense, left = nn.Linear(3, 2), {}
+
+    class Telling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = dense
+
         def forward(self, x):
-            return super().forward(x)["h"]
+            left["told"] = statistic(x.abs().sum(1))
+            return self.dense(x)
 
-        def losses(self, x):
-            return self(x).square().sum(1) + self.left
-
-    torch.manual_seed(0)
-    model, x = Plain("an attribute"), torch.randn(7, 3)
-    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
-        for _ in range(15):
-            clipper.accumulate(lambda: model.losses(x))
-        model.late = True
-        with pytest.raises(RunError, match="depends on another example"):
-            clipper.accumulate(lambda: model.losses(x))
+    model = Telling()
+    return model, lambda: model(x).square().sum(1) * (1 + 0.3 * left["told"])
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.2])
-def test_a_glance_changes_neither_the_sum_nor_what_is_drawn_after_it(rate):
-    def run(first_repetition):
-        torch.manual_seed(0)
-        model, x = Late(rate), torch.randn(7, 3)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kinds, "FIRST_REPETITION", first_repetition)
-            with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
-                for _ in range(4):
-                    clipper.accumulate(lambda: model.losses(x))
-        return model.dense.weight.grad, torch.rand(3)
-
-    for with_glances, without in zip(run(2), run(100), strict=True):
-        assert torch.equal(with_glances, without)
+STATISTICS = {
+    "mean": torch.mean,
+    "least": torch.min,
+    "largest": torch.max,
+    "median": torch.median,
+    "second": lambda sizes: sizes.topk(min(2, len(sizes))).values[-1],
+    "mean of nine rows and more": lambda sizes: (len(sizes) > 8) * sizes.mean(),
+    "mean of twelve rows and more": lambda sizes: (len(sizes) > 11) * sizes.mean(),
+}
 
 
-def test_losses_with_noise_of_the_callers_are_not_glanced_at_but_looked_at_in_full():
-    model, x = Late(0.2), torch.randn(7, 3)
-    calls = []
-
-    def losses():
-        calls.append(1)
-        return model.losses(x + 0.01 * torch.randn(7, 3))
-
-    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
-        for _ in range(15):
-            clipper.accumulate(losses)
-        calls.clear()
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("statistic", STATISTICS.values(), ids=STATISTICS)
+def test_what_a_model_tells_its_losses_by_an_attribute_is_seen_at_once(statistic, seed):
+    torch.manual_seed(seed)
+    model, losses = tells(statistic, torch.randn(16, 3))
+    with (
+        PerExampleClipper(model, 0.5, engine="book_keeping") as clipper,
+        pytest.raises(RunError, match="depends on another example"),
+    ):
         clipper.accumulate(losses)
-    assert len(calls) > 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)

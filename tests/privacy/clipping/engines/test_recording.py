@@ -1,7 +1,5 @@
 """What the engines that record uses share: proof before use, and one backward pass."""
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
@@ -55,7 +53,7 @@ def test_a_proof_leaves_the_masks_that_the_model_would_have_drawn():
 
 
 def test_losses_that_are_others_at_each_call_are_refused():
-    model, batches = nn.Linear(2, 1), itertools.count(1)
+    model, batches = nn.Linear(2, 1), iter([1.0, 2.0, 3.0, 4.0, 5.0])
     engine = installed(model)
     with pytest.raises(RunError, match="must return the same losses when it is called again"):
         engine.compute(lambda: model(next(batches) * X)[:, 0])
