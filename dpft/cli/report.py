@@ -118,7 +118,7 @@ def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
     Raises:
         InputError: The first updates of a run were not measured.
     """
-    from dpft.runs.finished_runs import OWNERS, write_signal_to_noise
+    from dpft.runs.signal_to_noise import OWNERS, write_signal_to_noise
 
     logger.info("%s: %s", write_signal_to_noise(comparison, folder), OWNERS)
 

@@ -213,7 +213,7 @@ class MembershipAudit(Versioned):
     note: str | None = None
     """That it is the owner's alone; in the kept file only."""
     private: Literal[True] = True
-    """It is about the records."""
+    """Always: the result tells of the records, and stays with their owner."""
     members: AtLeastOne
     """Records that were trained on."""
     non_members: AtLeastOne
@@ -236,9 +236,9 @@ class MemorizationAudit(Versioned):
     audit: Literal["memorization"] = "memorization"
     """Which audit."""
     note: str
-    """That it is the owner's alone."""
+    """A sentence that says that the result is for the owner of the data alone."""
     private: Literal[True] = True
-    """It is about the records."""
+    """Always: the result tells of the records, and stays with their owner."""
     near_duplicates: str
     """What counts as a near duplicate, in words."""
     hidden: Literal["continuation", "spans"] | None = None
@@ -327,7 +327,7 @@ class TextQuality:
     ngram_divergence: NgramDivergence | None = None
     """Jensen-Shannon divergence of n-grams."""
     ngram_divergence_control: NgramDivergence | None = None
-    """The same between two halves of the real texts."""
+    """Jensen-Shannon divergence of n-grams between two halves of the real texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +407,7 @@ class Leakage:
     longest_run_auc: Probability | None
     """Probability that of a training record a longer run was found than of another."""
     longest_run_p_value: Probability | None
-    """That it is one half."""
+    """P-value of longest_run_auc being one half."""
     tail: LongRuns | None
     """Long runs of words; null without other records."""
 
@@ -431,9 +431,9 @@ class SyntheticAudit(Versioned):
     audit: Literal["synthetic"] = "synthetic"
     """Which audit."""
     note: str
-    """That it is the owner's alone."""
+    """A sentence that says that the result is for the owner of the data alone."""
     private: Literal[True] = True
-    """It compares with the records."""
+    """Always: the result compares with the records, and stays with their owner."""
     synthetic: str
     """Name of the file that was looked at."""
     limit: AtLeastOne

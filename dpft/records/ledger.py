@@ -24,7 +24,7 @@ class Calibration:
     """The upper bound that it reports for exactly the planned steps."""
     grid: str
     """The precision at which it ran, in words."""
-    target: float | None = null()
+    target: Positive | None = null()
     """The epsilon that was asked for; null for a search."""
 
 
@@ -57,7 +57,7 @@ class GaussianHistogram(HistogramNumbers):
     """The histogram of a tokenizer's run."""
 
     name: Literal["gaussian_histogram"] = "gaussian_histogram"
-    """Its name."""
+    """Name of the mechanism."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class SampledGaussian:
     """A step of training."""
 
     name: Literal["poisson_sampled_gaussian"] = "poisson_sampled_gaussian"
-    """Its name."""
+    """Name of the mechanism."""
     noise_multiplier: Positive
     """Standard deviation of the noise over the sensitivity."""
     sample_rate: Rate
@@ -76,14 +76,14 @@ class SampledGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPhase:
-    """One of them."""
+    """A stretch of steps under one method and one clipping norm."""
 
     method: str
     """What trains."""
     steps: AtLeastOne
-    """Its steps."""
+    """Noisy steps of the phase."""
     max_grad_norm: Positive
-    """Its clipping norm."""
+    """Clipping norm of the phase."""
     sensitivity: Positive
     """By how much one unit moves the sum at most."""
 
@@ -99,7 +99,7 @@ class SpentBefore:
     head: str
     """Hash of the last of them."""
     delta: Delta
-    """Its delta."""
+    """Delta of the tokenizer's run."""
     mechanism: GaussianHistogram
     """The one step of its ledger."""
 

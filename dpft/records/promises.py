@@ -258,23 +258,23 @@ class StartingModel:
     data: str | None = None
     """Task and source of its records."""
     delta: float
-    """Its delta."""
+    """The delta that it promised."""
     delta_with_tokenizer: float | None = None
-    """Its delta with its tokenizer."""
+    """The delta that it promised together with its tokenizer."""
     epsilon: NotNegative
-    """Its epsilon."""
+    """The epsilon that it promised."""
     epsilon_with_tokenizer: NotNegative | None = None
-    """Its epsilon with its tokenizer."""
+    """The epsilon that it promised together with its tokenizer."""
     model: str | None = None
-    """Its model."""
+    """The model that was trained."""
     neighboring_relation: str | None = None
-    """Its neighboring relation."""
+    """How its neighboring data sets differ."""
     num_examples: AtLeastOne | None = None
-    """Its public number of units."""
+    """Number of its examples, or units, taken as public."""
     private: bool | None = None
     """Whether it was private."""
     unit: str | None = None
-    """Its unit."""
+    """Whose contribution it hides."""
     unit_definition: str | None = None
     """What its unit is."""
     ledger: Digest

@@ -73,7 +73,7 @@ class Bound:
     """A bound."""
 
     private: Literal[True] = True
-    """It has a bound."""
+    """Always: a bound is stated."""
     epsilon: NotNegative
     """The headline: a proven upper bound, unrounded."""
     delta: Positive

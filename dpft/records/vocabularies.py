@@ -99,7 +99,7 @@ class OpenVocabulary(VocabularyRun, OpenPieces):
     """A vocabulary without privacy, of all words."""
 
     mechanism: Literal["none"] = "none"
-    """That no noise was drawn."""
+    """No noise was drawn."""
     private: Literal[False] = False
     """No privacy."""
     steps: Literal[0] = 0

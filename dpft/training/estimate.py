@@ -3,7 +3,8 @@
 A token costs 2 operations forward for each weight it is multiplied with, 2 backward where a
 gradient goes through, and 2 for the gradient of a weight that trains; where gradients are clipped,
 2 more for their norms. To these come the calls of the layers, what is done to each number of their
-outputs and, once a step, noise and optimizer. ``measure`` times a model of random weights instead.
+outputs and, once a step, noise and optimizer. ``dpft.runs.planned_run`` times a model of random
+weights instead.
 
 The probe takes about half a second: it multiplies matrices as wide as the model, takes a function
 of many numbers one by one, draws noise, and takes a clipped gradient of layers that are too narrow

@@ -2,7 +2,7 @@
 
 Steps, epsilon so far, the time taken and to go, and a rate from the expected batch size. How long a
 single step took follows its private batch size, so bar and lines move at the boundaries of windows
-of ten steps and more, and at no other time (docs/design.md, rule 7; see ``windows``).
+of ten steps and more, and at no other time (docs/design.md, rule 7; see ``listeners``).
 """
 
 import logging

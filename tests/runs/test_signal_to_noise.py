@@ -7,8 +7,8 @@ import pytest
 from dpft.errors import InputError
 from dpft.reports.comparison.compare import compare
 from dpft.reports.run.run_record import read_record, with_own_scores
-from dpft.runs import finished_runs
-from dpft.runs.finished_runs import write_signal_to_noise
+from dpft.runs import signal_to_noise
+from dpft.runs.signal_to_noise import write_signal_to_noise
 from tests.reports.comparison.swept_runs import compared
 from tests.reports.run.folders import write_run
 from tests.runs.measured import measure
@@ -35,9 +35,9 @@ def test_each_run_is_a_point_and_a_row_with_its_mean_ratio_and_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    plot = finished_runs.scatter_plot
+    plot = signal_to_noise.scatter_plot
     monkeypatch.setattr(
-        finished_runs,
+        signal_to_noise,
         "scatter_plot",
         lambda series, **about: drawn.append((series, about)) or plot(series, **about),
     )
