@@ -91,6 +91,9 @@ PARTIAL_CHECKPOINT = ".step-*.partial"
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 """In each checkpoint; of a model in shards each shard's own, ``shard_name``."""
 STATE, KEYS = "state.json", "generators.json"
+HISTORY = "noise.safetensors"
+"""In each checkpoint of a mechanism whose noise hangs together: each rank's own, ``shard_name``. As
+secret as the keys, and deleted with them."""
 """In each checkpoint: what the run is bound to, and its secret keys while it has any."""
 CHECKPOINT_STATES = f"{CHECKPOINTS}/{CHECKPOINT}/{STATE}"
 

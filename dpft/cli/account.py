@@ -1,9 +1,10 @@
 """``dpft account``: epsilon from noise or noise from epsilon, and what runs have spent."""
 
-from dpft.config.account import AccountConfig
+from dpft.config.account import POLYMORPHIC, AccountConfig
 from dpft.runs.account_command import answer
 from dpft.runs.answer import show
 
+__all__ = ["CONFIG", "POLYMORPHIC", "READS_RECORDS", "run"]
 CONFIG = AccountConfig
 READS_RECORDS = False
 

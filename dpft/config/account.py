@@ -3,15 +3,19 @@
 Accounting is arithmetic: it should answer in about the time its accountants take.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpft.config.convert import by_name
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
+from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 
 OUTPUTS = ("table", "json")
 PLOTS = (".svg", ".png")
 HEAD_LENGTH = 64
+POLYMORPHIC = {"mechanism": by_name(MECHANISMS.named)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,8 @@ class AccountConfig:
     """The head of the run's ledger, as it was lodged elsewhere."""
     witness: str | None = None
     """File of heads that ``privacy.witness`` wrote while the run trained."""
+    mechanism: MechanismConfig = field(default_factory=DPSGDConfig)
+    """How draws and noise of steps hang together."""
     accountant: str | None = None
     """The accountant whose bound is the headline; None: prv, or the one of the run's own report."""
     output: str = "table"
@@ -93,6 +99,7 @@ class AccountConfig:
         self._check_witness()
         key = "runs" if self.run is None else "run"
         others = [name for name in _NUMBERS if getattr(self, name) not in (None, False)]
+        others += ["mechanism"] if self.mechanism.makes.has_streams else []
         if others:
             raise InputError(
                 f"{key} takes its numbers from the ledger, got {', '.join(others)} too; drop"
@@ -118,6 +125,7 @@ class AccountConfig:
         else:
             self._check_batch_sizes(self.batch_sizes)
         self._check_plot()
+        self._check_mechanism()
         check_positive(
             num_examples=self.num_examples,
             expected_batch_size=self.expected_batch_size,
@@ -127,6 +135,21 @@ class AccountConfig:
             eps=self.eps,
             noise_multiplier=self.noise_multiplier,
         )
+
+    def _check_mechanism(self) -> None:
+        if not self.mechanism.makes.has_streams:
+            return
+        others = [name for name in ("batch_sizes", "curve") if getattr(self, name)]
+        if others:
+            raise InputError(
+                f"{others[0]} needs mechanism=dp_sgd, got mechanism={self.mechanism.name}; drop"
+                " one."
+            )
+        if self.num_examples is None:
+            raise InputError(
+                f"num_examples must be given with mechanism={self.mechanism.name}, got none; give"
+                " it."
+            )
 
     def _check_batch_sizes(self, batch_sizes: tuple[float, ...]) -> None:
         for name in ("expected_batch_size", "sample_rate", "noise_multiplier", "curve"):

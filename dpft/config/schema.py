@@ -19,6 +19,8 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
+from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference_map import Reference, ReferenceMap
@@ -33,6 +35,7 @@ POLYMORPHIC = {
     **TASK,
     "method": by_name(METHODS.named),
     "privacy": by_name(privacy_class),
+    "mechanism": by_name(MECHANISMS.named),
     "optimizer": by_name(optimizer_class),
     "tracking": by_name(TRACKING.named),
 }
@@ -107,6 +110,33 @@ def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, whose noisy gradients move the scale,"
             f" got privacy={privacy.name}; set it to false, which keeps train.loss_scale."
+        )
+
+
+def check_mechanism(
+    mechanism: MechanismConfig, privacy: PrivacyConfig, method: Method, train: TrainingConfig
+) -> None:
+    """Refuses noise that hangs together where it cannot.
+
+    Raises:
+        InputError: There is no noise, the method is refused, or the loss scale adapts.
+    """
+    if not mechanism.makes.has_streams:
+        return
+    name = f"mechanism={mechanism.name}"
+    if privacy.guarantee is None:
+        raise InputError(
+            f"{name} is of noise, got privacy={privacy.name}, which adds none; drop it."
+        )
+    if method.name in mechanism.refuses:
+        raise InputError(
+            f"{name} needs another method than {method.name}: {mechanism.refuses[method.name]};"
+            " take mechanism=dp_sgd."
+        )
+    if train.adaptive_loss_scale:
+        raise InputError(
+            f"{name} needs train.adaptive_loss_scale=false, got true: a step that is left out would"
+            " leave its noise in those after it; set train.loss_scale instead."
         )
 
 
@@ -256,6 +286,8 @@ class TrainConfig(CrossChecked):
     scheduler: SchedulerConfig
     eval: EvalConfig
     decode: DecodeConfig
+    mechanism: MechanismConfig = field(default_factory=DPSGDConfig)
+    """How draws and noise of a private run's steps hang together."""
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tracking: TrackingConfig = field(default_factory=NoTracking)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -280,6 +312,7 @@ class TrainConfig(CrossChecked):
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
         (("method", "audit"), check_white_box),
+        (("mechanism", "privacy", "method", "train"), check_mechanism),
         (("task", "audit"), check_exposure),
     )
 

@@ -19,6 +19,7 @@ from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.tasks.base import Task
 from dpft.training.trackers.base import TrackingConfig
@@ -154,6 +155,14 @@ def _check_processes(parallel: ParallelConfig, launch: LaunchConfig) -> None:
             )
 
 
+def _check_steps(mechanism: MechanismConfig) -> None:
+    if mechanism.makes.has_streams:
+        raise InputError(
+            f"tune needs mechanism=dp_sgd, got mechanism={mechanism.name}: its settings may differ"
+            " in how many steps and what batch there are, and so in what a band of steps is."
+        )
+
+
 def _check_space(tuning: SearchSpace) -> None:
     tuning.settings()
 
@@ -172,6 +181,7 @@ class TuneCommand(TrainCommand):
         (("tracking",), _check_tracking),
         (("tuning",), _check_space),
         (("parallel", "launch"), _check_processes),
+        (("mechanism",), _check_steps),
     )
 
 

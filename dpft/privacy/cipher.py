@@ -35,6 +35,8 @@ class Purpose(IntEnum):
     """Random views of a record, such as masked spans."""
     SEARCH = 7
     """The secret draw of a private search of hyper-parameters."""
+    GROUPS = 8
+    """Which group a unit is in, of a mechanism whose steps draw from groups in turn."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ Read this file to audit a run. Each step: a Poisson draw of the plan's sample ra
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
 times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
 Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
-Algorithm 1). What trains and the clipping norm may change where a phase begins, and only there.
+Algorithm 1). How draws and noise of steps hang together is the mechanism's (``mechanisms``). What
+trains and the clipping norm may change where a phase begins, and only there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -21,11 +22,9 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.dropout import private_dropout
-from dpft.privacy.noise import add_noise
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness
-from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
 from dpft.privacy.step_log import StepLog
 
@@ -38,9 +37,9 @@ class PrivacyEngine:
     counted and the plan's are all there are.
 
     Guarantees:
-        The sequence of gradients that ``finish_step`` leaves is an output of ``plan.mechanism()``
-        over the records: the sampler, the clipping norm and the noise read the same plan that
-        the accountant reads. An empty draw takes a noisy step like any other. The step is in the
+        The sequence of gradients that ``finish_step`` leaves is an output of ``plan.event()`` over
+        the records: the sampler, the clipping norm and the noise are of the same plan that the
+        accountant reads. An empty draw takes a noisy step like any other. The step is in the
         ledger before ``finish_step`` returns.
     """
 
@@ -53,6 +52,8 @@ class PrivacyEngine:
         randomness: Randomness,
         steps_taken: int = 0,
         last_step: int | None = None,
+        stream: int = 0,
+        history: Mapping[str, Tensor] | None = None,
         engine: str = "auto",
         groups: Sequence[str] | None = None,
         memory_mb: int = DEFAULT_MEMORY_MB,
@@ -72,6 +73,9 @@ class PrivacyEngine:
             randomness: Secret sources of sampling, noise and dropout.
             steps_taken: Steps of the plan that the weights have taken already.
             last_step: Step of the plan to end at; None: its last.
+            stream: Steps that were in the ledger when this stream of noise began.
+            history: As ``noise_history`` returned it after ``steps_taken`` steps; None: this stream
+                begins.
             engine: Name of the clipping engine.
             groups: As ``PerExampleClipper``.
             memory_mb: As ``PerExampleClipper``.
@@ -90,7 +94,12 @@ class PrivacyEngine:
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
         self._ranks, self._shards, self.views = ranks, shards, randomness.views
-        self._sampler = PoissonSampler(plan, randomness.sampling)
+        mechanism, self._stream = plan.mechanism, stream
+        self._sampler = mechanism.sampler(
+            plan.event().sample_rate, randomness.sampling, randomness.group_key
+        )
+        self._noise = mechanism.noise(randomness.noise)
+        self._noise.restore(history or {})
         options = ClippingOptions(
             max_grad_norm=plan.phases[0].max_grad_norm,
             clipping=plan.clipping,
@@ -173,15 +182,16 @@ class PrivacyEngine:
         with self._ranks.settled():
             self._clipper.end_step()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
-        noise_std = self.plan.mechanism().noise_multiplier * sensitivity
-        step, ranks, noise = self.steps_taken, self._ranks, self._randomness.noise
+        noise_std = self.plan.event().noise_multiplier * sensitivity
+        step, ranks = self.steps_taken, self._ranks
         sums = self._shards or dict(self._model.named_parameters())
-        meter = SignalMeter(noise.device) if step < SIGNAL_STEPS else None
-        add_noise(sums, noise_std, noise, step=step, meter=meter, ranks=ranks)
+        device = self._randomness.noise.device
+        meter = SignalMeter(device) if step < SIGNAL_STEPS else None
+        self._noise.add(sums, noise_std, step=step, meter=meter, ranks=ranks)
         gradients = [local(p.grad) for p in self._clipper.parameters if p.grad is not None]
         released = gradients if self._shards is None else self._shards.fingerprint(gradients)
         with ranks.settled():
-            self._ledger.record_step(self.plan.mechanism_at(step), released)
+            self._ledger.record_step(self.plan.entry_at(step, stream=self._stream), released)
         divisor = self.plan.expected_batch_size
         for gradient in gradients:
             gradient.div_(divisor)
@@ -193,6 +203,10 @@ class PrivacyEngine:
     def secret_keys(self) -> dict[str, Any]:
         """Returns what the next step draws from, for a private checkpoint; never to be shown."""
         return self._randomness.state(self.steps_taken)
+
+    def noise_history(self) -> dict[str, Tensor]:
+        """Returns the noise that the next step's hangs together with, this rank's share; secret."""
+        return self._noise.history()
 
     @property
     def non_finite(self) -> int:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.keys import AgingKey
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.noise import NoiseStream, add_noise, grid
 
 CPU = torch.device("cpu")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_file, sync_folder
+from dpft.privacy.mechanisms.base import STREAM, check_stream, stream_lengths
 from dpft.privacy.plan import Plan, PrivacyPlan, read_plan
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class LedgerRecord:
     def counted_steps(self) -> int:
         """Noisy steps to account for: those taken, and one whose line is torn or only journaled."""
         return self.steps + (self.torn_step or self.journaled_step)
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """How many steps were taken in each stream of noise."""
+        return stream_lengths(self.mechanisms)
 
     def line_of(self, step: int) -> int:
         """Returns the number of the line that a step, counted from 1, has or would have."""
@@ -141,6 +147,7 @@ class Ledger:
     def _open(self, descriptor: int, record: LedgerRecord, unwritten: str | None) -> None:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
         self.lines, self.head, self.steps = record.lines, record.head, record.steps
+        self._mechanisms = list(record.mechanisms)
         self.run_id = record.run_id if unwritten is None else json.loads(unwritten)["run_id"]
         self._torn_at = record.torn_at
         self._unwritten = unwritten
@@ -154,6 +161,15 @@ class Ledger:
             self._append(self._unwritten)
             self._unwritten = None
 
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """How many steps were taken in each stream of noise."""
+        return stream_lengths(self._mechanisms)
+
+    def streams_before(self, step: int) -> tuple[int, ...]:
+        """Returns the same of the first ``step`` steps."""
+        return stream_lengths(self._mechanisms[:step])
+
     def record_step(self, mechanism: Mapping[str, Any], gradients: "Released") -> None:
         """Records the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
@@ -162,6 +178,7 @@ class Ledger:
         """Records step ``step`` (counted from 1) and waits until it is on disk."""
         self._write({"step": step, "mechanism": dict(mechanism)})
         self.steps = step
+        self._mechanisms.append(mechanism)
 
     def close(self, *, released: str | None = None) -> None:
         """Writes the line that says the run ended as planned.
@@ -246,7 +263,7 @@ def read_ledger(path: Path) -> LedgerRecord:
         entry = _parse(line, path, number)
         if number == 1:
             run_id, plan = _run_and_plan(entry, line, path)
-            allowed = list(map(plan.mechanism_at, plan.phase_starts()))
+            allowed = list(map(plan.entry_at, plan.phase_starts()))
         expected_step = len(mechanisms) + 1
         ends = entry.get("closed") is True
         in_order = number == 1 or ends or entry.get("step") == expected_step
@@ -260,7 +277,7 @@ def read_ledger(path: Path) -> LedgerRecord:
         if ends:
             released = _released(entry, path, number)
         elif number > 1:
-            mechanisms.append(_mechanism(entry, allowed, path, number))
+            mechanisms.append(_mechanism(entry, allowed, mechanisms, path, number))
         head = hash_of(line)
         heads.append(head)
     if torn and closed:
@@ -318,14 +335,28 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
 
 
 def _mechanism(
-    entry: Mapping[str, Any], allowed: Sequence[Mapping[str, Any]], path: Path, number: int
+    entry: Mapping[str, Any],
+    allowed: Sequence[Mapping[str, Any]],
+    before: Sequence[Mapping[str, Any]],
+    path: Path,
+    number: int,
 ) -> Mapping[str, Any]:
     mechanism = entry.get("mechanism")
-    if not isinstance(mechanism, dict) or mechanism not in allowed:
+    try:
+        if not isinstance(mechanism, dict):
+            raise ValueError("it is no mechanism.")
+        if STREAM in allowed[0]:
+            check_stream(mechanism, before)
+            mechanism_of_plan = mechanism | {STREAM: allowed[0][STREAM]}
+        else:
+            mechanism_of_plan = mechanism
+        if mechanism_of_plan not in allowed:
+            raise ValueError("it is another.")
+    except ValueError as error:
         raise StateError(
             f"{path}, line {number}: the step must be of a mechanism of the plan in line 1, got"
             " another; it was edited. Put the ledger back as it was."
-        )
+        ) from error
     return mechanism
 
 
@@ -360,7 +391,7 @@ def _run_and_plan(entry: Mapping[str, Any], line: str, path: Path) -> tuple[str,
         try:
             if isinstance(written, dict) and line == first_line(run_id, written):
                 plan = read_plan(written)
-                plan.mechanism_at(0)  # Its numbers go together.
+                plan.entry_at(0)  # Its numbers go together.
                 return run_id, plan
         except (InputError, OverflowError, RecursionError, TypeError, ValueError):
             pass

@@ -24,7 +24,7 @@ cells by as little. Noises beyond 18.8 standard deviations are not counted on: s
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -50,6 +50,8 @@ NOISE_SOURCE = (
 )
 BLOCK = 2**20
 """Numbers of a parameter that share an address; even."""
+Correlate = Callable[[Piece, int, Tensor], Tensor]
+"""Turns fresh Gaussians into a step's, in place, given their piece and their place in its block."""
 
 
 class NoiseStream:
@@ -106,6 +108,7 @@ def add_noise(
     *,
     meter: SignalMeter | None = None,
     ranks: Ranks = ALONE,
+    correlate: Correlate | None = None,
 ) -> None:
     """Adds N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
@@ -122,6 +125,8 @@ def add_noise(
             measured.
         ranks: Whose gradients are added up first; each block of the sum gets its noise from one of
             them, which gives it to all.
+        correlate: Makes the step's noise, of standard deviation 1 or more, of fresh Gaussians;
+            None: they are the step's noise.
 
     Guarantees:
         Coordinates get independent draws, added in float64 whatever the gradient's dtype. Each
@@ -137,7 +142,9 @@ def add_noise(
 
     def finish(piece: Piece, total: Tensor) -> None:
         halves = blocks.halves(piece.block_length, parameter=piece.place, block=piece.block)
-        for target, half in _overlaps(total, piece.offset, halves):
+        for target, half, first in _overlaps(total, piece.offset, halves):
+            if correlate is not None:
+                half = correlate(piece, first, half)
             if meter is not None:
                 meter.add(target, half)
             target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
@@ -148,6 +155,33 @@ def add_noise(
     parameters.finish(BLOCK, finish)
     if meter is not None:
         meter.share(ranks)
+
+
+class IndependentNoise:
+    """Noise of steps that know nothing of each other: DP-SGD's."""
+
+    def __init__(self, stream: NoiseStream) -> None:
+        """Draws from ``stream``."""
+        self._stream = stream
+
+    def add(
+        self,
+        sums: Mapping[str, nn.Parameter] | Iterable[nn.Parameter] | StepSums,
+        noise_std: float,
+        *,
+        step: int,
+        meter: SignalMeter | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """As ``add_noise``."""
+        add_noise(sums, noise_std, self._stream, step, meter=meter, ranks=ranks)
+
+    def history(self) -> dict[str, Tensor]:
+        """Returns nothing: no step's noise depends on another's."""
+        return {}
+
+    def restore(self, history: Mapping[str, Tensor]) -> None:
+        """There is nothing to restore."""
 
 
 class WholeSums:
@@ -217,11 +251,11 @@ def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[i
 
 def _overlaps(
     total: Tensor, offset: int, halves: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields what of a block's stretch each half of the block covers, and what covers it."""
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yields what of a block's stretch each half covers, what covers it, and its place there."""
     start = 0
     for half in halves:
         first, last = max(start, offset), min(start + len(half), offset + len(total))
         if first < last:
-            yield total[first - offset : last - offset], half[first - start : last - start]
+            yield total[first - offset : last - offset], half[first - start : last - start], first
         start += len(half)

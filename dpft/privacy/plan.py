@@ -1,25 +1,25 @@
 """The plan a private run is bound to before it sees a record.
 
-Sampler, noise, ledger, accountants and reports all take their numbers from its one ``mechanism``,
+Sampler, noise, ledger, accountants and reports all ask its one ``mechanism`` and its one ``event``,
 so what is reported is what was run (docs/design.md, rule 1). Its fields are public configuration;
 nothing here depends on data.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.mechanisms.base import STREAM, Mechanism, read_mechanism
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.records.form import parse
 from dpft.records.ledger import Calibration
 from dpft.records.ledger import HistogramPlan as HistogramPlanLine
 from dpft.records.ledger import TrainingPlan as TrainingPlanLine
-
-if TYPE_CHECKING:
-    from dpft.privacy.accounting.mechanism import SampledGaussian
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 SAMPLER = "poisson"
@@ -29,6 +29,7 @@ EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
 CHUNK = "chunk"
 """The unit of privacy where a record is cut into chunks, and each is one of its own."""
+MECHANISM = "mechanism"
 GIVEN = "given"
 """The source of a delta that the configuration gives."""
 
@@ -63,11 +64,6 @@ class ClippingPlan:
             raise ValueError(f"phases must add up to steps={self.steps}, got {self.phases}.")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
-
-    @property
-    def drawn_rate(self) -> float:
-        """The chance with which each unit joins a step."""
-        return self.sample_rate
 
     @property
     def one_max_grad_norm(self) -> float | None:
@@ -107,16 +103,17 @@ class SpentBefore:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(ClippingPlan):
-    """The sampled Gaussian mechanism a run will take, step by step.
+    """What a private run will do, step by step.
 
     Guarantees:
-        ``mechanism`` is what the sampler and the noise do, and what is accounted for: each of
-        ``num_examples`` public units joins a step independently with its ``sample_rate``, and the
-        sum, of the phase's sensitivity, gets Gaussian noise of its ``noise_multiplier`` times that.
+        ``mechanism`` says how units are drawn and how the noise of steps hangs together, at the
+        plan's ``sample_rate`` and ``noise_multiplier``; ``event`` is what that costs, of the same
+        numbers.
     """
 
     noise_multiplier: float
     delta: float
+    mechanism: Mechanism = DPSGD()
     unit: str = EXAMPLE
     """example, or the column whose value says whose record a row is."""
     unit_definition: str = "one example"
@@ -141,36 +138,54 @@ class PrivacyPlan(ClippingPlan):
         super().__post_init__()
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
+        if self.mechanism.has_streams:
+            if len({phase.method for phase in self.phases}) > 1 or len(self.phases) > 1:
+                raise ValueError(f"mechanism={self.mechanism.name} must be of one phase.")
+            rate = self.mechanism.rate(self.expected_batch_size / self.num_examples)
+            if not math.isclose(self.sample_rate, rate, rel_tol=1e-9):
+                raise ValueError(f"sample_rate must be {rate}, got {self.sample_rate}.")
 
-    @property
-    def drawn_rate(self) -> float:
-        """The mechanism's, so that units are drawn as they are accounted for."""
-        return self.mechanism().sample_rate
-
-    def mechanism(self, steps: int | None = None) -> "SampledGaussian":
-        """Returns ``steps`` steps (default: all) as what is carried out and accounted for.
+    def event(self, streams: Iterable[int] | None = None) -> SampledGaussian:
+        """Returns what accountants judge: Poisson-sampled Gaussians that cost as much as steps.
 
         The noise of every phase is the same multiple of its sensitivity, so phases compose as
-        one run. Nobody else makes a mechanism of a plan's fields.
-        """
-        # here, since calibration gives what a plan holds
-        from dpft.privacy.accounting.mechanism import SampledGaussian
+        one run. Nobody else makes one of a plan's fields.
 
+        Args:
+            streams: How many steps were taken in each stream; None: all that are planned, in one.
+        """
         return SampledGaussian(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
-            steps=self.steps if steps is None else steps,
+            steps=self.mechanism.compositions((self.steps,) if streams is None else streams),
             delta=self.delta,
         )
 
-    def mechanism_at(self, step: int) -> dict[str, str | float]:
-        """Returns what the ledger says of step ``step`` (counted from 0)."""
-        mechanism = self.mechanism()
+    def as_independent(self) -> SampledGaussian:
+        """Returns steps of independent noise that leave as much of it in the last weights."""
+        factor = self.mechanism.last_noise([1.0] * self.steps)
+        return SampledGaussian(
+            noise_multiplier=self.noise_multiplier * factor,
+            sample_rate=self.expected_batch_size / self.num_examples,
+            steps=self.steps,
+            delta=self.delta,
+        )
+
+    def entry_at(self, step: int, *, stream: int = 0) -> dict[str, Any]:
+        """Returns what the ledger says of step ``step`` (counted from 0).
+
+        Args:
+            step: Of the run.
+            stream: How many steps were in the ledger when the step's stream began.
+        """
+        event = self.event()
         return {
-            "name": "poisson_sampled_gaussian",
-            "noise_multiplier": mechanism.noise_multiplier,
-            "sample_rate": mechanism.sample_rate,
+            "name": self.mechanism.entry_name,
+            "noise_multiplier": event.noise_multiplier,
+            "sample_rate": event.sample_rate,
             "sensitivity": self.phase_at(step).sensitivity,
+            **self.mechanism.entry_keys(),
+            **({STREAM: stream} if self.mechanism.has_streams else {}),
         }
 
 
@@ -205,7 +220,7 @@ class HistogramPlan:
         """Returns the first step of its one phase."""
         return (0,)
 
-    def mechanism_at(self, step: int) -> dict[str, Any]:
+    def entry_at(self, step: int) -> dict[str, Any]:
         """Returns what the ledger says of its one step."""
         return dict(self.histogram)
 
@@ -215,8 +230,14 @@ Plan = PrivacyPlan | HistogramPlan
 
 
 def write_plan(plan: ClippingPlan | HistogramPlan) -> dict[str, Any]:
-    """Returns a plan ready for JSON."""
-    return asdict(plan)
+    """Returns a plan ready for JSON; of DP-SGD its mechanism is not named."""
+    written = asdict(plan)
+    mechanism = getattr(plan, MECHANISM, None)
+    if mechanism is not None:
+        del written[MECHANISM]
+        if mechanism != DPSGD():
+            written[MECHANISM] = mechanism.written()
+    return written
 
 
 def read_plan(written: Mapping[str, Any]) -> Plan:
@@ -234,11 +255,13 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
         calibration, tokenizer = written["calibration"], written["tokenizer"]
         if tokenizer is not None:
             _check_histogram(tokenizer["mechanism"], {"delta": tokenizer["delta"]})
-        parts = {
+        parts: dict[str, Any] = {
             "phases": tuple(Phase(**phase) for phase in written["phases"]),
             "calibration": None if calibration is None else Calibration(**calibration),
             "tokenizer": None if tokenizer is None else SpentBefore(**tokenizer),
         }
+        if MECHANISM in written:
+            parts[MECHANISM] = read_mechanism(written[MECHANISM])
         return PrivacyPlan(**{**written, **parts})
     except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the plan is not one that dpft writes ({error}).") from error

@@ -1,7 +1,7 @@
 """From public configuration to the plan a run is bound to."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,6 +11,8 @@ from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multi
 from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
+from dpft.privacy.mechanisms.base import Mechanism, MechanismConfig, Numbers
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import (
     EXAMPLE,
     GIVEN,
@@ -23,6 +25,8 @@ from dpft.privacy.plan import (
 )
 from dpft.privacy.privacy_config import Clipping, DifferentialPrivacy
 from dpft.records.ledger import Calibration
+
+DP_SGD = DPSGDConfig()
 
 
 class PhaseRequest(Protocol):
@@ -74,6 +78,8 @@ def make_plan(
     delta_rule: str = OWN_DATA,
     tokenizer: SpentBefore | None = None,
     calibrate: Calibrate = calibrate_noise_multiplier,
+    mechanism: MechanismConfig = DP_SGD,
+    weights: Callable[[], Sequence[float]] | None = None,
 ) -> PrivacyPlan:
     """Returns the plan of a run; reads no record.
 
@@ -87,19 +93,34 @@ def make_plan(
         delta_rule: Of ``default_delta``; which delta a configuration without one stands for.
         tokenizer: What the same records spent on the run's tokenizer, which adds to its cost.
         calibrate: Finds the noise where eps is given; one that has begun already answers sooner.
+        mechanism: How draws and noise of steps hang together.
+        weights: How much of each step's gradient is in the last weights, by schedule and momentum.
 
     Raises:
-        InputError: delta is too large, no noise multiplier reaches eps, or the noise is so small
-            that its tails would have to go on where those of float64 numbers end.
+        InputError: The mechanism does not fit, delta is too large, no noise multiplier reaches
+            eps, or the noise is so small that its tails would have to go on where those of float64
+            numbers end.
     """
     delta, source = config.delta, GIVEN
     if delta is None:
         delta, source = default_delta(num_examples, delta_rule), delta_rule
     check_delta(delta, num_examples=num_examples, allow_large=config.allow_large_delta)
-    sample_rate = expected_batch_size / num_examples
     steps = sum(phase.steps for phase in phases)
+    chosen = mechanism.choose(
+        Numbers(
+            num_examples=num_examples,
+            expected_batch_size=expected_batch_size,
+            steps=steps,
+            delta=delta,
+            eps=config.eps,
+            weights=weights,
+        )
+    )
+    check_one_phase(chosen, [phase.method for phase in phases])
+    sample_rate = chosen.rate(expected_batch_size / num_examples)
+    compositions = chosen.compositions((steps,))
     noise_multiplier, calibration = _noise(
-        config, delta=delta, sample_rate=sample_rate, steps=steps, calibrate=calibrate
+        config, delta=delta, sample_rate=sample_rate, steps=compositions, calibrate=calibrate
     )
     _check_headroom(expected_batch_size)
     _check_reach(noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta)
@@ -116,11 +137,27 @@ def make_plan(
         unit_definition=config.unit_definition(record),
         calibration=calibration,
         delta_source=source,
+        mechanism=chosen,
+        sampler=chosen.sampler_name,
         accountant=config.accountant,
         reproducible=config.noise_seed is not None,
         data_id=config.data_id,
         tokenizer=tokenizer,
     )
+
+
+def check_one_phase(mechanism: Mechanism, phases: Sequence[str]) -> None:
+    """Refuses steps of which something else trains under noise that hangs together.
+
+    Raises:
+        InputError: There are several phases, and the mechanism's noise remembers earlier steps.
+    """
+    if mechanism.has_streams and len(phases) > 1:
+        raise InputError(
+            f"mechanism={mechanism.name} needs a method of one phase, got {' and '.join(phases)}:"
+            " what trains would change within the steps whose noise hangs together; take"
+            " mechanism=dp_sgd."
+        )
 
 
 def _check_headroom(expected_batch_size: int) -> None:

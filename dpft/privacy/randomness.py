@@ -27,6 +27,7 @@ class Randomness:
         sampling: What decides who joins a step.
         dropout: What dropout masks come from.
         views: What random views of records are drawn from.
+        group_key: What puts units into groups, which stays the same over the steps; secret.
         reproducible: True where a test seed made the keys, so that the run protects nothing.
     """
 
@@ -35,10 +36,12 @@ class Randomness:
         keys: Mapping[str, AgingKey],
         device: torch.device,
         *,
+        group_key: bytes,
         reproducible: bool,
         rank: int = 0,
     ) -> None:
         """Makes the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
+        self.group_key = group_key
         self._keys = dict(keys)
         self.noise = NoiseStream(device, keys["noise"])
         self.sampling = SamplingStream(keys["sampling"])
@@ -59,6 +62,7 @@ class Randomness:
         return {
             "step": step,
             "keys": {name: key.at(step).hex() for name, key in self._keys.items()},
+            "group_key": self.group_key.hex(),
         }
 
 
@@ -75,7 +79,8 @@ def make_randomness(
     """
     again = f" after {after}" if after else ""
     keys = {name: AgingKey(secret_key(name + again, noise_seed), step) for name in PURPOSES}
-    return Randomness(keys, device, reproducible=noise_seed is not None)
+    group_key = secret_key("groups" + again, noise_seed)
+    return Randomness(keys, device, group_key=group_key, reproducible=noise_seed is not None)
 
 
 def restore_randomness(
@@ -95,4 +100,7 @@ def restore_randomness(
     """
     step = int(state["step"])
     keys = {name: AgingKey(bytes.fromhex(state["keys"][name]), step) for name in PURPOSES}
-    return Randomness(keys, device, reproducible=noise_seed is not None, rank=rank)
+    group_key = bytes.fromhex(state["group_key"])
+    return Randomness(
+        keys, device, group_key=group_key, reproducible=noise_seed is not None, rank=rank
+    )

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from dpft.privacy.binomial import BinomialBlocks
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.keys import AgingKey
-from dpft.privacy.plan import ClippingPlan
 
 SAMPLING_SOURCE = "ChaCha20, binomial blocks of 128 bits"
 """How draws come from their keys; runs that draw otherwise cannot redo each other's steps."""
 CHUNK = 2**20
 """Blocks that share an address."""
+GROUPED = 2**16
+"""Units whose groups share an address."""
 _WORD_BYTES = 8
 
 
@@ -45,18 +46,18 @@ class SamplingStream:
 
 
 class PoissonSampler:
-    """Draws each step's logical batch at the sample rate of the plan's mechanism.
+    """Draws each step's logical batch at one rate.
 
     Guarantees:
         Every unit joins a step independently of all others and of other steps with
-        probability ``plan.drawn_rate``, as ``BinomialBlocks`` says: that of the mechanism, where
-        there is noise. A batch may be empty. Its size and its members are private. A draw takes
-        time and memory for the units it gives, not for those there are.
+        probability ``rate``, as ``BinomialBlocks`` says. A batch may be empty. Its size and its
+        members are private. A draw takes time and memory for the units it gives, not for those
+        there are.
     """
 
-    def __init__(self, plan: ClippingPlan, stream: SamplingStream) -> None:
-        """Binds the sampler to the plan that is accounted for, where there is noise."""
-        self._blocks = BinomialBlocks(plan.drawn_rate)
+    def __init__(self, rate: float, stream: SamplingStream) -> None:
+        """Draws at ``rate``: a plan's, which is accounted for where there is noise."""
+        self._blocks = BinomialBlocks(rate)
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
@@ -106,3 +107,43 @@ class PoissonSampler:
             again = np.isin(places // self._blocks.size, twice)
             yield places[~again]
             waiting = np.unique(twice)
+
+
+class CyclicPoissonSampler:
+    """Draws each step's logical batch from one of several groups, which take turns.
+
+    Guarantees:
+        Each unit is in one group, which a secret hash of its place chose independently of all
+        others, for as long as the key is the same. It joins a step of its group with probability
+        ``rate``, independently of all others and of other steps, and a step of another group never:
+        two steps that it is in are ``groups`` apart or more.
+    """
+
+    def __init__(self, rate: float, stream: SamplingStream, *, groups: int, key: bytes) -> None:
+        """Draws at ``rate`` within a group.
+
+        Args:
+            rate: Of a plan.
+            stream: As ``PoissonSampler``.
+            groups: How many there are.
+            key: 32 secret bytes. Were it known, or a unit's group a matter of its place alone,
+                then a record left out would move all that come after it to other groups, and the
+                epsilon of one record would not bound that.
+        """
+        self._poisson = PoissonSampler(rate, stream)
+        self._groups, self._key = groups, key
+        self._known: dict[int, NDArray[np.uint16]] = {}
+
+    def draw(self, num_units: int, *, step: int) -> list[int]:
+        """Returns the indices of one logical batch, ascending, as ``PoissonSampler.draw``."""
+        drawn = self._poisson.draw(num_units, step=step)
+        return [unit for unit in drawn if self.group_of(unit) == step % self._groups]
+
+    def group_of(self, unit: int) -> int:
+        """Returns the group of the unit at a place; secret."""
+        chunk, place = divmod(unit, GROUPED)
+        if chunk not in self._known:
+            bits = keystream(self._key, Address(Purpose.GROUPS, block=chunk), _WORD_BYTES * GROUPED)
+            words = np.frombuffer(bits, dtype=np.uint64) % np.uint64(self._groups)
+            self._known[chunk] = words.astype(np.uint16)
+        return int(self._known[chunk][place])

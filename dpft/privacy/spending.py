@@ -5,18 +5,21 @@ Sensitivities and clipping do not enter: the noise is a multiple of the sensitiv
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.accounting.gaussian_histogram import MECHANISM as HISTOGRAM
-from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.base import STREAM, Mechanism
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
+from dpft.privacy.mechanisms.histogram import MECHANISM as HISTOGRAM
+from dpft.privacy.mechanisms.histogram import histogram_of
+from dpft.privacy.plan import PrivacyPlan
 
-MECHANISM = "poisson_sampled_gaussian"
+MECHANISM = DPSGD.entry_name
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -32,7 +35,10 @@ class Noise:
 def steps_taken(
     record: LedgerRecord, path: Path, *, planned: Noise | None = None
 ) -> dict[Noise, int]:
-    """Returns how many steps were taken under each noise, those of equal noise together.
+    """Returns how many Poisson-sampled Gaussians bound the steps taken, by their noise.
+
+    Of DP-SGD they are the steps, of which those of equal noise add up; of another mechanism those
+    that it says (``Mechanism.compositions``).
 
     A step whose line is torn, or that only the journal has, counts. What it was is not known, so it
     takes the least noise and the largest sample rate of the whole lines, and the most that a
@@ -47,13 +53,18 @@ def steps_taken(
         InputError: No step is whole, one may have been taken, and ``planned`` is not known.
         StateError: A line is of a mechanism that cannot be accounted for; named by number.
     """
-    counts = Counter(
-        _noise(mechanism, path, record.line_of(step))
-        for step, mechanism in enumerate(record.mechanisms, start=1)
-    )
+    plan = record.plan
+    mechanism = plan.mechanism if isinstance(plan, PrivacyPlan) else DPSGD()
+    streams: dict[Noise, Counter[Any]] = {}
+    for step, entry in enumerate(record.mechanisms, start=1):
+        noise = _noise(entry, mechanism, path, record.line_of(step))
+        streams.setdefault(noise, Counter())[entry.get(STREAM)] += 1
     if record.counted_steps > record.steps:
-        counts[_costliest(counts, path, planned)] += 1
-    return dict(sorted(counts.items()))
+        last = record.mechanisms[-1].get(STREAM) if record.mechanisms else None
+        streams.setdefault(_costliest(streams, path, planned), Counter())[last] += 1
+    return {
+        noise: mechanism.compositions(taken.values()) for noise, taken in sorted(streams.items())
+    }
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
@@ -92,16 +103,16 @@ def thresholds_delta(taken: Mapping[Noise, int]) -> float:
     return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())
 
 
-def _noise(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
-    if mechanism.get("name") == HISTOGRAM:
-        return _noise_of_histogram(mechanism, path, line)
-    noise, rate = (_number(mechanism.get(name)) for name in ("noise_multiplier", "sample_rate"))
-    if mechanism.get("name") == MECHANISM and 0 < noise < math.inf and 0 < rate <= 1:
+def _noise(entry: Mapping[str, Any], mechanism: Mechanism, path: Path, line: int) -> Noise:
+    if entry.get("name") == HISTOGRAM:
+        return _noise_of_histogram(entry, path, line)
+    noise, rate = (_number(entry.get(name)) for name in ("noise_multiplier", "sample_rate"))
+    if entry.get("name") == mechanism.entry_name and 0 < noise < math.inf and 0 < rate <= 1:
         return Noise(noise_multiplier=noise, sample_rate=rate)
     raise StateError(
-        f"{path}, line {line}: expected a {MECHANISM} with noise_multiplier above 0 and sample_rate"
-        " in (0, 1], got another mechanism, which no accountant here can bound. Put the ledger back"
-        " as it was."
+        f"{path}, line {line}: expected a {mechanism.entry_name} with noise_multiplier above 0 and"
+        " sample_rate in (0, 1], got another mechanism, which no accountant here can bound. Put the"
+        " ledger back as it was."
     )
 
 
@@ -130,7 +141,7 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _costliest(counts: Mapping[Noise, int], path: Path, planned: Noise | None) -> Noise:
+def _costliest(counts: Collection[Noise], path: Path, planned: Noise | None) -> Noise:
     if counts:
         return Noise(
             noise_multiplier=min(noise.noise_multiplier for noise in counts),

@@ -23,6 +23,7 @@ Sampler = Annotated[
     Limits(
         choices=(
             "poisson",
+            "cyclic_poisson",
             "none",
         )
     ),

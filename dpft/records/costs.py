@@ -242,6 +242,8 @@ class CostOfNumbers(Cost, Versioned):
     """How neighboring data sets differ."""
     sampler: Sampler
     """How units were drawn."""
+    participations: AtLeastOne | None = None
+    """Most steps that a unit can be in, which are those that cost. Absent: all."""
     calibration: Calibration | None = None
     """What chose the noise multiplier, so that any machine reports the same epsilon. Absent where
     the noise was given."""

@@ -4,8 +4,9 @@ The plan is every public number that epsilon rests on. ``dpft.privacy.plan`` say
 it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dpft.records.form import Limits, null
 from dpft.records.values import AtLeastOne, Count, Delta, Digest, NotNegative, Positive, Rate, RunId
@@ -72,6 +73,24 @@ class SampledGaussian:
     """Probability with which each unit is in a step."""
     sensitivity: Positive
     """By how much one unit moves the sum at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandedGaussian:
+    """A step of training whose noise hangs together with that of other steps."""
+
+    name: Literal["banded_gaussian"] = "banded_gaussian"
+    """Name of the mechanism."""
+    noise_multiplier: Positive
+    """Standard deviation of the fresh noise over the sensitivity."""
+    sample_rate: Rate
+    """Probability with which each unit of the step's group is in it."""
+    sensitivity: Positive
+    """By how much one unit moves the sum at most."""
+    bands: AtLeastOne
+    """Steps over which noise hangs together, and number of groups."""
+    stream: Count
+    """How many steps were in the ledger when the step's stream of noise began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +161,9 @@ class TrainingPlan(PlannedPromise):
     """Divisor of each noisy sum."""
     clipping: str
     """How gradients are clipped."""
+    mechanism: Mapping[str, Any] | None = None
+    """How draws and noise of steps hang together, by name, and its numbers. Absent: dp_sgd, where
+    no step knows another's."""
     accountant: str
     """Whose bound leads a report."""
     is_trial: bool
@@ -205,7 +227,7 @@ class StepLine:
     """Number of the noisy step, from 1."""
     previous: Digest
     """SHA-256 of the line before."""
-    mechanism: SampledGaussian | GaussianHistogram
+    mechanism: SampledGaussian | BandedGaussian | GaussianHistogram
     """What the accountant needs of the step."""
 
 

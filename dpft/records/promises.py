@@ -155,6 +155,11 @@ class PlanPromise(Promise):
     """What the unit is, in words that follow: the unit is."""
     phases: Phases
     """The phases of the run."""
+    mechanism: Mapping[str, Any] | None = None
+    """How draws and noise of steps hang together, by name, and its numbers. Absent: dp_sgd, where
+    no step knows another's."""
+    participations: AtLeastOne | None = None
+    """Most planned steps that a unit can be in, which are those that cost. Absent: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,11 @@ from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch
 from dpft.privacy.accounting.over_steps import epsilon_over_steps
 from dpft.privacy.accounting.rounding import delta_up
 from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.mechanisms.base import Mechanism, Numbers
 from dpft.privacy.plan import (
     EXAMPLE,
     GIVEN,
     NEIGHBORING_RELATION,
-    SAMPLER,
     default_delta,
     planned_steps,
 )
@@ -64,6 +64,17 @@ class Setting:
     delta: float
     delta_source: str
     """``GIVEN``, or the rule that made delta of the number of examples."""
+    mechanism: Mechanism
+    """How draws and noise of the steps hang together."""
+
+    def event(self, noise_multiplier: float) -> SampledGaussian:
+        """Returns what accountants judge."""
+        return SampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sample_rate=self.mechanism.rate(self.sample_rate),
+            steps=self.mechanism.compositions((self.steps,)),
+            delta=self.delta,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +111,7 @@ def account_for_setting(config: AccountConfig) -> Accounting:
     setting = resolve(config)
     with Accountants() as accountants:
         noise_multiplier, calibration = choose_noise(config, setting, accountants)
-        mechanism = SampledGaussian(
-            noise_multiplier=noise_multiplier,
-            sample_rate=setting.sample_rate,
-            steps=setting.steps,
-            delta=setting.delta,
-        )
+        mechanism = setting.event(noise_multiplier)
         leader = config.leader if calibration is None else calibration.accountant
         report = account(mechanism, accountant=leader, accountants=accountants)
         curve = (
@@ -115,7 +121,7 @@ def account_for_setting(config: AccountConfig) -> Accounting:
         )
     size = setting.num_examples
     warnings = delta_warnings(setting.delta, size, source=delta_source(config)) if size else []
-    if setting.expected_batch_size is not None:
+    if setting.expected_batch_size is not None and not setting.mechanism.has_streams:
         warnings += noise_warnings(mechanism, expected_batch_size=setting.expected_batch_size)
     return Accounting(
         setting=setting,
@@ -157,13 +163,23 @@ def resolve(config: AccountConfig) -> Setting:
     else:
         assert config.sample_rate is not None
         sample_rate = config.sample_rate
+    steps, delta = _steps(config, sample_rate), delta_of(config)
+    expected = sample_rate * size if batch is None and size else batch
+    numbers = Numbers(
+        num_examples=size or 1,
+        expected_batch_size=expected or sample_rate,
+        steps=steps,
+        delta=delta,
+        eps=config.eps,
+    )
     return Setting(
         num_examples=size,
-        expected_batch_size=sample_rate * size if batch is None and size else batch,
+        expected_batch_size=expected,
         sample_rate=sample_rate,
-        steps=_steps(config, sample_rate),
-        delta=delta_of(config),
+        steps=steps,
+        delta=delta,
         delta_source=delta_source(config),
+        mechanism=config.mechanism.choose(numbers),
     )
 
 
@@ -178,8 +194,8 @@ def choose_noise(
         return calibrate_noise_multiplier(
             eps=config.eps,
             delta=setting.delta,
-            sample_rate=setting.sample_rate,
-            steps=setting.steps,
+            sample_rate=setting.mechanism.rate(setting.sample_rate),
+            steps=setting.mechanism.compositions((setting.steps,)),
             accountant=config.leader,
             accountants=accountants,
         )
@@ -310,12 +326,13 @@ def _record(accounting: Accounting) -> CostOfNumbers:
         epsilons=report.epsilons,
         noise_multiplier=report.mechanism.noise_multiplier,
         sample_rate=report.mechanism.sample_rate,
-        steps=report.mechanism.steps,
+        steps=setting.steps,
         num_examples=setting.num_examples,
         expected_batch_size=setting.expected_batch_size,
         unit=EXAMPLE,
         neighboring_relation=NEIGHBORING_RELATION,
-        sampler=SAMPLER,
+        sampler=setting.mechanism.sampler_name,
+        participations=report.mechanism.steps if setting.mechanism.has_streams else None,
         calibration=accounting.calibration,
         warnings=(*report.warnings, *accounting.warnings, *failure_notes(curve)),
         curve=curve_record(curve) if curve else None,
@@ -323,11 +340,14 @@ def _record(accounting: Accounting) -> CostOfNumbers:
 
 
 def _table(accounting: Accounting) -> str:
+    mechanism = accounting.setting.mechanism
     table = accounting_table(
         accounting.report,
         num_examples=accounting.setting.num_examples,
         expected_batch_size=accounting.setting.expected_batch_size,
         calibration=accounting.calibration,
         delta_source=accounting.setting.delta_source,
+        steps=mechanism.in_words(accounting.setting.steps) if mechanism.has_streams else None,
+        sampler=mechanism.sampler_name,
     )
     return f"{table}\n\n{curve_table(accounting.curve)}" if accounting.curve else table

@@ -16,7 +16,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.config.account import AccountConfig
+from dpft.config.account import POLYMORPHIC, AccountConfig
 from dpft.config.keys import in_keys
 from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values
@@ -296,7 +296,9 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     if words:
         composed = ACCOUNT_COMMAND.compose(words).values
         given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given
-    return Figures(as_json(answer(from_values(given, AccountConfig)).record))
+    return Figures(
+        as_json(answer(from_values(given, AccountConfig, polymorphic=POLYMORPHIC)).record)
+    )
 
 
 @_named_by_keys()

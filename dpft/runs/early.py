@@ -18,6 +18,7 @@ from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.early import EarlyCalibration, Target
+from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.plan import default_delta
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.reports.run.origin import with_kind
@@ -109,11 +110,16 @@ def target_of(config: TrainConfig) -> Target | None:
     guarantee = config.privacy.guarantee
     if guarantee is None or guarantee.eps is None or config.train.transfer_sample_rate_from:
         return None
+    if not config.mechanism.is_settled:
+        return None
     try:
         found = public_size(config, _not_counted)
         config, size = with_own_defaults(config, found), found.num_examples
         batch = config.train.batch_size(size)
         phases = method_phases(config, config.train.planned_steps(size), size)
+        steps = sum(phase.steps for phase in phases)
+        numbers = Numbers(num_examples=size, expected_batch_size=batch, steps=steps, delta=0.5)
+        mechanism = config.mechanism.choose(numbers)
     except (NotCounted, InputError):
         return None
     return Target(
@@ -123,8 +129,8 @@ def target_of(config: TrainConfig) -> Target | None:
             if guarantee.delta is None
             else guarantee.delta
         ),
-        sample_rate=batch / size,
-        steps=sum(phase.steps for phase in phases),
+        sample_rate=mechanism.rate(batch / size),
+        steps=mechanism.compositions((steps,)),
         accountant=guarantee.accountant,
     )
 

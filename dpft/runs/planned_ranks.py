@@ -226,6 +226,8 @@ class PlannedRanks:
             heap=HEAP if self.device.type == "cpu" and self._given is None else 1.0,
             # A draw of more records than expected may be a micro-batch more.
             micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
+            history=self.config.mechanism.history_numbers
+            * -(-self._shapes.trained // self._processes),
         )
 
     def _micro_batches(self, rows: int, drawn: float) -> int:

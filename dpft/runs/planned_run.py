@@ -231,7 +231,7 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         warn_of_delta(plan.privacy)
         warn_of_noise(plan.privacy, record["trainable_parameters"])
         record["signal_to_noise"] = signal_share(
-            plan.privacy.mechanism(),
+            plan.privacy.as_independent(),
             expected_batch_size=plan.privacy.expected_batch_size,
             trainable_parameters=record["trainable_parameters"],
         )
@@ -243,7 +243,7 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
     guarantee = config.privacy.guarantee
     if plan.privacy is None or guarantee is None:
         return None
-    return account(plan.privacy.mechanism(), accountant=guarantee.accountant)
+    return account(plan.privacy.event(), accountant=guarantee.accountant)
 
 
 def describe(

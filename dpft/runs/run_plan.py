@@ -15,6 +15,7 @@ from dpft.methods.base import MethodPhase
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
+from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
@@ -22,6 +23,7 @@ from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, spent_before, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
+from dpft.training.optimizers import schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
@@ -145,8 +147,25 @@ def plan_run(
         delta_rule=config.task.default_delta,
         tokenizer=spent_before(tokenizer),
         calibrate=calibrate,
+        mechanism=config.mechanism,
+        weights=lambda: last_weights_of(config, phases),
     )
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> list[float]:
+    """Returns how much of each step's gradient is in the last weights, by schedule and momentum.
+
+    Of Adam, whose steps are divided by what follows from all gradients, it is that of its mean.
+    """
+    steps = sum(phase.steps for phase in phases)
+    rates = schedule_factors(config.scheduler, steps)
+    momentum = config.optimizer.decay_of_mean
+    found, later = [0.0] * steps, 0.0
+    for step in reversed(range(steps)):
+        later = rates[step] + momentum * later
+        found[step] = later
+    return found
 
 
 def plan_without_noise(
@@ -184,16 +203,19 @@ def _within_total(
             "privacy.total_eps is of a training and its tokenizer, got no model.tokenizer with a"
             " ledger; give the folder of a dpft tokenizer run, or privacy.eps."
         )
+    delta = guarantee.delta
+    if delta is None:
+        delta = default_delta(num_examples, config.task.default_delta)
+    batch = config.train.batch_size(num_examples)
+    mechanism = config.mechanism.choose(
+        Numbers(num_examples=num_examples, expected_batch_size=batch, steps=steps, delta=delta)
+    )
     noise = noise_beside(
         tokenizer,
         total_eps=guarantee.total_eps,
-        delta=(
-            default_delta(num_examples, config.task.default_delta)
-            if guarantee.delta is None
-            else guarantee.delta
-        ),
-        sample_rate=config.train.batch_size(num_examples) / num_examples,
-        steps=steps,
+        delta=delta,
+        sample_rate=mechanism.rate(batch / num_examples),
+        steps=mechanism.compositions((steps,)),
     )
     return replace(guarantee, total_eps=None, noise_multiplier=noise)
 
@@ -304,7 +326,7 @@ def warn_of_delta(plan: PrivacyPlan) -> None:
 def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
     """Warns on stderr where the noise drowns whatever the records could teach."""
     for warning in noise_warnings(
-        plan.mechanism(),
+        plan.as_independent(),
         expected_batch_size=plan.expected_batch_size,
         trainable_parameters=trainable_parameters,
     ):

@@ -31,7 +31,10 @@ def curve_beside(
         yield None
         return
     leader = leading_accountant(config, plan.privacy)
-    with CurveInBackground(plan.privacy.mechanism(), leader) as background:
+    event, mechanism, steps = plan.privacy.event(), plan.privacy.mechanism, plan.privacy.steps
+    with CurveInBackground(
+        event, leader, steps_within=lambda count: min(steps, mechanism.steps_within(count))
+    ) as background:
         yield background
 
 

@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import Tensor
+
 from dpft.errors import InputError, StateError
 from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
 from dpft.parallel.ranks import ALONE, Ranks
@@ -33,6 +36,7 @@ from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import in_turn
 from dpft.run_folder import (
     CHECKPOINT,
+    HISTORY,
     KEYS,
     OPTIMIZER,
     PARTIAL_CHECKPOINT,
@@ -45,6 +49,7 @@ from dpft.training.checkpoint_tensors import (
     check_reachable,
     checksum,
     restore_tensors,
+    write_history,
     write_tensors,
 )
 from dpft.training.training_state import TrainingState, restore_scheduler
@@ -76,10 +81,10 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
         known = state.pop("checksum")
         if _digest(state) != known or not _names_its_files(state):
             raise _damaged(path / STATE)
-        names = sorted(n for n in state["checksums"] if n != KEYS)
+        names = sorted(n for n in state["checksums"] if not is_secret(n))
         own = [names[place] for place in in_turn(len(names), ranks)]
-        if ranks.is_first and KEYS in state["checksums"] and (path / KEYS).exists():
-            own.append(KEYS)
+        if ranks.is_first:
+            own += [n for n in state["checksums"] if is_secret(n) and (path / n).exists()]
         for name in own:
             _check_file(path / name, state["checksums"][name])
     except (InputError, StateError):
@@ -91,9 +96,35 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     return state
 
 
+def is_secret(name: str) -> bool:
+    """Returns whether a checkpoint's file goes when the next one is complete, or the run ends.
+
+    Such are keys, and the noise that later noise hangs together with: beside what was released,
+    either would give sums of gradients away.
+    """
+    return name == KEYS or name.partition("-")[0].partition(".")[0] == HISTORY.partition(".")[0]
+
+
+def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """Returns this rank's noise of earlier steps, as ``save_checkpoint`` was given it.
+
+    Raises:
+        RunError: The checkpoint is on another machine's disk.
+        StateError: The file is damaged, or gone.
+    """
+    if ranks.size > 1:
+        check_reachable(path, ranks)
+    name = shard_name(HISTORY, ranks.rank, ranks.size)
+    known = json.loads((path / STATE).read_text(encoding="utf-8"))["checksums"].get(name)
+    if known is None:
+        return {}
+    _check_file(path / name, known)
+    return load_file(path / name)
+
+
 def _names_its_files(state: Mapping[str, Any]) -> bool:
     """Tells whether the checksums are of all files of tensors that there must be, and no others."""
-    names = {name for name in state["checksums"] if name != KEYS}
+    names = {name for name in state["checksums"] if not is_secret(name)}
     shards = int(state.get("shards", 1))
     return len(names) == 2 * shards > 0 and names == {
         shard_name(name, place, shards) for name in (WEIGHTS, OPTIMIZER) for place in range(shards)
@@ -184,11 +215,18 @@ class Checkpoint:
     """What the run was bound to when it was written, ready for JSON."""
     keys_changed: int = 0
     """When the file of secret keys was written, in nanoseconds."""
+    histories: tuple[str, ...] = ()
+    """Names of the files of noise that later noise hangs together with."""
 
     @property
     def has_keys(self) -> bool:
         """Whether the secret keys are there; they are deleted when the run has ended."""
         return (self.path / KEYS).exists()
+
+    @property
+    def has_history(self) -> bool:
+        """Whether each of these files is there; they are deleted with the keys."""
+        return all((self.path / name).exists() for name in self.histories)
 
     def read_keys(self) -> KeyFile:
         """Returns the secret keys, or generator states; read anew each time, and not kept here."""
@@ -204,11 +242,13 @@ def save_checkpoint(
     generators: Mapping[str, Any] | None = None,
     keep: int = 1,
     shards: ShardedModel | None = None,
+    history: Mapping[str, Tensor] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
-    The older ones that are left lose their secret keys. Of a model in shards every rank calls this
-    and writes its own; a whole one is written by rank 0, which alone calls it.
+    The older ones that are left lose their secret keys. Every rank calls this: of a model in shards
+    each writes its own, and a whole one is written by rank 0.
 
     Args:
         folder: The run's ``private/checkpoints``; made if need be.
@@ -219,6 +259,9 @@ def save_checkpoint(
             0's.
         keep: Checkpoints to leave.
         shards: The model, where each rank has a shard of it.
+        history: This rank's noise that later noise hangs together with; None on every rank: no
+            noise does.
+        ranks: The run's processes.
 
     Returns:
         The checkpoint's folder.
@@ -227,11 +270,16 @@ def save_checkpoint(
         RunError: A rank could not write; the checkpoint before is whole.
         SaidElsewhere: Another rank could not, and rank 0 says why.
     """
-    ranks = ALONE if shards is None else shards.ranks
+    ranks = ranks if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
     partial = target.with_name(f".{target.name}.partial")
     ranks.first(_make_empty, partial)
-    checksums = write_tensors(partial, training_state, shards)
+    if shards is None:
+        checksums = ranks.first(write_tensors, partial, training_state, None) or {}
+    else:
+        checksums = write_tensors(partial, training_state, shards)
+    if history is not None:
+        checksums |= write_history(partial, history, ranks)
 
     def complete() -> None:
         keys_changed = 0
@@ -279,7 +327,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     state = read_state(path)
     changed = int(state.get("keys_changed", 0))
-    return Checkpoint(path=path, step=int(state["step"]), run=state["run"], keys_changed=changed)
+    return Checkpoint(
+        path=path,
+        step=int(state["step"]),
+        run=state["run"],
+        keys_changed=changed,
+        histories=tuple(n for n in state["checksums"] if is_secret(n) and n != KEYS),
+    )
 
 
 def restore_checkpoint(
@@ -332,5 +386,7 @@ def _drop_older(folder: Path, keep: int) -> None:
 
 
 def _delete_keys(checkpoint: Path) -> None:
-    (checkpoint / KEYS).unlink(missing_ok=True)
+    for path in list(checkpoint.iterdir()):
+        if is_secret(path.name):
+            path.unlink(missing_ok=True)
     sync_folder(checkpoint)

@@ -30,7 +30,7 @@ from dpft.errors import RunError, StateError
 from dpft.parallel.local import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.run_folder import OPTIMIZER, WEIGHTS, shard_name
+from dpft.run_folder import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.training.training_state import (
     TrainingState,
     model_state,
@@ -155,6 +155,27 @@ def write_tensors(
     return {name: written for each in everyones for name, written in each.items()}
 
 
+def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
+    """Writes each rank's noise that later noise hangs together with; returns each file's checksum.
+
+    Every rank calls it. One that has none writes no file.
+
+    Raises:
+        RunError: The disk is full, or a rank cannot reach the folder.
+        SaidElsewhere: On another rank, where the first one says so.
+    """
+    own: dict[str, str] = {}
+    with ranks.settled():
+        if history:
+            if ranks.size > 1:
+                check_reachable(folder, ranks)
+            path = folder / shard_name(HISTORY, ranks.rank, ranks.size)
+            save_tensors(path, history)
+            own[path.name] = checksum(path)
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    return {name: written for each in everyones for name, written in each.items()}
+
+
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
     """Puts a rank's part of weights and moments back to those of a checkpoint.
 
@@ -189,8 +210,8 @@ def check_reachable(folder: Path, ranks: Ranks) -> None:
     if not folder.is_dir():
         raise RunError(
             f"process {ranks.rank} of the run cannot see {folder}: all processes read and write"
-            " the checkpoints of parallel=fsdp; put the run's folder on a file system that its"
-            " machines share."
+            " checkpoints of parallel=fsdp, and of mechanism=banded; put the run's folder on a file"
+            " system that its machines share."
         )
 
 

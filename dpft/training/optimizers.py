@@ -39,6 +39,11 @@ class OptimizerConfig(ABC):
     name: str
     """Which optimizer; chosen by optimizer=NAME."""
 
+    @property
+    def decay_of_mean(self) -> float:
+        """How much of a step's gradient the next step still has, by momentum."""
+        return 0.0
+
     @abstractmethod
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
@@ -66,6 +71,11 @@ class AdamW(OptimizerConfig):
         _in_unit_interval(beta1=self.beta1, beta2=self.beta2)
         if not self.eps > 0:
             raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``beta1``."""
+        return self.beta1
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
@@ -113,6 +123,11 @@ class SGD(OptimizerConfig):
         _in_unit_interval(momentum=self.momentum)
         if self.nesterov and not self.momentum:
             raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``momentum``."""
+        return self.momentum
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
@@ -322,6 +337,16 @@ def make_scheduler(
         return schedule
     shape = schedule.lr_lambdas[0]
     return LambdaLR(optimizer, lambda step: shape(step) * factor(step))
+
+
+def schedule_factors(config: SchedulerConfig, steps: int) -> list[float]:
+    """Returns what the learning rate is multiplied by at each of ``steps`` steps."""
+    from torch import nn, zeros
+    from torch.optim import SGD as TorchSGD
+
+    unmoved = TorchSGD([nn.Parameter(zeros(1))], lr=1.0)
+    factor = make_scheduler(unmoved, config, steps=steps).lr_lambdas[0]
+    return [float(factor(step)) for step in range(steps)]
 
 
 def rsqrt(step: int, warmup: int) -> float:

@@ -281,7 +281,7 @@ class ClippedEngine:
         state = make_randomness(device, seed).state(0) if state is None else state
         self._randomness = restore_randomness(device, state, seed, rank=ranks.rank)
         self.views = self._randomness.views
-        self._sampler = PoissonSampler(plan, self._randomness.sampling)
+        self._sampler = PoissonSampler(plan.sample_rate, self._randomness.sampling)
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._resources = ExitStack()
 

@@ -8,10 +8,13 @@ rule 9).
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dpft.errors import SaidElsewhere
 from dpft.fused_head import loss_head_of
@@ -21,13 +24,14 @@ from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import Ledger
+from dpft.privacy.ledger import Ledger, LedgerRecord
+from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.step_log import NoLedger, StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
-from dpft.training.checkpoint import delete_generator_states
+from dpft.training.checkpoint import delete_generator_states, read_history
 from dpft.training.compiling import compilation_of
 from dpft.training.listeners import HeadWitness
 from dpft.training.loss_scale import LOSS_SCALE, AdaptiveLossScale, scale_record, scaled
@@ -132,6 +136,7 @@ class PrivateRun:
             training_state = prepare_training_state(session, self.plan.steps, resume_point)
             start = share_start(own_start, training_state, ranks)
             done, last_step, goes_on = start.done, start.last_step, start.goes_on
+            noise = start.stream, self._history(start.history)
             seed, device = self.privacy.noise_seed, session.training_set.device
             randomness = restore_randomness(device, start.secrets, seed, rank=ranks.rank)
             log, loss_scale = scaled(session.settings, journal or NoLedger(), start.loss_scale)
@@ -139,11 +144,11 @@ class PrivateRun:
             released, frozen = self._frozen(training_state, resume_point)
             moved = moved_while_frozen(training_state)
             session.method.begin_step(session.model, min(done, self.plan.steps - 1))
-            engine = self._engine(log, loss_scale, randomness, done, last_step, moved)
+            engine = self._engine(log, loss_scale, randomness, done, last_step, moved, noise)
 
             def beside_state() -> dict[str, Any]:
                 assert journal is not None and frozen is not None
-                bound = self._bound_to(journal, frozen) | scale_record(loss_scale)
+                bound = self._bound_to(journal, frozen, noise[0]) | scale_record(loss_scale)
                 return {"run": bound, "generators": engine.secret_keys()}
 
             def close() -> None:
@@ -163,9 +168,10 @@ class PrivateRun:
                 # of the ledger's steps: more than the weights', where some were taken again
                 epsilon_after=None
                 if journal is None
-                else lambda _: self.epsilon_after(journal.ledger.steps),
+                else lambda _: self.epsilon_after(self._as_one_stream(journal.ledger.streams)),
                 check_state=lambda: check_same(released.digests(), frozen or {}),
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
+                noise_history=engine.noise_history if self.plan.mechanism.has_streams else None,
             )
             ranks.first(close)
 
@@ -204,16 +210,18 @@ class PrivateRun:
             stands = ledger.steps
             journal = self._journal(held, ledger, stands)
             if broken.counted_steps > stands:
-                at = min(stands, self.plan.steps - 1)
-                journal.count_abandoned_step(self.plan.mechanism_at(at))
+                at, last_stream = min(stands, self.plan.steps - 1), _stream_of(broken, stands)
+                journal.count_abandoned_step(self.plan.entry_at(at, stream=last_stream))
                 stands = ledger.steps
             secrets = self._fresh_keys(stands, step=done)
+            stream, history = stands, None
         else:
             # Of the ledger's steps: more than the weights', where some were taken again before.
             stands = int(checkpoint.run["ledger"].get("position", done))
             journal = self._journal(held, ledger, stands)
             secrets = dict(checkpoint.read_keys().content)
-        last = self._last_step(done, stands)
+            stream, history = int(checkpoint.run["stream"]), str(checkpoint.path.absolute())
+        last = self._last_step(done, ledger.streams_before(stream), stands - stream)
         if obstacle or reseeds:
             logger.warning(
                 "steps from %d on are taken with new noise: %d steps are in the ledger already,"
@@ -222,7 +230,13 @@ class PrivateRun:
             )  # fmt: skip
         scale = checkpoint.run.get(LOSS_SCALE)
         return journal, Start(
-            done=done, last_step=last, secrets=secrets, goes_on=True, loss_scale=scale
+            done=done,
+            last_step=last,
+            secrets=secrets,
+            goes_on=True,
+            loss_scale=scale,
+            stream=stream,
+            history=history,
         )
 
     def _obstacle_to_replay(self, resume_point: ResumePoint) -> str:
@@ -232,17 +246,47 @@ class PrivateRun:
             return "the run goes on in another environment than it broke off in"
         if not checkpoint.has_keys:
             return "the secret keys of the checkpoint are gone"
+        if not checkpoint.has_history:
+            return "the noise that the checkpoint's steps hang together with is gone"
         if not checkpoint.read_keys().original:
             return (
                 "the folder is a copy of the run's, or was restored, and another may have its keys"
             )
         return ""
 
-    def _last_step(self, done: int, spent: int) -> int:
-        """Returns the step to end at: what is spent and what is to come cost the plan's steps."""
+    def _last_step(self, done: int, before: Sequence[int], taken: int) -> int:
+        """Returns the step to end at: what is spent and what is to come cost the plan's steps.
+
+        Args:
+            done: Steps of the weights.
+            before: Steps of each stream that has ended.
+            taken: Steps of the one that goes on.
+        """
         if self.privacy.resume_overspend or not self.privacy.has_budget:
             return self.plan.steps
-        return min(self.plan.steps, done + max(0, self.plan.steps - spent))
+        mechanism = self.plan.mechanism
+        left = mechanism.compositions((self.plan.steps,)) - mechanism.compositions(before)
+        return min(self.plan.steps, done + max(0, mechanism.steps_within(left) - taken))
+
+    def _as_one_stream(self, streams: Sequence[int]) -> int:
+        """Returns how many steps of one stream cost what those of some do."""
+        mechanism, planned = self.plan.mechanism, self.plan.steps
+        cost = mechanism.compositions(streams)
+        steps = mechanism.steps_within(cost)
+        return min(steps, planned) if cost <= mechanism.compositions((planned,)) else steps
+
+    def _history(self, checkpoint: str | None) -> Mapping[str, Tensor]:
+        """Returns this rank's share of the noise that the next steps' hangs together with.
+
+        Raises:
+            StateError: A file of it is damaged.
+            SaidElsewhere: So it is on another rank.
+        """
+        ranks = self.session.ranks
+        with ranks.settled():
+            if checkpoint is None or not self.plan.mechanism.has_streams:
+                return {}
+            return read_history(Path(checkpoint), ranks)
 
     def _fresh_keys(self, spent: int, *, step: int) -> dict[str, Any]:
         """Returns new keys for step ``step`` on, after ``spent`` noisy steps; secret."""
@@ -277,7 +321,9 @@ class PrivateRun:
 
         return released, session.ranks.first(digests)
 
-    def _bound_to(self, journal: JournaledLedger, frozen: Mapping[str, str]) -> dict[str, Any]:
+    def _bound_to(
+        self, journal: JournaledLedger, frozen: Mapping[str, str], stream: int
+    ) -> dict[str, Any]:
         """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
         ledger = journal.ledger
         return {
@@ -286,6 +332,7 @@ class PrivateRun:
             "promises": promises(self.privacy),
             "run_id": ledger.run_id,
             "frozen": dict(frozen),
+            "stream": stream,
             "ledger": {
                 "lines": ledger.lines,
                 "head": ledger.head,
@@ -322,8 +369,10 @@ class PrivateRun:
         done: int,
         last_step: int,
         moved: Collection[str],
+        noise: tuple[int, Mapping[str, Tensor]],
     ) -> PrivacyEngine:
         session, privacy = self.session, self.privacy
+        stream, history = noise
         return PrivacyEngine(
             session.model,
             plan=self.plan,
@@ -331,6 +380,8 @@ class PrivateRun:
             randomness=randomness,
             steps_taken=done,
             last_step=last_step,
+            stream=stream,
+            history=history,
             engine=privacy.engine,
             groups=privacy.groups,
             memory_mb=privacy.clipper_memory_mb,
@@ -340,3 +391,8 @@ class PrivateRun:
             shards=session.shards,
             moved=moved,
         )
+
+
+def _stream_of(ledger: LedgerRecord, step: int) -> int:
+    """Returns the stream that step ``step`` of the ledger (counted from 1) is in; 0 of none."""
+    return int(ledger.mechanisms[step - 1].get(STREAM, 0)) if step else 0

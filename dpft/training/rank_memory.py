@@ -263,6 +263,8 @@ class StepShapes:
     """Of a step and process."""
     heap: float = 1.0
     """What the allocator holds for activations, of what they take: ``HEAP`` on a CPU."""
+    history: int = 0
+    """Numbers of float64 that a process keeps of earlier steps' noise."""
 
 
 def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str, int]]:
@@ -289,6 +291,8 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
         phases["proof"] = held | proof | {"proof": NUMBER * shapes.trained}
     for name in {"proof", "accumulate"} & set(phases):
         phases[name]["activations"] = int(step.heap * phases[name]["activations"])
+    for parts in phases.values():
+        parts["noise"] = parts.get("noise", 0) + DOUBLE * step.history
     return phases
 
 

@@ -34,6 +34,11 @@ class Start:
     """Keys of the next step, or generator states; ready for JSON."""
     goes_on: bool = False
     """Whether the checkpoint to begin with is there already."""
+    stream: int = 0
+    """Steps that were in the ledger when the stream of noise began which goes on."""
+    history: str | None = None
+    """The checkpoint that holds the noise which that of the next steps hangs together with; None:
+    the stream begins."""
     loss_scale: Mapping[str, Any] | None = None
     """Where an adaptive loss scale stands; None: where it starts, or there is none."""
 

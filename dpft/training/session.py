@@ -10,12 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
@@ -162,6 +161,7 @@ def take_steps(
     epsilon_after: Callable[[int], SpentEpsilon] | None = None,
     check_state: Callable[[], None] = lambda: None,
     before_first_draw: Callable[[], None] = lambda: None,
+    noise_history: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
@@ -179,6 +179,7 @@ def take_steps(
             process after the first step and before each checkpoint.
         before_first_draw: Writes down on the first process what the run is bound to, once there is
             a checkpoint.
+        noise_history: This rank's noise that later noise hangs together with; None: no noise does.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
@@ -186,12 +187,16 @@ def take_steps(
     ranks, shards = session.ranks, session.shards
 
     def save(step: int) -> None:
-        folder, keep = session.folder / CHECKPOINTS, session.settings.keep
-        write = partial(save_checkpoint, folder, step, training_state, keep=keep)
-        if shards is None:
-            ranks.first(lambda: write(**beside_state()))
-        else:
-            write(shards=shards, **(beside_state() if ranks.is_first else {}))
+        save_checkpoint(
+            session.folder / CHECKPOINTS,
+            step,
+            training_state,
+            keep=session.settings.keep,
+            shards=shards,
+            history=None if noise_history is None else noise_history(),
+            ranks=ranks,
+            **(ranks.first(beside_state) or {}),
+        )
 
     with ExitStack() as held:
         diagnostics = progress = None

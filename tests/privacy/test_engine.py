@@ -62,9 +62,9 @@ def test_trust_rule_1_the_sampler_draws_at_the_sample_rate_that_is_accounted_for
     with engine:
         indices = engine.draw(1000)
     stream = make_randomness(CPU, noise_seed=1).sampling
-    assert indices == PoissonSampler(plan(sample_rate=0.5), stream).draw(1000, step=0)
+    assert indices == PoissonSampler(0.5, stream).draw(1000, step=0)
     assert abs(len(indices) - 500) < 5 * math.sqrt(250)
-    accounted = engine.plan.mechanism().event().event.sampling_probability
+    accounted = engine.plan.event().event().event.sampling_probability
     assert 0.5 < accounted <= 0.5 * (1 + 2e-9)
 
 

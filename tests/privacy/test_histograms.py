@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.histograms import noisy_counts, released
 from dpft.privacy.keys import secret_key
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.noise import grid
 
 KEY = secret_key("histogram", 7)

@@ -18,7 +18,7 @@ from tests.privacy.test_plan import plan
 
 PLAN = plan(noise_multiplier=1.5, sample_rate=0.1)
 WRITTEN = write_plan(PLAN)
-MECHANISM = PLAN.mechanism_at(0)
+MECHANISM = PLAN.entry_at(0)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_a_second_ledger_in_one_folder_is_refused(path):
 def run_of(plan, path, steps, *, close=True):
     with Ledger(path, plan=write_plan(plan)) as ledger:
         for step in range(steps):
-            ledger.append(step + 1, plan.mechanism_at(step))
+            ledger.append(step + 1, plan.entry_at(step))
         if close:
             ledger.close()
     return read_ledger(path)

@@ -57,7 +57,7 @@ class Altered(PrivacyPlan):
 
     def mechanism(self, steps=None):
         steps = 2 * self.steps if steps is None else 2 * steps
-        return replace(super().mechanism(1), noise_multiplier=4.0, sample_rate=0.75, steps=steps)
+        return replace(super().event((1,)), noise_multiplier=4.0, sample_rate=0.75, steps=steps)
 
 
 def altered(**changes) -> Altered:
@@ -73,16 +73,16 @@ def followed(request) -> PrivacyPlan:
 def test_the_mechanism_is_of_the_plans_own_numbers_and_its_event_poisson_sampled():
     gaussian = dp_accounting.GaussianDpEvent(1.5)
     sampled = dp_accounting.PoissonSampledDpEvent(0.25 * (1 + RATE_MARGIN), gaussian)
-    assert plan().mechanism().event() == dp_accounting.SelfComposedDpEvent(sampled, 3)
-    assert plan().mechanism(2).event() == dp_accounting.SelfComposedDpEvent(sampled, 2)
-    assert plan().mechanism().delta == 1e-3
+    assert plan().event().event() == dp_accounting.SelfComposedDpEvent(sampled, 3)
+    assert plan().event((2,)).event() == dp_accounting.SelfComposedDpEvent(sampled, 2)
+    assert plan().event().delta == 1e-3
 
 
 def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed, tmp_path):
     """Units without a gradient: what is left of a step's is the noise."""
     model = nn.Linear(5000, 1, bias=False)
     randomness = make_randomness(torch.device("cpu"), noise_seed=1)
-    expected = followed.mechanism()
+    expected = followed.event()
     with (
         Ledger(tmp_path / LEDGER, plan=write_plan(followed)) as ledger,
         PrivacyEngine(model, plan=followed, ledger=ledger, randomness=randomness) as engine,
@@ -102,7 +102,7 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
 def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     followed, shared_accounting
 ):
-    expected = account(followed.mechanism(), accountant="rdp")
+    expected = account(followed.event(), accountant="rdp")
     ledger = LedgerRecord(steps=3, mechanisms=({},) * 3, closed=True, lines=4, head="ab")
     assert account_for_run(followed, ledger, "rdp") == expected
     run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
@@ -111,7 +111,7 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     assert EpsilonSoFar(followed)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
     record = plan_record(followed, expected)
     numbers = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")}
-    mechanism = vars(followed.mechanism())
+    mechanism = vars(followed.event())
     assert numbers == {key: mechanism.get(key, expected.epsilon) for key in numbers}
     plotted = epsilon_points(record | {"steps_taken": mechanism["steps"], "epsilon": math.inf})[-1]
     assert plotted == (mechanism["steps"], pytest.approx(expected.epsilon))
@@ -122,8 +122,8 @@ def test_trust_rule_1_a_calibrated_epsilon_is_reported_of_the_plans_mechanism_al
 ):
     calibration = Calibration(accountant="rdp", epsilon=0.125, grid="")
     own = plan(calibration=calibration)
-    assert plan_record(own, account(own.mechanism()))["epsilon"] == 0.125
-    other = account(replace(own.mechanism(), noise_multiplier=4.0))
+    assert plan_record(own, account(own.event()))["epsilon"] == 0.125
+    other = account(replace(own.event(), noise_multiplier=4.0))
     assert plan_record(own, other)["epsilon"] == other.epsilon
 
 
@@ -132,7 +132,7 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
         """In place of an answer."""
 
     def calibrate(mechanisms, **_):
-        assert mechanisms == [followed.mechanism()] * len(mechanisms) != []
+        assert mechanisms == [followed.event()] * len(mechanisms) != []
         raise Asked
 
     settings = SimpleNamespace(settings=lambda: [{}, {}])
@@ -158,7 +158,7 @@ def test_phases_follow_each_other_and_must_add_up():
     assert [both.phase_at(step) for step in range(3)] == [first, second, second]
     assert [both.phase_number_at(step) for step in range(3)] == [0, 1, 1]
     assert both.phase_starts() == (0, 1)
-    sensitivities = [both.mechanism_at(step)["sensitivity"] for step in range(3)]
+    sensitivities = [both.entry_at(step)["sensitivity"] for step in range(3)]
     assert sensitivities == [0.1, 0.2, 0.2]
     with pytest.raises(IndexError):
         both.phase_at(3)

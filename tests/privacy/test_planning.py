@@ -83,7 +83,7 @@ def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps
     whole = [MethodPhase(method="full", steps=7)]
     one = make_plan(config, phases=whole, calibrate=calibrate, **numbers)
     assert (made.steps, made.noise_multiplier) == (7, 2.5)
-    assert made.mechanism() == one.mechanism() and asked[0] == asked[1]
+    assert made.event() == one.event() and asked[0] == asked[1]
     assert [(p.method, p.steps, p.max_grad_norm, p.sensitivity) for p in made.phases] == [
         ("full", 3, 0.25, 0.25),
         ("bitfit", 4, 0.5, 0.5),

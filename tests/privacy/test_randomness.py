@@ -8,6 +8,10 @@ from tests.privacy.noise_blocks import block_noise
 CPU = torch.device("cpu")
 
 
+def sources(keys) -> Randomness:
+    return Randomness(keys, CPU, group_key=bytes(32), reproducible=True)
+
+
 def drawn(randomness, step: int = 0) -> list[list[float]]:
     """What each source gives at a step."""
     randomness.dropout.begin_step(step)
@@ -29,6 +33,7 @@ def test_trust_rule_4_two_runs_never_share_randomness():
     assert {key.at(0) for key in first._keys.values()}.isdisjoint(
         key.at(0) for key in second._keys.values()
     )
+    assert first.group_key != second.group_key
 
 
 def test_trust_rule_4_a_noise_seed_makes_the_run_reproducible_and_says_so():
@@ -42,7 +47,8 @@ def test_trust_rule_4_a_noise_seed_makes_the_run_reproducible_and_says_so():
 def test_trust_rule_4_each_purpose_has_a_key_of_its_own():
     for randomness in (make_randomness(CPU), make_randomness(CPU, noise_seed=1)):
         assert set(randomness._keys) == {"sampling", "noise", "dropout", "views"} == set(PURPOSES)
-        assert len({key.at(0) for key in randomness._keys.values()}) == 4
+        keys = {key.at(0) for key in randomness._keys.values()}
+        assert len(keys | {randomness.group_key}) == 5
 
 
 def test_trust_rule_4_training_seeds_do_not_reach_any_source():
@@ -72,6 +78,7 @@ def test_trust_rule_4_a_stolen_state_tells_nothing_of_the_steps_before():
     randomness.forget(4)
     assert not any(key in str(state) for key in earlier)
     stolen = restore_randomness(CPU, state)
+    assert stolen.group_key == randomness.group_key, "groups are those of the whole stream"
     for each in (stolen, randomness):
         for key in each._keys.values():
             assert key.step == 4
@@ -81,12 +88,12 @@ def test_trust_rule_4_each_source_draws_from_the_key_of_its_own_purpose_and_step
     """So none of them is moved by another's key, and each by its own, at every step."""
     with torch.random.fork_rng():
         keys = {name: AgingKey(bytes([number]) * 32) for number, name in enumerate(PURPOSES)}
-        base = drawn(Randomness(keys, CPU, reproducible=True), 3)
+        base = drawn(sources(keys), 3)
         for place, name in enumerate(("sampling", "noise", "dropout")):
             other = AgingKey(b"x" * 32)
-            changed = drawn(Randomness(keys | {name: other}, CPU, reproducible=True), 3)
+            changed = drawn(sources(keys | {name: other}), 3)
             moved = [one != two for one, two in zip(base, changed, strict=True)]
             # torch's own generators are dropout's as well
             assert moved == [n == place or (n == 3 and name == "dropout") for n in range(4)]
             late = AgingKey(keys[name].at(3), step=3)
-            assert drawn(Randomness(keys | {name: late}, CPU, reproducible=True), 3) == base
+            assert drawn(sources(keys | {name: late}), 3) == base

@@ -8,11 +8,10 @@ from scipy import stats
 from dpft.privacy import sampling
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.sampling import CHUNK, PoissonSampler, SamplingStream
-from tests.privacy.test_plan import plan
 
 
 def sampler(sample_rate: float, key: int = 0) -> PoissonSampler:
-    return PoissonSampler(plan(sample_rate=sample_rate), stream(key))
+    return PoissonSampler(sample_rate, stream(key))
 
 
 def stream(key: int = 0) -> SamplingStream:

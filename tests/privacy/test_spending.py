@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError, StateError
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.spending import Noise, as_mechanisms, steps_taken
 
 PATH = Path("run/ledger.jsonl")

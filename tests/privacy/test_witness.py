@@ -171,7 +171,7 @@ def test_a_ledger_written_anew_is_refused(run: Path, tmp_path: Path) -> None:
     other = plan(noise_multiplier=9.0, sample_rate=0.1)
     with Ledger(run / "ledger.jsonl", run_id=RUN_ID, plan=write_plan(other)) as ledger:
         for step in (1, 2, 3):
-            ledger.append(step, other.mechanism_at(0))
+            ledger.append(step, other.entry_at(0))
     with pytest.raises(StateError, match="after line 3, "):
         check_witnessed(ledger_of(run), run, tmp_path / "heads")
 

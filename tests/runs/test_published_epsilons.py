@@ -78,7 +78,7 @@ def test_a_recipe_costs_what_its_table_says(name: str, accountants: Accountants)
         plan = plan_run(recipe(name, eps), no_rows).privacy
         assert plan is not None and plan.calibration is not None
         assert plan.calibration.accountant == "rdp"
-        mechanism = plan.mechanism()
+        mechanism = plan.event()
         found = {
             "gdp": gdp.epsilon(mechanism).estimate,
             "prv": accountants.evaluate("prv", mechanism).estimate,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.rounding import up
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.runs.opened_run import open_run
 from tests.slowness import slow_but
 from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace

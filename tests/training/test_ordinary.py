@@ -137,7 +137,7 @@ def one_at_a_time(factor: Callable[[float], float]) -> dict[str, Tensor]:
     sizes = []
     for step in range(STEPS):
         sums = {name: torch.zeros_like(value) for name, value in moved.items()}
-        drawn = PoissonSampler(clipped().plan, draws).draw(RECORDS, step=step)
+        drawn = PoissonSampler(clipped().plan.sample_rate, draws).draw(RECORDS, step=step)
         sizes.append(len(drawn))
         for index in drawn:
             (batch,) = records.micro_batches([index])

@@ -153,8 +153,8 @@ def planned_trade_off(folder: Path) -> "TradeOff | None":
         )
         return None
     plan = find_resume_point(folder).plan()
-    steps = (read_run_ledger(folder) or NO_STEPS).steps
-    return mechanism_trade_off(plan.mechanism(steps))
+    streams = (read_run_ledger(folder) or NO_STEPS).streams
+    return mechanism_trade_off(plan.event(streams))
 
 
 def promise(privacy: Mapping[str, Any]) -> tuple[float | None, float]:

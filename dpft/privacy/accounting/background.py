@@ -4,6 +4,8 @@ The accountants' processes stand back behind the training, and a thread that mos
 collects their answers, so that neither the first steps nor the first line wait.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -25,7 +27,7 @@ PATIENCE = 5.0
 class CurveInBackground:
     """A context manager that computes one mechanism's curve while its block runs.
 
-        with CurveInBackground(plan.mechanism(), accountant="prv") as background:
+        with CurveInBackground(plan.event(), accountant="prv") as background:
             ...  # background.curve is None at first
             curve = background.wait()
 
@@ -33,14 +35,22 @@ class CurveInBackground:
         failures: Which accountants gave no bound at which points; known once the curve is there.
     """
 
-    def __init__(self, mechanism: SampledGaussian, accountant: str) -> None:
+    def __init__(
+        self,
+        mechanism: SampledGaussian,
+        accountant: str,
+        *,
+        steps_within: Callable[[int], int] = lambda steps: steps,
+    ) -> None:
         """Prepares for a mechanism.
 
         Args:
             mechanism: All of its steps.
             accountant: Whose upper bound leads; by "rdp" nothing runs beside the block.
+            steps_within: From a number of the mechanism's steps to the run's that they bound.
         """
         self._mechanism, self.accountant = mechanism, accountant
+        self._steps_within = steps_within
         self.failures: list[Failure] = []
         self._curve: EpsilonCurve | None = None
         self._ended = Event()
@@ -71,7 +81,7 @@ class CurveInBackground:
         if self._thread.ident is not None:
             self._thread.join()
         if self._curve is None:
-            self._curve = rdp_curve(self._mechanism)
+            self._curve = self._of_run(rdp_curve(self._mechanism))
         return self._curve
 
     def _compute(self) -> None:
@@ -88,4 +98,7 @@ class CurveInBackground:
             except (InputError, RunError):
                 return  # no bound of a single step: the run's own accounting says why
         if not self._ended.is_set():
-            self.failures, self._curve = failures(reports), curve_of(reports)
+            self.failures, self._curve = failures(reports), self._of_run(curve_of(reports))
+
+    def _of_run(self, curve: EpsilonCurve) -> EpsilonCurve:
+        return replace(curve, steps=tuple(map(self._steps_within, curve.steps)))

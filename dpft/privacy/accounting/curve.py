@@ -131,7 +131,7 @@ class EpsilonSoFar:
             return SpentEpsilon(epsilon=0.0, accountant="rdp", settled=settled)
         found = None if curve is None else curve.after(steps)
         if found is None:
-            bound = _rdp_bound(self._plan.mechanism(steps))
+            bound = _rdp_bound(self._plan.event((steps,)))
             found = SpentEpsilon(epsilon=bound, accountant="rdp", settled=settled)
         whole = self._plan.calibration
         if whole is None or steps > self._plan.steps or whole.epsilon >= found.epsilon:

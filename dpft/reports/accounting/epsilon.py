@@ -31,6 +31,8 @@ def accounting_table(
     unit: str = "example",
     calibration: Calibration | None = None,
     delta_source: str = GIVEN,
+    steps: str | None = None,
+    sampler: str = SAMPLER,
 ) -> str:
     """Returns the mechanism, every accountant's answer and the headline, as lines of text.
 
@@ -41,14 +43,30 @@ def accounting_table(
         unit: Whose presence is protected.
         calibration: What chose the noise multiplier, where something did.
         delta_source: ``GIVEN``, or the rule that made delta of the number of units.
+        steps: How many there are, in words, where those are not all that cost.
+        sampler: How units are drawn.
 
     Guarantees:
         Upper bounds are rounded up and lower bounds down, to ``DECIMALS`` decimals.
     """
     rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
+    if steps is not None:
+        rows = [(label, steps if label == "steps" else value) for label, value in rows]
     lines = [f"{label:<20}{value}" for label, value in rows]
     lines += ["", *accountant_lines(report.epsilons)]
-    lines += ["", headline(report, unit=unit), *warning_lines(report.warnings)]
+    mechanism = report.mechanism
+    lines += [
+        "",
+        headline_of(
+            report.epsilon,
+            delta=mechanism.delta,
+            accountant=report.accountant,
+            steps=steps or f"{mechanism.steps} steps",
+            unit=unit,
+            sampler=sampler,
+        ),
+        *warning_lines(report.warnings),
+    ]
     if num_examples is not None:
         lines += warning_lines(delta_notes(num_examples, source=delta_source), label="note")
     return "\n".join(lines)
@@ -63,18 +81,6 @@ def accountant_lines(epsilons: Mapping[str, Answer]) -> list[str]:
 def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[str]:
     """Returns each warning, wrapped to ``WIDTH`` columns."""
     return [_wrapped(f"{label}: {warning}", indent=len(label) + 2) for warning in warnings]
-
-
-def headline(report: AccountingReport, *, unit: str = "example") -> str:
-    """Returns a mechanism's epsilon as ``headline_of`` states it."""
-    mechanism = report.mechanism
-    return headline_of(
-        report.epsilon,
-        delta=mechanism.delta,
-        accountant=report.accountant,
-        steps=f"{mechanism.steps} steps",
-        unit=unit,
-    )
 
 
 def headline_of(

@@ -101,6 +101,8 @@ def plan_table(
             unit=plan.unit,
             calibration=plan.calibration,
             delta_source=plan.delta_source,
+            steps=plan.mechanism.in_words(plan.steps) if plan.mechanism.has_streams else None,
+            sampler=plan.sampler,
         )
         lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
     lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]

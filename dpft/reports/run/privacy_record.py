@@ -28,7 +28,7 @@ NOT_CHECKED = (
 
 def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
     """Returns the accounting of the steps in the ledger."""
-    return account(plan.mechanism(max(1, ledger.steps)), accountant=accountant)
+    return account(plan.event(ledger.streams or (1,)), accountant=accountant)
 
 
 def plan_record(
@@ -51,10 +51,11 @@ def plan_record(
         calibration=plan.calibration,
         delta_source=plan.delta_source,
     )
+    record["sampler"] = plan.sampler
     record["epsilon"], record["accountant"] = _headline(plan, accounting)
     record["warnings"] += delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source)
     record["warnings"] += noise_warnings(
-        plan.mechanism(),
+        plan.as_independent(),
         expected_batch_size=plan.expected_batch_size,
         trainable_parameters=trainable_parameters,
     )
@@ -66,6 +67,7 @@ def plan_record(
         "unit_definition": plan.unit_definition,
         "steps": plan.steps,
         "phases": [asdict(phase) for phase in plan.phases],
+        **plan.mechanism.facts(plan.steps),
     }
 
 
@@ -171,6 +173,6 @@ def parameter_record(counts: ParameterCounts) -> dict[str, int]:
 def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:
     """Returns the bound of the planned steps as it was calibrated, on whatever machine."""
     calibration = plan.calibration
-    if calibration is not None and accounting.mechanism == plan.mechanism():
+    if calibration is not None and accounting.mechanism == plan.event():
         return calibration.epsilon, calibration.accountant
     return accounting.epsilon, accounting.accountant

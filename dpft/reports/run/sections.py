@@ -194,6 +194,7 @@ def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
         ("unit", f"{privacy['unit']}: {privacy['unit_definition']}"),
         ("sampler", privacy["sampler"]),
         ("sample rate", f"{privacy['sample_rate']:.8g}"),
+        *_mechanism_rows(privacy),
         (
             f"number of {examples}",
             f"{privacy['num_examples']} ({privacy['num_examples_source']}); ε does not hide it",
@@ -309,6 +310,18 @@ def _chosen_by(config: Config, privacy: Config) -> str:
         return "given"
     accountant, eps = privacy["calibration"]["accountant"], config["privacy"]["eps"]
     return f"the least that {accountant} allows for privacy.eps={eps:g}"
+
+
+def _mechanism_rows(privacy: Config) -> list[Row]:
+    """Returns how noise and draws hang together; nothing of DP-SGD, where they do not."""
+    if "mechanism" not in privacy:
+        return []
+    fields = {k: v for k, v in privacy["mechanism"].items() if not isinstance(v, list | dict)}
+    words = [str(fields.pop("name")), *(f"{name}={value}" for name, value in fields.items())]
+    return [
+        ("mechanism", ", ".join(words)),
+        ("steps that a unit is in", f"{privacy['participations']} at most, which are what costs"),
+    ]
 
 
 def _clipped_rows(privacy: Config) -> list[Row]:

@@ -9,7 +9,7 @@ from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.plan import SAMPLER
+from dpft.privacy.plan import SAMPLER, PrivacyPlan
 from dpft.privacy.spending import Noise
 from dpft.privacy.witness import check_witnessed
 from dpft.records.costs import CostOfRuns, LedgerAsRead, RunCost, SimpleComposition, StepsOfNoise
@@ -64,6 +64,9 @@ def run_table(
     if spending.epsilons:
         lines += ["", *accountant_lines(spending.epsilons)]
     steps = f"{run.steps} steps taken of {run.plan.steps} planned"
+    counted = sum(run.taken.values())
+    if isinstance(run.plan, PrivacyPlan) and run.plan.mechanism.has_streams:
+        steps += f", of which a unit is in {counted} at most"
     headline = _headline(spending, steps, run.plan.unit, run.plan.sampler)
     lines += ["", headline, *warning_lines(spending.warnings)]
     notes = []

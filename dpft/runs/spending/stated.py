@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 from dpft.errors import StateError
 from dpft.files import read_json, read_yaml
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.accounting.membership import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, PrivacyPlan, write_plan
 from dpft.privacy.spending import steps_taken
 from dpft.reports.run.run_record import read_privacy
@@ -29,7 +29,7 @@ SAME = 1e-9
 PLANNED = (
     *("noise_multiplier", "sample_rate", "steps", "delta", "num_examples", "expected_batch_size"),
     *("clipping", "unit", "unit_definition", "neighboring_relation", "sampler", "calibration"),
-    *("phases", "delta_source"),
+    *("phases", "delta_source", "mechanism"),
 )
 """Keys of privacy.json that the plan has under the same name."""
 Fact = tuple[str, Any, Any]

@@ -209,7 +209,10 @@ def planned_with_tokenizer(
         return {}
     noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
     return together_record(
-        {noise: plan.steps}, epsilon=record["epsilon"], delta=plan.delta, tokenizer=tokenizer
+        {noise: plan.event().steps},
+        epsilon=record["epsilon"],
+        delta=plan.delta,
+        tokenizer=tokenizer,
     )
 
 

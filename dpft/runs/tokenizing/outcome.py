@@ -14,8 +14,8 @@ from dpft.config.keys import plain
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.errors import InputError, StateError
 from dpft.files import read_file, write_text
-from dpft.privacy.accounting.gaussian_histogram import histogram_of
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
+from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION
 from dpft.records.form import keys_of, parse, write_record

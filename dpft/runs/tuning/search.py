@@ -94,7 +94,7 @@ def draw_search(command: TuneCommand) -> Search:
     settings = command.tuning.settings()
     plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
     noise, calibration = calibrate_trials(
-        [plan.mechanism() for plan in plans],
+        [plan.event() for plan in plans],
         eps=_privacy(command).eps or math.nan,
         count=command.tune.count,
     )

@@ -5,9 +5,9 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.accounting.rounding import up
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
 from dpft.privacy.spending import Noise, added_up
 from dpft.records.ledger import Calibration

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
-from dpft.privacy.accounting.gaussian_histogram import GaussianHistogram
 from dpft.privacy.ledger import Ledger
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.ledger import Calibration
 from dpft.runs.finished_runs import read_finished_runs

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import Composition, SampledGaussian, account_composition
-from dpft.privacy.accounting.gaussian_histogram import (
+from dpft.privacy.mechanisms.histogram import (
     GaussianHistogram,
     histogram_of,
     noise_std_for,

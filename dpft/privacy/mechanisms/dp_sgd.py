@@ -1,0 +1,61 @@
+"""DP-SGD (Abadi et al. 2016): Poisson draws, and noise of each step that knows no other's."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dpft.privacy.mechanisms.base import (
+    MECHANISMS,
+    Mechanism,
+    MechanismConfig,
+    Numbers,
+    Sampler,
+    StepNoise,
+)
+
+if TYPE_CHECKING:
+    from dpft.privacy.noise import NoiseStream
+    from dpft.privacy.sampling import SamplingStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Mechanism):
+    """Every unit may be in every step; a step costs one Poisson-sampled Gaussian."""
+
+    name: str = "dp_sgd"
+    sampler_name: ClassVar[str] = "poisson"
+    entry_name: ClassVar[str] = "poisson_sampled_gaussian"
+
+    def compositions(self, streams: Iterable[int]) -> int:
+        """Returns all steps there are."""
+        return sum(streams)
+
+    def steps_within(self, compositions: int) -> int:
+        """Returns as many."""
+        return compositions
+
+    def sampler(self, rate: float, stream: "SamplingStream", group_key: bytes) -> Sampler:
+        """Returns the sampler of Poisson draws."""
+        from dpft.privacy.sampling import PoissonSampler
+
+        return PoissonSampler(rate, stream)
+
+    def noise(self, stream: "NoiseStream") -> StepNoise:
+        """Returns the noise of ``noise.add_noise``."""
+        from dpft.privacy.noise import IndependentNoise
+
+        return IndependentNoise(stream)
+
+
+@MECHANISMS.register("dp_sgd")
+@dataclass(frozen=True, kw_only=True)
+class DPSGDConfig(MechanismConfig):
+    """``mechanism=dp_sgd``, conf/mechanism/dp_sgd.yaml: nothing is to be chosen."""
+
+    makes: ClassVar[type[Mechanism]] = DPSGD
+    name: str = "dp_sgd"
+    """dp_sgd or banded; chosen by mechanism=NAME."""
+
+    def choose(self, numbers: Numbers) -> Mechanism:
+        """Returns the one there is."""
+        return DPSGD()
