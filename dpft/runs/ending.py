@@ -210,6 +210,7 @@ def _promise(privacy: Mapping[str, Any]) -> str:
         accountant=privacy["accountant"],
         steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
         unit=privacy["unit"],
+        sampler=privacy["sampler"],
     )
     both = (with_tokenizer(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")

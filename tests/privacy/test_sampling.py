@@ -7,7 +7,13 @@ from scipy import stats
 
 from dpft.privacy import sampling
 from dpft.privacy.keys import AgingKey
-from dpft.privacy.sampling import CHUNK, PoissonSampler, SamplingStream
+from dpft.privacy.sampling import (
+    CHUNK,
+    GROUPED,
+    CyclicPoissonSampler,
+    PoissonSampler,
+    SamplingStream,
+)
 
 
 def sampler(sample_rate: float, key: int = 0) -> PoissonSampler:
@@ -124,3 +130,44 @@ def test_a_steps_draw_needs_no_other_steps_draw_and_no_step_repeats_another():
     assert forwards == backwards[::-1]
     parts = [one.words(1000, step=2, part=part, chunk=chunk) for part in (1, 2) for chunk in (0, 1)]
     assert np.unique([*sum(forwards, []), *np.concatenate(parts)]).size == 7000
+
+
+def cyclic(groups: int = 4, rate: float = 0.5, key: bytes = b"g" * 32) -> CyclicPoissonSampler:
+    return CyclicPoissonSampler(rate, stream(), groups=groups, key=key)
+
+
+def test_a_unit_joins_the_steps_of_its_group_alone_throughout():
+    """Many times around: groups are never drawn anew."""
+    sampler = cyclic(groups=3)
+    residues: dict[int, set[int]] = {}
+    for step in range(60):
+        for unit in sampler.draw(50, step=step):
+            residues.setdefault(unit, set()).add(step % 3)
+    assert len(residues) == 50 and all(len(found) == 1 for found in residues.values())
+    assert {unit: found.pop() for unit, found in residues.items()} == {
+        unit: cyclic(groups=3).group_of(unit) for unit in range(50)
+    }
+
+
+def test_groups_are_of_the_secret_key_and_of_about_one_size():
+    sampler, other = cyclic(), cyclic(key=b"h" * 32)
+    units = range(GROUPED - 2000, GROUPED + 2000)
+    groups = [sampler.group_of(unit) for unit in units]
+    counts = [groups.count(group) for group in range(4)]
+    assert sum(counts) == 4000 and all(900 < count < 1100 for count in counts)
+    # a place alone says nothing: any two maps agree on a quarter
+    for others in ([other.group_of(unit) for unit in units], [unit % 4 for unit in units]):
+        agree = sum(one == two for one, two in zip(groups, others, strict=True))
+        assert 900 < agree < 1100
+
+
+def test_a_member_of_the_group_joins_at_the_rate_and_independently():
+    sampler = cyclic(groups=2, rate=0.3)
+    members = [unit for unit in range(4000) if sampler.group_of(unit) == 1]
+    drawn = [set(sampler.draw(4000, step=step)) for step in (1, 3)]
+    for found in drawn:
+        assert found <= set(members)
+        assert len(found) / len(members) == pytest.approx(0.3, abs=0.04)
+    both = len(drawn[0] & drawn[1]) / len(members)
+    assert both == pytest.approx(0.09, abs=0.03)
+    assert sampler.draw(0, step=1) == []

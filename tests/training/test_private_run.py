@@ -558,6 +558,6 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
         )
     }
     assert state["run"].keys() == {
-        "plan", "environment", "frozen", "ledger", "promises", "run_id"
+        "plan", "environment", "frozen", "ledger", "promises", "run_id", "stream"
     }  # fmt: skip
     assert state["run"]["frozen"] == {}  # Everything trains.

@@ -116,10 +116,6 @@ class Banded(Mechanism):
         """Returns how many bands."""
         return {"bands": self.bands}
 
-    def facts(self, steps: int) -> dict[str, Any]:
-        """Returns its fields, and in how many steps a unit can be."""
-        return {"mechanism": self.written(), "participations": self.compositions([steps])}
-
 
 @dataclass(frozen=True)
 class Target:

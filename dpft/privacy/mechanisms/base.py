@@ -153,7 +153,8 @@ class Mechanism(ABC):
         Args:
             steps: Of the plan.
         """
-        return {}
+        cost = self.compositions((steps,))
+        return {"mechanism": self.written()} | ({} if cost == steps else {"participations": cost})
 
     def in_words(self, steps: int) -> str:
         """Returns so many steps, and what of them costs, in words that follow a number of units."""

@@ -318,10 +318,11 @@ def _mechanism_rows(privacy: Config) -> list[Row]:
         return []
     fields = {k: v for k, v in privacy["mechanism"].items() if not isinstance(v, list | dict)}
     words = [str(fields.pop("name")), *(f"{name}={value}" for name, value in fields.items())]
-    return [
-        ("mechanism", ", ".join(words)),
-        ("steps that a unit is in", f"{privacy['participations']} at most, which are what costs"),
-    ]
+    rows = [("mechanism", ", ".join(words))]
+    if "participations" in privacy:
+        most = privacy["participations"]
+        rows.append(("steps that a unit is in", f"{most} at most, which are what costs"))
+    return rows
 
 
 def _clipped_rows(privacy: Config) -> list[Row]:

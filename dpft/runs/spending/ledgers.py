@@ -55,6 +55,8 @@ def run_table(
         rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
     rows.append(("end", _end_in_words(run.end)))
     rows += [row for noise, steps in run.taken.items() for row in _noise_rows(noise, steps)]
+    if sum(run.taken.values()) != run.steps:
+        rows[-1] = ("costs as", rows[-1][1])
     rows += [
         ("batch", f"{run.plan.expected_batch_size:g} expected"),
         ("units", f"{run.plan.num_examples} (taken as public)"),

@@ -50,7 +50,7 @@ class SpentRun:
     @property
     def steps(self) -> int:
         """Noisy steps to account for."""
-        return sum(self.taken.values())
+        return self.ledger.counted_steps
 
     @property
     def tokenizer_taken(self) -> Mapping[Noise, int]:

@@ -1,0 +1,187 @@
+"""A run whose noise hangs together: kill and resume, what is kept of it, and what breaks cost."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpft.errors import StateError
+from dpft.privacy.completeness import read_run_ledger
+from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.ledger import hash_of, read_ledger
+from dpft.privacy.mechanisms.banded import Banded
+from dpft.privacy.spending import Noise, steps_taken
+from dpft.run_folder import HISTORY, KEYS
+from dpft.training.private_run import train_privately
+from dpft.training.resume import find_resume_point
+from tests.slowness import slow_but
+from tests.training.test_private_run import MOMENTS, Killed, die, on_call, same
+from tests.training.toy import plan, privacy, session, spent, tiny_model
+
+BANDED = Banded(bands=2, coefficients=(0.8, 0.59))
+PLAN = replace(plan(), mechanism=BANDED, sample_rate=1.0, sampler=BANDED.sampler_name)
+"""Five steps of two groups: a unit is in three at most."""
+COST = Noise(noise_multiplier=1.0, sample_rate=1.0)
+
+
+def go(folder, *, resume_point=None, overspend=False, eps=None, of=PLAN, **settings):
+    own = session(folder, tiny_model(), checkpoint_every=2, **settings)
+    config = privacy()
+    object.__setattr__(config, "resume_overspend", overspend)
+    object.__setattr__(config, "eps", eps)
+    train_privately(own, of, config, epsilon_after=spent, resume_point=resume_point)
+    return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
+
+
+def kill(monkeypatch, folder, moment, **settings):
+    owner, name, wrap = MOMENTS[moment]
+    folder.mkdir(exist_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrap(getattr(owner, name)))
+        with pytest.raises(Killed):
+            go(folder, **settings)
+
+
+def histories(folder: Path) -> list[Path]:
+    return sorted(folder.rglob(f"{Path(HISTORY).stem}*"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, go(folder)
+
+
+@pytest.mark.parametrize(
+    "moment", slow_but(["between journal and ledger", "after the update"], list(MOMENTS))
+)
+def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, undisturbed, moment):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, moment)
+    resume_point = find_resume_point(folder)
+    if not resume_point.has_ended:
+        assert same(go(folder, resume_point=resume_point), undisturbed[1])
+    record = read_ledger(folder / "ledger.jsonl")
+    assert (record.steps, record.streams, record.closed) == (5, (5,), True)
+    assert steps_taken(record, folder) == {COST: 3}
+    assert not histories(folder) and not list(folder.rglob(KEYS))
+
+
+def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path, monkeypatch):
+    """It is as secret: beside what was released it gives sums of gradients away."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "before the ledger is closed", keep=3)
+    (kept,) = histories(folder)
+    assert kept.parent.name == "step-00000005" and kept.stat().st_mode & 0o777 == 0o600
+    go(folder, resume_point=find_resume_point(folder))
+    assert not histories(folder)
+
+
+def test_without_what_is_kept_of_it_noise_would_come_out_otherwise(
+    tmp_path, monkeypatch, caplog, undisturbed
+):
+    """Or a run would go on under noise that takes back nothing: a new stream says so instead."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    for path in histories(folder):
+        path.unlink()
+    weights = go(folder, resume_point=find_resume_point(folder), overspend=True)
+    assert "hang together with is gone" in caplog.text and not same(weights, undisturbed[1])
+    assert read_ledger(folder / "ledger.jsonl").streams == (4, 3)
+
+
+def test_a_damaged_one_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    (path,) = histories(folder)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StateError, match="noise.safetensors is damaged"):
+        find_resume_point(folder)
+
+
+def test_a_break_that_draws_anew_begins_a_stream_and_each_is_paid_for(tmp_path, monkeypatch):
+    """Four steps cost two; of three in all one is left, two steps of a new stream."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert (record.streams, record.closed) == ((4, 2), True)
+    assert [entry["stream"] for entry in record.mechanisms] == [0, 0, 0, 0, 4, 4]
+    assert steps_taken(record, folder) == {COST: 3}
+    assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_an_abandoned_step_is_of_the_stream_before(tmp_path, monkeypatch):
+    """Steps 1 to 3 and what may have been the fourth, then three of a new stream."""
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "between journal and ledger")
+    assert steps_taken(read_run_ledger(folder), folder) == {COST: 2}
+    resume_point = find_resume_point(folder)
+    go(folder, resume_point=resume_point, micro_batch_size=3, overspend=True)
+    record = read_run_ledger(folder)
+    assert record.streams == (4, 3) and steps_taken(record, folder) == {COST: 4}
+
+
+def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "after the update")
+    settings = {"micro_batch_size": 3, "overspend": True}
+    with monkeypatch.context() as patch:
+        step = PrivacyEngine.draw
+        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(step))
+        with pytest.raises(Killed):
+            go(folder, resume_point=find_resume_point(folder), **settings)
+    resume_point = find_resume_point(folder)
+    assert (resume_point.checkpoint.step, resume_point.checkpoint.run["stream"]) == (4, 4)
+    caplog.clear()
+    go(folder, resume_point=resume_point, **settings)
+    assert "new noise" not in caplog.text
+    assert read_ledger(folder / "ledger.jsonl").streams == (4, 3)
+
+
+def test_a_copied_folder_begins_a_stream_of_its_own(tmp_path, monkeypatch, caplog):
+    kill(monkeypatch, tmp_path / "run", "after the update")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    resume_point = find_resume_point(tmp_path / "copy")
+    weights = go(tmp_path / "copy", resume_point=resume_point, overspend=True)
+    assert "the folder is a copy" in caplog.text
+    original = go(tmp_path / "run", resume_point=find_resume_point(tmp_path / "run"))
+    assert not same(weights, original)
+
+
+@pytest.mark.parametrize("stream", [1, 3, -1, True, None, "0"])
+def test_a_line_of_a_stream_that_cannot_be_is_refused(tmp_path, undisturbed, stream):
+    """Else the lines of several streams could be counted as one of fewer participations."""
+    path = tmp_path / "ledger.jsonl"
+    lines = (undisturbed[0] / "ledger.jsonl").read_text().splitlines()
+    head, edited = hash_of(lines[0]), [lines[0]]
+    for line in lines[1:]:
+        entry = json.loads(line)
+        if entry.get("step") == 3:
+            entry["mechanism"]["stream"] = stream
+        entry["previous"] = head
+        edited.append(json.dumps(entry, sort_keys=True))
+        head = hash_of(edited[-1])
+    path.write_text("\n".join(edited) + "\n")
+    with pytest.raises(StateError, match=r"line 4: the step must be of a mechanism of the plan"):
+        read_ledger(path)
+
+
+def test_its_draws_come_from_its_groups_in_turn(undisturbed, tmp_path, monkeypatch):
+    """At rate 1 everybody is in every second step."""
+    drawn: list[list[int]] = []
+    draw = PrivacyEngine.draw
+
+    def seen(engine, num_units):
+        drawn.append(draw(engine, num_units))
+        return drawn[-1]
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(PrivacyEngine, "draw", seen)
+    go(tmp_path / "run")
+    assert drawn[0] == drawn[2] == drawn[4] and drawn[1] == drawn[3]
+    assert sorted(drawn[0] + drawn[1]) == list(range(12)) and drawn[0] != drawn[1]
