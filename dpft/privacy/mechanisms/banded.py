@@ -24,6 +24,7 @@ Poisson-sampled Gaussians of rate p do. docs/explanation/noise.md has the argume
 [0.683, 0.483, 0.414, 0.359]
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dpft.privacy.noise import NoiseStream
     from dpft.privacy.sampling import SamplingStream
 
+logger = logging.getLogger(__name__)
 MOST_BANDS = 64
 """Most bands that ``bands=auto`` tries; the memory of their noise grows with them."""
 MARGIN = 1e-12
@@ -241,7 +243,17 @@ class BandedConfig(MechanismConfig):
         if isinstance(self.bands, int):
             self._check(self.bands, numbers)
             return _banded(target, self.bands)
-        return min(self.candidates(numbers), key=lambda found: found[1])[0]
+        tried = self.candidates(numbers)
+        best, error = min(tried, key=lambda found: found[1])
+        logger.info(
+            "mechanism.bands=%d: chosen of %s; by RDP, its noise in the weights of %s is %.2f of"
+            " that of independent steps",
+            best.bands,
+            ", ".join(str(mechanism.bands) for mechanism, _ in tried),
+            "all steps" if self.objective == "prefix" else "the last step",
+            math.sqrt(error / tried[0][1]),
+        )
+        return best
 
     def candidates(self, numbers: Numbers) -> list[tuple[Banded, float]]:
         """Returns the mechanism of each number of bands tried, and the variance of its noise.
