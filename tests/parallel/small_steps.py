@@ -15,6 +15,7 @@ from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
@@ -182,7 +183,7 @@ def private_engine(
         plan=plan,
         ledger=NoLedger(),
         randomness=seeded(ranks.rank),
-        engine=case.engine,
+        options=ClippingOptions(max_grad_norm=1.0, engine=case.engine),
         ranks=ranks,
         shards=shards,
     )
