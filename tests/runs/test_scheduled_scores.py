@@ -69,6 +69,7 @@ def test_scores_while_training_leave_every_weight_as_it_was(
     assert not (workspace.root / "unscored" / SCORES_BY_STEP).exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_continues_its_series(
     workspace: Workspace, scored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspa
     assert "got eval.split=train" in training
 
 
+@pytest.mark.slow
 def test_without_privacy_there_is_no_epsilon(workspace: Workspace) -> None:
     words = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none", *PUBLIC[:3])
     clip = ("privacy.max_grad_norm=0.1", "train.steps=20", "eval.every_steps=10")
