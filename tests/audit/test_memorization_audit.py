@@ -123,7 +123,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 def trained(workspace: Workspace, objective: str) -> str:
     """Returns an objective of ``CORPORA`` once there is a run of it, in a folder of its name."""
-    if not (workspace.root / objective).exists():
+    if not (workspace.root / objective / "config.yaml").exists():
         kind, words = CORPORA[objective]
         done = workspace.run(
             "train", "task=corpus", "task.data_dir=texts.txt", f"model.path={kind}", *words,
