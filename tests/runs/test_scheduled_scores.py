@@ -44,6 +44,7 @@ def points(folder: Path) -> list[dict[str, Any]]:
     return content["points"]
 
 
+@pytest.mark.slow
 def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path) -> None:
     found = points(scored)
     assert [point["step"] for point in found] == [10, 20], "the last step is scored at the end"
