@@ -111,10 +111,13 @@ def counts_of(work: Callable[[], object], before: Callable[[], object]) -> Count
             compares all of the model's state.
         before: What is done before each run, uncounted.
     """
-    for _ in range(3):
+    for _ in range(2):
         before()
-        with counting() as counts:
+        with Counts():
             work()
+    before()
+    with counting() as counts:
+        work()
     return counts
 
 

@@ -1,6 +1,7 @@
 """What every test has: no network, one thread per process, accountants that run already."""
 
 import gc
+import hashlib
 import io
 import json
 import os
@@ -8,7 +9,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,7 @@ from hydra.core.object_type import ObjectType
 from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.mechanism import Epsilon
 from dpft.reports import plots
 from tests import slowness
 
@@ -108,11 +110,41 @@ def _refuse(host: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def accountants() -> Iterator[Accountants]:
+def accountants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accountants]:
     """Running accountants, started once: their libraries take seconds to import."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with Accountants() as running:
+        running._answers = AnswersOfAllWorkers(folder)
         running.start()
         yield running
+
+
+class AnswersOfAllWorkers(dict[Any, Any]):
+    """Answers by question, those of the other test workers too, each in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes the folder that all workers share."""
+        super().__init__()
+        self._folder = folder
+
+    def __contains__(self, question: object) -> bool:
+        if not super().__contains__(question):
+            with suppress(FileNotFoundError):
+                super().__setitem__(question, pickle.loads(self._file(question).read_bytes()))
+        return super().__contains__(question)
+
+    def __setitem__(self, question: object, answer: object) -> None:
+        super().__setitem__(question, answer)
+        if isinstance(answer, Epsilon):
+            # Whole at once: another worker may look for it at this moment.
+            made = self._folder / f"answer-{os.getpid()}"
+            made.write_bytes(pickle.dumps(answer))
+            made.replace(self._file(question))
+
+    def _file(self, question: object) -> Path:
+        return self._folder / f"answer-{hashlib.sha256(repr(question).encode()).hexdigest()}"
 
 
 @pytest.fixture(scope="module")

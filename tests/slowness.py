@@ -32,6 +32,12 @@ def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in fast else _slow(value) for value in listed]
 
 
+def slow_but_every(number: int, values: Iterable[Any]) -> list[Any]:
+    """Returns all values, of which ``make test`` has the first of each so many: they are alike."""
+    listed = list(values)
+    return slow_but(listed[::number], listed)
+
+
 def slow_but_each(*values: Collection[Any]) -> list[Any]:
     """Returns the whole grid of some values, of which ``make test`` has each value at least once.
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ KEY = re.compile(r"(?<![\w.])(privacy|train|model|method|task|eval|optimizer|sch
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
 def imported_modules(source: str) -> set[str]:
     """Returns every module a source names, inside functions and through importlib too."""
     modules: set[str] = set()

@@ -72,7 +72,9 @@ def test_a_gaussian_mechanism_of_mu_1_is_bounded_above_1_43():
 
 @pytest.mark.parametrize(
     "find",
-    slow_but([find_contradiction], [find_contradiction, find_contradiction_independent]),
+    slow_but(
+        [find_contradiction_independent], [find_contradiction, find_contradiction_independent]
+    ),
 )
 def test_the_planned_mechanism_is_contradicted_in_at_most_one_of_twenty(find):
     found = [
@@ -97,6 +99,7 @@ def test_accuracy_alone_shows_a_mu_of_1_84_for_one_of_2():
     assert mu_lower_bound_independent(canaries=1000, correct=841) == pytest.approx(1.84, abs=0.005)
 
 
+@pytest.mark.slow
 def test_a_common_chance_is_why_independence_is_assumed():
     # 1-Gaussian-DP (test_f_dp), yet in one run of 20 it is right about nearly all canaries: any
     # test that contradicted these runs at 99 % would be wrong too often.

@@ -10,9 +10,10 @@ from dpft.audit.guessing import (
 from dpft.audit.one_run import epsilon_lower_bound, largest_epsilon_lower
 from dpft.errors import InputError
 from tests.audit.known_mechanisms import MOST_WRONG, gaussian, randomized_response, runs
+from tests.slowness import slow
 
 
-@pytest.mark.parametrize(("eps", "delta"), [(0.5, 0.0), (1.0, 1e-5), (3.0, 1e-5)])
+@pytest.mark.parametrize(("eps", "delta"), [(0.5, 0.0), *slow((1.0, 1e-5), (3.0, 1e-5))])
 def test_the_bound_of_randomized_response_is_above_its_epsilon_in_at_most_one_of_twenty(eps, delta):
     bounds = [
         best_lower_bound(scores, included, delta=delta).epsilon_lower

@@ -73,6 +73,7 @@ def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
     assert "at most" not in page
 
 
+@pytest.mark.slow
 def test_reference_runs_make_rmia_and_two_make_lira(texts_runs: Workspace) -> None:
     done = audited(texts_runs, "held", "audit.limit=10", "audit.reference_runs=[owners]")
     assert done.code == 0, done.err

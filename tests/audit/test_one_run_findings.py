@@ -42,6 +42,7 @@ def test_the_verdict_of_any_view_comes_with_that_views_p_value() -> None:
     assert record["p_value_of_plan"] == pytest.approx(2 * alone["p_value_of_plan"])
 
 
+@pytest.mark.slow
 def test_blind_views_are_possible_and_without_privacy_nothing_is_tested() -> None:
     record = released(view("black", BLIND), view("white", -BLIND, independent=True))
     assert not record["other_mechanism"]

@@ -142,6 +142,7 @@ def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     assert len(written_pages(Path("pairs"), result)) == 1
 
 
+@pytest.mark.slow
 def test_a_class_is_learned_from_synthetic_and_from_real_records(texts_runs: Workspace) -> None:
     path = Path("moods_new.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in moods()[::2]))

@@ -140,6 +140,7 @@ def test_kernels_are_what_ran_on_the_device_but_for_copies_and_names_that_progra
     assert kernels(seen[:1]) is None, "the profiler saw nothing of the device"
 
 
+@pytest.mark.slow
 def test_a_pair_is_measured_with_its_counts():
     row = row_of(PRIVATE)
     found = gpu_worker.measure(row.measured, row.baseline, most_pairs=2, seconds=0)

@@ -4,6 +4,7 @@ import torch
 from benchmarks import head_memory, head_worker
 from benchmarks.interleave import Comparison
 from benchmarks.workload import HeadWorkload
+from tests.slowness import slow
 
 WORKLOAD = HeadWorkload(engine="book_keeping")
 
@@ -18,7 +19,9 @@ def test_rows_hold_peaks_as_shares_of_ordinary_training(monkeypatch: pytest.Monk
     ]
 
 
-@pytest.mark.parametrize("engine", [head_worker.HUGGING_FACE, head_worker.ORDINARY, "two_pass"])
+@pytest.mark.parametrize(
+    "engine", [head_worker.HUGGING_FACE, *slow((head_worker.ORDINARY,), ("two_pass",))]
+)
 def test_every_kind_of_micro_batch_leaves_a_gradient(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_something_essential_that_is_missing_exits_with_1(
     assert outcome.err.startswith("dpft: error: dpft cannot train here")
 
 
+@pytest.mark.slow
 def test_a_machine_without_the_large_libraries_is_described() -> None:
     program = (
         "import sys\n"

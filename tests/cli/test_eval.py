@@ -103,6 +103,7 @@ def test_there_are_no_samples_of_the_training_split(workspace: Workspace) -> Non
     assert not (folder / "samples.md").exists()
 
 
+@pytest.mark.slow
 def test_what_a_run_wrote_may_be_drawn_anew_by_another_strategy(workspace: Workspace) -> None:
     texts = {}
     for strategy in ("greedy", "nucleus"):

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import trained_model_of_run
-from tests.slowness import slow
+from tests.slowness import slow, slow_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
 QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false", "privacy.self_check=false")
@@ -33,12 +33,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A workspace with a finished run of each of ``RUNS``."""
+    """A workspace with finished runs of full and lora; ``trained`` makes others of ``RUNS``."""
     workspace = make_workspace(tmp_path_factory.mktemp("export"))
-    for name, arguments in RUNS.items():
-        outcome = workspace.run("train", *PRIVATE, *arguments, f"hydra.run.dir={name}")
-        assert outcome.code == 0, outcome.err
+    for name in ("full", "lora"):
+        trained(workspace, name)
     return workspace
+
+
+def trained(workspace: Workspace, name: str) -> str:
+    """Returns a name of ``RUNS`` once there is that run."""
+    if not (workspace.root / name).exists():
+        outcome = workspace.run("train", *PRIVATE, *RUNS[name], f"hydra.run.dir={name}")
+        assert outcome.code == 0, outcome.err
+    return name
 
 
 @pytest.fixture(autouse=True)
@@ -97,10 +104,11 @@ def test_an_unmerged_lora_run_is_the_folder_that_peft_loads(workspace: Workspace
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(target)), logits(loaded))
 
 
+@pytest.mark.slow
 def test_an_exported_adapter_of_a_random_base_finds_the_base_beside_it(
     workspace: Workspace,
 ) -> None:
-    expected = logits(run_model("random"))
+    expected = logits(run_model(trained(workspace, "random")))
     target = export(workspace, "run=random", "to=handed/on")
     config = json.loads((target / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "handed/on/base"
@@ -109,20 +117,24 @@ def test_an_exported_adapter_of_a_random_base_finds_the_base_beside_it(
     shutil.move("moved", "random")
 
 
-@pytest.mark.parametrize("run", ["lora", "random"])
+@pytest.mark.parametrize("run", slow_but(("lora",), ("lora", "random")))
 def test_an_adapters_files_name_no_path_that_the_user_did_not_give(
     workspace: Workspace, run: str
 ) -> None:
-    for path in (workspace.root / run / "model").rglob("*"):
+    paths = list((workspace.root / trained(workspace, run) / "model").rglob("*"))
+    assert paths
+    for path in paths:
         assert path.is_dir() or str(workspace.root).encode() not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize("merge", ["true", "false"])
-@pytest.mark.parametrize("run", ["full", "rgp"])
+@pytest.mark.parametrize("run", slow_but(("full",), ("full", "rgp")))
 def test_a_run_that_trained_the_whole_model_is_handed_on_as_it_was_saved(
     workspace: Workspace, run: str, merge: str
 ) -> None:
-    target = export(workspace, f"run={run}", f"merge={merge}", f"to={run}-{merge}")
+    target = export(
+        workspace, f"run={trained(workspace, run)}", f"merge={merge}", f"to={run}-{merge}"
+    )
     exported = load_file(target / "model.safetensors")
     saved = load_file(workspace.root / run / "model" / "model.safetensors")
     assert set(exported) == set(saved)
@@ -145,8 +157,9 @@ def test_a_run_without_a_record_is_exported_with_a_warning(workspace: Workspace)
     assert "WARNING: unrecorded has no privacy.json" in outcome.err
 
 
-@pytest.mark.parametrize("run", ["prefix", "adapter"])
+@pytest.mark.parametrize("run", slow_but(("adapter",), ("prefix", "adapter")))
 def test_a_method_whose_weights_cannot_be_merged_is_refused(workspace: Workspace, run: str) -> None:
+    trained(workspace, run)
     sentence = workspace.refusal("export", f"run={run}", "merge=true", "to=new/folder")
     assert f"got method={run}" in sentence and "merge=false" in sentence
 

@@ -117,6 +117,7 @@ def table(workspace: Workspace, file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_where_the_prompt_was_learned_whole_rows_come_from_nothing_in_any_format(
     workspace: Workspace,
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
     assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "full"}
 
 
+@pytest.mark.slow
 def test_flags_may_stand_anywhere_among_the_overrides(
     fake: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_log_lines_go_to_stderr_and_into_no_file(
     assert files_left() == []
 
 
+@pytest.mark.slow
 def test_a_subcommand_without_a_folder_leaves_none(
     fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +88,7 @@ def test_help_of_a_subcommand_lists_groups_and_keys(
 LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
 
 
-@pytest.mark.parametrize("name", slow_but(("train", "tokenizer"), LONG))
+@pytest.mark.parametrize("name", slow_but(("train",), LONG))
 def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +165,7 @@ def test_trust_rule_11_unpickling_an_earlier_job_is_refused(
     assert "pickle" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_environment_and_the_arguments_are_restored(fake: ModuleType) -> None:
     before = (dict(os.environ), list(sys.argv))
     assert main(["fake", "privacy.eps=3"]) == 0

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from dpft.cli.main import main
-from tests.slowness import slow
+from tests.slowness import slow, slow_but_every
 
 BAD: list[tuple[list[str], str]] = [
     (
@@ -56,8 +56,9 @@ OTHER_NOTATIONS: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(
     ("overrides", "sentence", "folder"),
     [
-        *((*case, []) for case in BAD),
+        *((*case, []) for case in BAD[:5]),
         (*BAD[0], ["hydra.run.dir=mine/run"]),
+        *slow(*((*case, []) for case in BAD[5:])),
         *slow(*((*case, ["hydra.run.dir=mine/run"]) for case in BAD[1:])),
     ],
 )
@@ -75,7 +76,7 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), OTHER_NOTATIONS)
+@pytest.mark.parametrize(("arguments", "sentence"), slow_but_every(2, OTHER_NOTATIONS))
 def test_the_notation_of_another_program_is_written_as_ours(
     fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_all_that_is_wrong_is_said_at_once(
         assert line.startswith(f"- {fault}")
 
 
+@pytest.mark.slow
 def test_a_refused_training_says_all_its_faults_before_torch_is_imported() -> None:
     words = ["task=custom", "train.epochs=-1", "method=lora", "method.rank=0"]
     program = (

@@ -75,6 +75,7 @@ def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
     assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml", "private"]
 
 
+@pytest.mark.slow
 def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:
     for _ in range(3):
         assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0

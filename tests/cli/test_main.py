@@ -84,8 +84,8 @@ def test_completion_is_installed_for_the_program_itself(capfd: pytest.CaptureFix
     ("arguments", "way_out"),
     [
         (["train", "train.lr=1"], "did you mean train.learning_rate?"),
-        (["eval", "outputs/x"], "write run=outputs/x."),
         *slow(
+            (["eval", "outputs/x"], "write run=outputs/x."),
             (["train", "eps=3"], "did you mean privacy.eps?"),
             (["plan", "data=DIR"], "did you mean task.data_dir?"),
             (["generate", "outputs/x"], "write run=outputs/x."),

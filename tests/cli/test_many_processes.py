@@ -62,6 +62,7 @@ def test_wrong_words_are_refused_by_the_other_process_a_moment_later(
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.slow
 def test_tuning_runs_in_one_process(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_plan_needs_no_weights_and_no_data_where_the_size_is_public(
     assert outcome.out.startswith("trainable parameters")
 
 
+@pytest.mark.slow
 def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
     outcome = workspace.run("plan", *TRAINING[:-1], "experiment=demo", "privacy=none")
     assert outcome.out.startswith("NOT PRIVATE")

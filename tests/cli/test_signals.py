@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from dpft.cli.main import main
+from tests.slowness import slow
 
 
 @pytest.mark.parametrize(
@@ -15,8 +16,7 @@ from dpft.cli.main import main
     [
         ("crash", 1, "ZeroDivisionError"),
         ("corrupt", 3, "dpft: error: the ledger is broken.\n"),
-        ("interrupt", 130, "dpft: interrupted\n"),
-        ("terminate", 143, "dpft: terminated\n"),
+        *slow(("interrupt", 130, "dpft: interrupted\n"), ("terminate", 143, "dpft: terminated\n")),
     ],
 )
 def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(

@@ -48,6 +48,7 @@ def launch_by(launcher: type[BasicLauncher], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(known, name, launcher)
 
 
+@pytest.mark.slow
 def test_jobs_in_other_processes_give_the_sweep_its_exit_code(
     fake: ModuleType, other_processes: None
 ) -> None:
@@ -103,6 +104,7 @@ class BreakingLauncher(ForkingLauncher):
         raise BrokenProcessPool("A worker was terminated.")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_bill_is_written(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

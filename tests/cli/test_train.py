@@ -195,6 +195,7 @@ def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Works
     assert record["private"] is False and "epsilon" not in record
 
 
+@pytest.mark.slow
 def test_noise_that_drowns_any_signal_is_warned_of_before_training_and_in_the_record(
     workspace: Workspace,
 ) -> None:
@@ -221,15 +222,15 @@ EPS = "privacy.eps=3"
         ([], ["privacy.eps and privacy.noise_multiplier", "neither", "privacy=none"]),
         ([EPS, "privacy.delta=0.03"], ["privacy.delta", "0.025", "allow_large_delta=true"]),
         ([EPS, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
-        ([EPS, "train.epochs=1", "train.steps=2"], ["train.epochs and train.steps", "both"]),
-        ([EPS, "privacy.engine=warp"], ["privacy.engine must be one of auto", "'warp'"]),
-        (
-            [EPS, "task.max_length=500"],
-            ["task.max_length", "128 positions, got 500", "set task.max_length=128"],
-        ),
-        ([EPS, "model.path=none"], ["model.path=none", "model=tiny"]),
-        (["privacy=none", EPS], ["privacy=none", "no privacy.accountant", "drop one"]),
         *slow(
+            ([EPS, "train.epochs=1", "train.steps=2"], ["train.epochs and train.steps", "both"]),
+            ([EPS, "privacy.engine=warp"], ["privacy.engine must be one of auto", "'warp'"]),
+            (
+                [EPS, "task.max_length=500"],
+                ["task.max_length", "128 positions, got 500", "set task.max_length=128"],
+            ),
+            ([EPS, "model.path=none"], ["model.path=none", "model=tiny"]),
+            (["privacy=none", EPS], ["privacy=none", "no privacy.accountant", "drop one"]),
             ([EPS, "eps=3"], ["unknown configuration key eps", "privacy.eps"]),
             ([EPS, "train.lr=3"], ["train.lr", "train.learning_rate"]),
             ([EPS, "train.steps=1.5"], ["train.steps must be a whole number", "1.5"]),

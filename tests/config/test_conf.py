@@ -146,14 +146,11 @@ def test_the_readme_shows_every_subcommand() -> None:
 
 
 def with_new_words(commands: list[str]) -> list[str]:
-    """Those of the commands that have a word which no longer one has; of KEY=VALUE the key."""
+    """Those of the commands that have a word or a key which no longer one has."""
     seen: set[str] = set()
     found = []
     for command in sorted(commands, key=lambda command: (-len(command), command)):
-        words = {
-            word.partition("=")[0] if "." in word.partition("=")[0] else word
-            for word in command.split()
-        }
+        words = {word.partition("=")[0] for word in command.split()}
         if words - seen:
             found.append(command)
         seen |= words

@@ -19,6 +19,7 @@ from dpft.config.location import config_directory
 from dpft.config.report import ReportConfig
 from dpft.privacy.plan import planned_steps
 from dpft.runs.configuring import without_recipes_promise
+from tests.slowness import slow_but_every
 
 EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))
 SWEEPS = [path for path in EXPERIMENTS if "--multirun" in path.read_text().splitlines()[1]]
@@ -58,7 +59,7 @@ def test_the_figures_are_there() -> None:
 SECTION_5 = re.compile(r"\(Li et al\. 2022, Tables? [12378]\b|\(Li et al\. 2022, Figures? [15]\b")
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but_every(8, EXPERIMENTS), ids=lambda path: path.stem)
 def test_three_seeds_are_swept_where_the_paper_has_three(path: Path) -> None:
     """Li et al. 2022, section 5: "averaged over three seeds"; Table 14; Appendix S's code."""
     purpose = path.read_text().splitlines()[1]
@@ -69,7 +70,7 @@ def test_three_seeds_are_swept_where_the_paper_has_three(path: Path) -> None:
         assert f"dpft train --multirun experiment={path.stem} " in path.read_text()
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but_every(5, SWEEPS), ids=lambda path: path.stem)
 def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     values = swept(path)
     runs = math.prod(map(len, values.values()))

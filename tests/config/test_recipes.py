@@ -24,7 +24,7 @@ from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run.reference_map import Reference
 from dpft.runs.configuring import without_recipes_promise
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 
 RECIPES = [
     path.stem
@@ -97,7 +97,7 @@ def test_a_guarantee_that_is_not_the_recipes_is_refused_with_privacy_none() -> N
         ordinary("experiment=demo", "privacy.eps=3")
 
 
-@pytest.mark.parametrize(("method", "rate"), [("bu2022", 5e-3), ("bu2022_full", 5e-4)])
+@pytest.mark.parametrize(("method", "rate"), [("bu2022", 5e-3), *slow(("bu2022_full", 5e-4))])
 @pytest.mark.parametrize(
     ("task", "batch", "epochs"),
     [("sst2", 1000, 3), ("qnli", 2000, 6), ("qqp", 6000, 18), ("mnli", 6000, 18)],
@@ -132,7 +132,7 @@ def test_generation_of_bu_et_al(name: str, method: str, rate: float) -> None:
     ("task", "model", "batch", "epochs", "delta", "rate"),
     [
         ("cifar10", "vit-base", 1000, 5, 1e-5, 5e-4),
-        ("cifar100", "vit-base", 1000, 5, 1e-5, 5e-4),
+        *slow(("cifar100", "vit-base", 1000, 5, 1e-5, 5e-4)),
         ("celeba", "resnet18", 500, 10, 5e-6, 1e-3),
     ],
 )
@@ -223,10 +223,7 @@ def test_generation_of_li_et_al_reuses_e2es_recipe(task: str, batch: int, epochs
     ("method", "batch", "epochs"),
     [
         ("lora", 512, 50),
-        ("prefix", 1024, 10),
-        ("rgp", 512, 10),
-        ("top2", 512, 50),
-        ("retrain", 1024, 10),
+        *slow(("prefix", 1024, 10), ("rgp", 512, 10), ("top2", 512, 50), ("retrain", 1024, 10)),
     ],
 )
 def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
@@ -243,7 +240,7 @@ def test_a_method_on_e2e_stays_in_the_ranges_of_li_et_al(
     assert config.train.weight_decay == 0 and config.privacy.max_grad_norm == 0.1
 
 
-@pytest.mark.parametrize("method", ["lora", "prefix", "rgp", "top2", "retrain"])
+@pytest.mark.parametrize("method", ["lora", *slow(("prefix",), ("rgp",), ("top2",), ("retrain",))])
 def test_a_method_on_dart_reuses_its_e2e_recipe(method: str) -> None:
     """Li et al. 2022 (arXiv 2110.05679), Appendix B."""
     dart, e2e = recipe(f"li2022_dart_{method}"), recipe(f"li2022_e2e_{method}")
@@ -271,9 +268,11 @@ def test_full_without_infilling_differs_in_the_objective_alone(task: str) -> Non
     ("name", "rate", "decay", "warmup"),
     [
         ("li2022_rgp_mnli", 3e-4, 0.0, 0),
-        ("bu2022_adapter_sst2", 1e-3, 0.01, 100),
-        ("bu2022_lora_qnli", 1e-3, 0.01, 157),
-        ("bu2022_compacter_mnli", 1e-3, 0.01, 589),
+        *slow(
+            ("bu2022_adapter_sst2", 1e-3, 0.01, 100),
+            ("bu2022_lora_qnli", 1e-3, 0.01, 157),
+            ("bu2022_compacter_mnli", 1e-3, 0.01, 589),
+        ),
     ],
 )
 def test_rows_of_yu_et_al_are_trained_as_their_code_does(
@@ -298,32 +297,32 @@ def test_rows_of_yu_et_al_are_trained_as_their_code_does(
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        # Li et al. 2022, Tables 7 (and 2), 8, 3 and 1, Appendix S; Bu et al. 2022, Tables 14 and 13
         ("li2022_e2e", (3, {"bleu": 61.519, "rouge_l": 0.6567, "cider": 1.761})),
-        ("li2022_e2e_lora", (8, {"bleu": 63.389, "rouge_l": 0.67525})),
-        ("li2022_e2e_prefix", (3, {"bleu": 47.772, "nist": 5.775})),
         ("li2022_e2e_rgp", (3, {"bleu": 58.482, "meteor": 0.363})),
-        ("li2022_e2e_top2", (None, {"bleu": 65.752})),
-        ("li2022_e2e_retrain", (8, {"bleu": 24.247, "cider": 0.281})),
         ("li2022_e2e_dp_sgd", (8, {"bleu": 63.175})),
-        ("li2022_dart", (3, {"bleu": 31.025, "rouge_1": 0.62815})),
-        ("li2022_dart_lora", (3, {"bleu": 32.329, "rouge_2": 0.40753})),
         ("li2022_dart_top2", (8, {"meteor": 0.054, "bleurt": -1.660})),
-        ("li2022_personachat", (8, {"f1": 0.1608, "perplexity": 23.57})),
-        ("li2022_sst2", (3, {"accuracy": 0.9186})),
         ("li2022_mnli", (3, {"accuracy": 0.8245})),
-        ("li2022_cls_sst2", (3, {"accuracy": 0.8612})),
-        ("li2022_rgp_qqp", (8, {"accuracy": 0.855})),
-        ("bu2022_lora_qnli", (8, {"accuracy": 0.873})),
-        ("bu2022_e2e", (8, {"bleu": 60.13, "perplexity": 2.89})),
-        ("bu2022_full_e2e", (8, {"bleu": 63.60})),
-        ("bu2022_sst2", (8, {"accuracy": 0.924})),
-        ("bu2022_full_qnli", (8, {"accuracy": 0.879})),
-        # Bu et al. 2022, Tables 15, 16 and 17
-        ("bu2022_cifar10_bitfit", (8, {"accuracy": 0.887})),
-        ("bu2022_cifar10_two_phase", (2, {"accuracy": 0.977})),
-        ("bu2022_cifar100_full", (1, {"accuracy": 0.839})),
-        ("bu2022_celeba_full", (8, {"accuracy_Smiling": 0.8911, "mean_accuracy": 0.8838})),
+        *slow(
+            ("li2022_e2e_lora", (8, {"bleu": 63.389, "rouge_l": 0.67525})),
+            ("li2022_e2e_prefix", (3, {"bleu": 47.772, "nist": 5.775})),
+            ("li2022_e2e_top2", (None, {"bleu": 65.752})),
+            ("li2022_e2e_retrain", (8, {"bleu": 24.247, "cider": 0.281})),
+            ("li2022_dart", (3, {"bleu": 31.025, "rouge_1": 0.62815})),
+            ("li2022_dart_lora", (3, {"bleu": 32.329, "rouge_2": 0.40753})),
+            ("li2022_personachat", (8, {"f1": 0.1608, "perplexity": 23.57})),
+            ("li2022_sst2", (3, {"accuracy": 0.9186})),
+            ("li2022_cls_sst2", (3, {"accuracy": 0.8612})),
+            ("li2022_rgp_qqp", (8, {"accuracy": 0.855})),
+            ("bu2022_lora_qnli", (8, {"accuracy": 0.873})),
+            ("bu2022_e2e", (8, {"bleu": 60.13, "perplexity": 2.89})),
+            ("bu2022_full_e2e", (8, {"bleu": 63.60})),
+            ("bu2022_sst2", (8, {"accuracy": 0.924})),
+            ("bu2022_full_qnli", (8, {"accuracy": 0.879})),
+            ("bu2022_cifar10_bitfit", (8, {"accuracy": 0.887})),
+            ("bu2022_cifar10_two_phase", (2, {"accuracy": 0.977})),
+            ("bu2022_cifar100_full", (1, {"accuracy": 0.839})),
+            ("bu2022_celeba_full", (8, {"accuracy_Smiling": 0.8911, "mean_accuracy": 0.8838})),
+        ),
     ],
 )
 def test_a_recipe_carries_its_published_row(
@@ -336,6 +335,7 @@ def test_a_recipe_carries_its_published_row(
     assert dict(row[1]).items() <= dict(published[0].metrics).items()
 
 
+@pytest.mark.slow
 def test_every_recipe_of_a_paper_calibrates_by_rdp() -> None:
     """Li et al. 2022, Appendix A; Bu et al. 2022, section 4."""
     for name in RECIPES:

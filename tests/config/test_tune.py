@@ -12,6 +12,7 @@ from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import SearchSpace, TuneCommand, with_setting
 from dpft.errors import InputError
+from tests.slowness import slow
 
 
 def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
@@ -30,14 +31,28 @@ def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
         ("eval.every_steps=10", "tune needs eval.every_steps=null"),
         ("privacy.resume_overspend=true", "tune needs privacy.resume_overspend=false"),
         ("privacy.show_diagnostics=true", "tune needs privacy.show_diagnostics=false"),
-        ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),
-        ("+tuning.space.privacy.delta=[0.1]", "got privacy.delta: it is the same in every trial"),
-        ("+tuning.space.model.tokenizer=[a,b]", "may not hold model.tokenizer: each tokenizer has"),
-        ("+tuning.space.task.max_length=[9]", "got task.max_length: it is the same in every trial"),
-        ("+tuning.space.train.seed=3", "tuning.space.train.seed must be a list"),
-        ("tuning.space.train.learning_rate=[]", "must be a list of at least one value"),
-        ("~tuning.space.train", "at least one key"),
-        (f"+tuning.space.train.seed=[{','.join(map(str, range(2000)))}]", "at most 10000 settings"),
+        *slow(
+            ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),
+            (
+                "+tuning.space.privacy.delta=[0.1]",
+                "got privacy.delta: it is the same in every trial",
+            ),
+            (
+                "+tuning.space.model.tokenizer=[a,b]",
+                "may not hold model.tokenizer: each tokenizer has",
+            ),
+            (
+                "+tuning.space.task.max_length=[9]",
+                "got task.max_length: it is the same in every trial",
+            ),
+            ("+tuning.space.train.seed=3", "tuning.space.train.seed must be a list"),
+            ("tuning.space.train.learning_rate=[]", "must be a list of at least one value"),
+            ("~tuning.space.train", "at least one key"),
+            (
+                f"+tuning.space.train.seed=[{','.join(map(str, range(2000)))}]",
+                "at most 10000 settings",
+            ),
+        ),
     ],
 )
 def test_what_would_void_the_bound_is_refused(given: str, sentence: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from docs.tools.gpu_hours import hours
 from docs.tools.pages import DOCS
 from dpft.config.location import config_directory
+from tests.slowness import slow_but_every
 
 PAGE = DOCS / "results" / "papers.md"
 CAPTIONS = {"Li et al. 2022": (14, 9), "Bu et al. 2022": (17, 5), "Ponomareva et al. 2022": (5, 1)}
@@ -106,7 +107,11 @@ OF_ONE_RUN = {
 """Rows whose hours are those of one run, and the recipe of their command."""
 
 
-@pytest.mark.parametrize(("row", "recipe"), OF_ONE_RUN.items(), ids=lambda one: " ".join(one))
+@pytest.mark.parametrize(
+    ("row", "recipe"),
+    slow_but_every(4, OF_ONE_RUN.items()),
+    ids=lambda one: " ".join(one),
+)
 def test_the_hours_of_a_row_are_those_of_its_command(
     row: tuple[str, str], recipe: tuple[str, ...]
 ) -> None:

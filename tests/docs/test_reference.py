@@ -26,6 +26,7 @@ from dpft.schemas import names, path_of
 from dpft.tasks.base import SPLITS
 from tests.config.test_conf import NEEDED, ROOTS, loaded
 from tests.config.test_field_docs import classes
+from tests.slowness import slow_but
 
 CONF = config_directory()
 NUMBERS = ("num_examples=100", "epochs=1", "eps=3")
@@ -48,6 +49,7 @@ def keys_on(page: str) -> set[str]:
     return set(re.findall(r'<span id="([\w.]+)"></span>', page))
 
 
+@pytest.mark.slow
 def test_every_page_says_what_it_is_generated_from(made: dict[str, str]) -> None:
     assert len(made) > 30
     for path, text in made.items():
@@ -56,6 +58,7 @@ def test_every_page_says_what_it_is_generated_from(made: dict[str, str]) -> None
         assert re.search(r"^\*Generated from .+ when the site is built\.\*$", text, re.M), path
 
 
+@pytest.mark.slow
 def test_every_command_has_a_page_with_every_key_it_takes(made: dict[str, str]) -> None:
     of_train = keys_on(made["reference/commands/train.md"])
     for name in SUBCOMMANDS:
@@ -65,6 +68,7 @@ def test_every_command_has_a_page_with_every_key_it_takes(made: dict[str, str]) 
 
 
 @pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_every_field_of_every_configuration_is_on_a_page(cls: type, made: dict[str, str]) -> None:
     """By its name: a class says which keys it has, not under which section they stand."""
     shown = {key.rpartition(".")[2] for text in made.values() for key in keys_on(text)}
@@ -77,13 +81,14 @@ def test_every_field_of_every_configuration_is_on_a_page(cls: type, made: dict[s
     assert keys - shown - CHOSEN == set()
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", slow_but(("account", "report"), commands()))
 def test_no_key_lacks_words_or_a_default(name: str) -> None:
     silent = [key.name for key in keys_of_command(name) if not key.text.endswith(".")]
     assert silent == []
     assert [key.name for key in keys_of_command(name) if not key.default] == []
 
 
+@pytest.mark.slow
 def test_every_option_of_every_group_is_on_its_page(made: dict[str, str]) -> None:
     folders = {path.name for path in CONF.iterdir() if path.is_dir()} - set(NOT_GROUPS)
     assert set(groups()) == folders
@@ -95,6 +100,7 @@ def test_every_option_of_every_group_is_on_its_page(made: dict[str, str]) -> Non
             assert f"[`{group}={option}`](#{option})" in page
 
 
+@pytest.mark.slow
 def test_every_recipe_and_its_published_rows_are_on_the_page(made: dict[str, str]) -> None:
     page = made["reference/recipes.md"]
     for file in sorted((CONF / "experiment").glob("*.yaml")):
@@ -103,6 +109,7 @@ def test_every_recipe_and_its_published_rows_are_on_the_page(made: dict[str, str
     assert "Published heat map, Li et al. 2022, Figure 2" in page
 
 
+@pytest.mark.slow
 def test_every_metric_is_on_the_page_with_what_it_needs(made: dict[str, str]) -> None:
     sections = made["reference/metrics.md"].split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == list(METRICS.entries())
@@ -114,6 +121,7 @@ def test_every_metric_is_on_the_page_with_what_it_needs(made: dict[str, str]) ->
     assert "rouge-score" in said["rouge_score_l"]
 
 
+@pytest.mark.slow
 def test_every_file_and_every_schema_is_on_the_page(made: dict[str, str]) -> None:
     check_all_described()
     page = made["reference/files.md"]
@@ -129,10 +137,12 @@ def test_a_file_that_nobody_describes_is_refused(monkeypatch: pytest.MonkeyPatch
         check_all_described()
 
 
+@pytest.mark.slow
 def test_pages_are_the_same_each_time(whole: dict[str, str]) -> None:
     assert pages() == whole
 
 
+@pytest.mark.slow
 def test_the_schemas_are_linked_to_as_they_ship(whole: dict[str, str]) -> None:
     found = {path for path in whole if path.endswith(".schema.json")}
     assert found == {f"reference/schemas/{path_of(name).name}" for name in names()}
@@ -141,11 +151,13 @@ def test_the_schemas_are_linked_to_as_they_ship(whole: dict[str, str]) -> None:
         assert whole[path] == path_of(path.split("/")[-1].split(".")[0]).read_text()
 
 
+@pytest.mark.slow
 def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
     here = (str(Path(dpft.__file__).parents[1]), str(Path.home()))
     assert [path for path, text in made.items() if any(place in text for place in here)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "said"),
     [
@@ -190,6 +202,7 @@ def named(name: str) -> DocumentedKey:
     return next(key for key in keys_of_command("train") if key.name == name)
 
 
+@pytest.mark.slow
 def test_a_key_of_some_options_says_of_which() -> None:
     assert named("method.rank").options == ("lora", "rgp")
     assert named("method.train_biases").options == ()
@@ -201,6 +214,7 @@ def links(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.S))
 
 
+@pytest.mark.slow
 def test_links_lead_to_pages_and_headings_that_are_there(
     made: dict[str, str], whole: dict[str, str]
 ) -> None:
@@ -224,6 +238,7 @@ def examples(made: dict[str, str]) -> list[str]:
     return [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_examples_of_commands_compose(made: dict[str, str]) -> None:
     found = examples(made)
     assert {line.split()[1] for line in found} == set(SUBCOMMANDS)

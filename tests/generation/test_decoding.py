@@ -15,6 +15,7 @@ from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.methods.base import METHODS
 from tests.models import small
+from tests.slowness import slow_but
 
 WORDS = [*"abcdefgh", "<end>"]
 END = WORDS.index("<end>")
@@ -54,7 +55,7 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", slow_but([*STRATEGIES][:2], STRATEGIES))
 def test_batch_size_does_not_change_the_texts(model, tokenizer, strategy):
     config = DecodeConfig(max_new_tokens=8, **strategy)
     texts = {

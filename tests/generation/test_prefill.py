@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from dpft.generation.prefill import prompts_read_once
 from dpft.methods.base import METHODS
 from tests.models import small
+from tests.slowness import slow_but
 
 SIZES = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
@@ -77,7 +78,7 @@ def tokens_read(layer: nn.Module) -> Iterator[list[int]]:
     hook.remove()
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", slow_but([*WRITERS][:3], WRITERS))
 def test_texts_are_those_of_transformers_alone(name: str) -> None:
     model = writer(name)
     for prompts in (PROMPTS, PROMPTS[:1], [[7]]):

@@ -115,6 +115,7 @@ def test_the_saved_settings_lead_over_those_of_the_method_that_restores(tmp_path
     assert torch.equal(logits(restored, kind), logits(model, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", slow_but(("gpt2",), ("gpt2", "t5")))
 def test_a_random_base_is_saved_beside_under_its_own_names(shape: str, tmp_path: Path) -> None:
     method, kind = recipe("compacter", bottleneck=4, n=2), loss_of(shape)

@@ -9,6 +9,7 @@ from dpft.methods.compacter import Compacter
 from tests.methods.shapes import ROBERTA_BASE, fresh, loss_of, prepared, published, recipe, share
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import clipped, difference
+from tests.slowness import slow
 
 
 def mixers(n: int) -> nn.ModuleList:
@@ -56,7 +57,7 @@ def test_all_layers_share_the_mixing_matrices() -> None:
     assert len(names) == 2
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize("engine", ["book_keeping", *slow(("two_pass",), ("instantiate",))])
 def test_a_matrix_that_many_layers_use_is_clipped_exactly(engine: str) -> None:
     model = prepared(recipe("compacter", bottleneck=4, n=2), "gpt2")
     for name, parameter in model.named_parameters():

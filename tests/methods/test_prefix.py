@@ -65,7 +65,7 @@ def test_only_the_prefix_and_a_new_head_train(name) -> None:
 
 
 @pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(("gpt2",), NAMES))
 def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
     assert off_the_loop(trained(prefix(**union), name, new_of(name)), name) < 1e-5
 
@@ -125,6 +125,7 @@ def test_t5_writes_what_its_whole_forward_passes_say() -> None:
         assert written[row].tolist() == told
 
 
+@pytest.mark.slow
 def test_the_prefix_fits_heads_and_depth_of_the_decoder() -> None:
     config = T5Config(**adapters.T5 | {"num_decoder_layers": 3, "num_heads": 3})
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from tests.methods.adapters import (
     trainable,
     trained,
 )
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 
 NAMES = ("gpt2", "bert-classification", "t5")
 UNIONS = ({}, {"train_biases": True, "train_embeddings": True})
@@ -65,7 +65,7 @@ def test_the_prompt_follows_the_global_seed() -> None:
 
 
 @pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(("gpt2",), NAMES))
 def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
     assert off_the_loop(trained(prompt(**union), name, new_of(name)), name) < 1e-5
 
@@ -95,7 +95,7 @@ def test_logits_are_those_of_plain_peft_after_the_prompt(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["trained", "restored"])
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [1, *slow((4,))])
 def test_texts_do_not_depend_on_the_batches(beams, restored, tmp_path: Path) -> None:
     model = adapters.writer(prompt())
     if restored:

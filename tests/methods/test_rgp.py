@@ -28,6 +28,7 @@ from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, mak
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_state import TrainingState
+from tests.slowness import slow_but
 from tests.training import toy
 
 BERT = {
@@ -113,7 +114,7 @@ def reference(plain: nn.Module, carriers) -> dict[str, torch.Tensor]:
     return sums
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("rank", slow_but((2,), (1, 2, 4)))
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(kind, rank):
     plain = base(kind, torch.float64)
@@ -137,7 +138,9 @@ def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(k
         assert difference <= 1e-6 * max(float(truth.norm()), 1e-3), moved[parameter]
 
 
-@pytest.mark.parametrize("engine", ["auto", "book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize(
+    "engine", slow_but(("auto",), ("auto", "book_keeping", "two_pass", "instantiate"))
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_clipped_sums_of_the_carriers_equal_the_one_at_a_time_loops(kind, engine):
     model = rgp(rank=2, train_biases=True).prepare(base(kind))

@@ -27,6 +27,7 @@ from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.self_check import synthetic_losses
 from dpft.training.training_state import TrainingState
+from tests.slowness import slow, slow_but
 from tests.training import toy
 
 STEPS, SWITCH = 5, 2
@@ -137,7 +138,9 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
         method.begin_step(model, 0)
 
 
-@pytest.mark.parametrize("engine", ["auto", "book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize(
+    "engine", slow_but(("auto",), ("auto", "book_keeping", "two_pass", "instantiate"))
+)
 @pytest.mark.parametrize("step", [0, SWITCH])
 def test_clipped_sums_of_both_phases_equal_the_one_at_a_time_loops(step, engine):
     method, model = prepared()
@@ -216,7 +219,7 @@ def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("reset", [True, *slow((False,))])
 def test_the_second_phase_begins_with_a_new_optimizer_where_it_is_asked_for(tmp_path, reset):
     """After the switch a new Adam has seen one gradient, and knows of the biases alone."""
     method, model = prepared(reset_optimizer=reset)

@@ -6,6 +6,7 @@ from dpft.methods.base import count_parameters
 from dpft.models.batch_norm import replace_batch_norm
 from tests.methods.shapes import recipe, trained_names
 from tests.methods.vision_shapes import IN_TRANSFORMERS, VGG, WIDE, image_model
+from tests.slowness import slow_but_every
 
 # What trains and what there is with 10 classes and with 1000, computed from the architectures;
 # the published percentage, and the head that gives it (Table 12 does not say which it counts).
@@ -42,7 +43,7 @@ def heads(model) -> frozenset[str]:
     return frozenset(names[-2:])
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_but_every(4, PUBLISHED))
 def test_the_biases_of_a_published_model_are_as_many_as_the_paper_counts(name):
     *counts, percent, head = PUBLISHED[name]
     for classes, (biases, total) in zip(CLASSES, counts, strict=True):

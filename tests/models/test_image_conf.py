@@ -12,6 +12,7 @@ from dpft.batch_mixing import check_model
 from dpft.models.architecture import read_architecture
 from dpft.models.batch_norm import replace_batch_norm
 from dpft.models.source import ModelConfig
+from tests.slowness import slow_but_every
 
 FOLDER = Path(__file__).parents[2] / "conf" / "model"
 # Parameters with ten classes; of those in Bu et al. 2022, Table 12, as test_vision_shares counts.
@@ -49,7 +50,7 @@ def test_the_promised_image_models_are_there():
     assert {*SIZES, *TINY} <= {path.stem for path in FOLDER.glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", slow_but_every(4, SIZES))
 def test_an_architecture_has_the_published_size_and_needs_no_network(name):
     model = model_of(name, "meta")
     assert sum(p.numel() for p in model.parameters()) == SIZES[name]
@@ -65,7 +66,7 @@ def test_a_tiny_model_takes_digits(name):
     check_model(model.train())
 
 
-@pytest.mark.parametrize("name", [*SIZES, *TINY])
+@pytest.mark.parametrize("name", slow_but_every(4, [*SIZES, *TINY]))
 def test_the_modules_that_lora_adapts_are_linear_ones(name):
     targets, model = random(name).lora_targets, model_of(name, "meta")
     dense = {

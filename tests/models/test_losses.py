@@ -21,6 +21,7 @@ from dpft.models.losses import answer_logits, per_example_losses, token_nll
 from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
 from tests.models import small
+from tests.slowness import slow_but
 
 VOCABULARY = 11
 ROWS = [([1, 2, 3, 4, 5], 2), ([6, 7, 8], 1), ([9, 10], 0)]
@@ -220,7 +221,7 @@ def test_every_kinds_loss_and_gradient_depend_on_their_own_row_only(case):
         assert torch.allclose(gradient(among), gradient(alone), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", slow_but((True,), (False, True)))
 def test_every_kinds_gradients_are_clipped_as_one_at_a_time(case, training):
     case.model.train(training)
 

@@ -24,9 +24,7 @@ CASES = [
       for engine in ENGINES),
 ]  # fmt: skip
 FAST = [
-    (Case(engine="book_keeping"), 4),
     (Case(method="two_phase"), 2),
-    (Case(method="rgp"), 2),
     (Case(engine="book_keeping", units=True), 2),
 ]
 

@@ -12,10 +12,7 @@ from tests.slowness import slow_but
 
 FAST = [
     (Case(engine="book_keeping"), 2, 2, False),
-    (Case(engine="two_pass", model="t5"), 2, 2, True),
     (Case(method="lora", engine="book_keeping", units=True), 4, 4, False),
-    # Each run's self-check computes in shards by the loop.
-    (Case(engine="loop"), 2, 2, False),
 ]
 GRIDS = [(2, 2), (4, 2), (4, 4)]
 """How many ranks, and how many shards."""

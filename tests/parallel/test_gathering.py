@@ -19,7 +19,7 @@ from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import CPU, Case, prepared
 from tests.slowness import slow_but
 
-FAST = [("gpt2", "full"), ("gpt2", "rgp"), ("llama", "lora"), ("gpt2", "prefix")]
+FAST = [("gpt2", "full"), ("llama", "lora")]
 ALL = [
     (model, method)
     for model in ("gpt2", "t5", "llama", "roberta")
@@ -42,6 +42,7 @@ def test_shards_are_saved_as_the_whole_model_is(tmp_path: Path, model: str, meth
     assert found[1] == found[0]
 
 
+@pytest.mark.slow
 def test_one_group_at_a_time_is_whole(tmp_path: Path) -> None:
     on_ranks(save_in_small_files, 2, str(tmp_path))
     model = GPT2LMHeadModel.from_pretrained(tmp_path)

@@ -100,7 +100,7 @@ def test_every_rank_takes_the_firsts_draw_whatever_it_would_draw_itself() -> Non
         assert [len(norms) for norms in answer.norms] == [len(norms) for norms in expected.norms]
 
 
-@pytest.mark.parametrize("size", slow_but([4], [2, 4]))
+@pytest.mark.parametrize("size", slow_but([2], [2, 4]))
 def test_no_draw_hangs_nor_changes_the_step(size: int) -> None:
     """Empty draws, those of one unit, and fewer micro-batches than ranks."""
     expected = take_steps(ALONE, RARE)
@@ -129,6 +129,7 @@ def test_a_share_of_whole_units_is_a_ranks_own() -> None:
     assert (first.own_units, second.own_units) == ([24, 24], [0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", slow_but([2], [2, 4]))
 def test_what_passes_between_ranks_does_not_grow_with_micro_batches(size: int) -> None:
     """Each gradient number goes to its owner and comes back: twice, as in an all-reduce."""

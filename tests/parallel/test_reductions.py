@@ -70,15 +70,20 @@ def expected_bits(lengths: list[int], size: int, dtype: torch.dtype) -> list[byt
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_every_rank_gets_the_float64_sum_rounded_once(lengths: list[int], size: int) -> None:
-    answers = on_ranks(finished, size, lengths, torch.float32)
-    expected = expected_bits(lengths, size, torch.float32)
-    assert [answer["bits"] for answer in answers] == [expected] * size
-    calls = sorted(call for answer in answers for call in answer["calls"])
-    there = {place for place, _, _ in calls}
-    assert calls == [(place, lengths[place], "torch.float64") for place in sorted(there)]
-    assert {place for place, length in enumerate(lengths) if length} <= there
+def test_every_rank_gets_the_float64_sum_rounded_once(size: int) -> None:
+    every = on_ranks(finished_each, size, list(LENGTHS.values()))
+    for lengths, *answers in zip(LENGTHS.values(), *every, strict=True):
+        expected = expected_bits(lengths, size, torch.float32)
+        assert [answer["bits"] for answer in answers] == [expected] * size
+        calls = sorted(call for answer in answers for call in answer["calls"])
+        there = {place for place, _, _ in calls}
+        assert calls == [(place, lengths[place], "torch.float64") for place in sorted(there)]
+        assert {place for place, length in enumerate(lengths) if length} <= there
+
+
+def finished_each(ranks: Ranks, each: list[list[int]]) -> list[dict[str, Any]]:
+    """``finished`` for each of some lists of lengths, on ranks that are made once."""
+    return [finished(ranks, lengths, torch.float32) for lengths in each]
 
 
 def test_a_sum_of_float64_gradients_stays_float64_in_the_order_of_ranks() -> None:

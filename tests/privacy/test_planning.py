@@ -49,6 +49,7 @@ def test_a_plan_knows_who_chose_its_delta(
     assert (made.delta, made.delta_source) == (delta, source)
 
 
+@pytest.mark.usefixtures("shared_accounting")
 def test_the_noise_is_calibrated_to_epsilon_by_the_accountant_asked_for() -> None:
     target = replace(GIVEN, eps=3.0, noise_multiplier=None, accountant="rdp", delta=1e-4)
     made = plan(target)

@@ -8,7 +8,7 @@ from dpft.errors import InputError, StateError
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from dpft.privacy.spending import Noise, as_mechanisms, steps_taken
+from dpft.privacy.spending import Noise, added_up, as_mechanisms, steps_taken
 
 PATH = Path("run/ledger.jsonl")
 
@@ -32,6 +32,11 @@ def noise(multiplier=1.0, rate=0.1):
 def test_steps_of_equal_noise_are_counted_together_whatever_their_sensitivity():
     taken = steps_taken(record(mechanism(), mechanism(2.0), mechanism(sensitivity=5.0)), PATH)
     assert taken == {noise(): 2, noise(2.0): 1}
+
+
+def test_steps_of_equal_noise_of_several_runs_add_up():
+    together = added_up({noise(): 2, noise(2.0): 1}, {noise(): 3})
+    assert together == {noise(): 5, noise(2.0): 1}
 
 
 @pytest.mark.parametrize("unsure", ["torn_step", "journaled_step"])

@@ -42,6 +42,7 @@ def test_in_json_the_points_are_in_the_one_object(workspace: Workspace) -> None:
     assert set(points[0]["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
 
 
+@pytest.mark.slow
 def test_noise_over_batch_sizes_stands_beside_the_square_root_rule(workspace: Workspace) -> None:
     outcome = workspace.run("account", *BATCHES, "to=noise.png", "output=json")
     assert outcome.code == 0, outcome.err

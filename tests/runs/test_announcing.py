@@ -11,6 +11,7 @@ from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.runs.early import announce, what_is_trained
+from tests.slowness import slow
 
 
 def command(*words: str) -> TrainCommand:
@@ -31,19 +32,21 @@ def command(*words: str) -> TrainCommand:
             "training model=gpt2 from random weights on task=e2e by method=retrain,"
             " under eps=8, delta=1e-05 for each value of customer_id",
         ),
-        (
-            ["privacy=none", "model=tiny", "resume=outputs/a"],
-            "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
-        ),
-        (
-            ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
-            "training model=tiny on task=e2e by method=full,"
-            " without privacy: each example clipped at 0.1, no noise",
-        ),
-        (
-            ["privacy.noise_multiplier=0.7"],
-            "training model=gpt2 on task=e2e by method=full,"
-            " with noise_multiplier=0.7 for each example",
+        *slow(
+            (
+                ["privacy=none", "model=tiny", "resume=outputs/a"],
+                "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
+            ),
+            (
+                ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
+                "training model=tiny on task=e2e by method=full,"
+                " without privacy: each example clipped at 0.1, no noise",
+            ),
+            (
+                ["privacy.noise_multiplier=0.7"],
+                "training model=gpt2 on task=e2e by method=full,"
+                " with noise_multiplier=0.7 for each example",
+            ),
         ),
     ],
 )
@@ -67,6 +70,7 @@ def test_the_default_method_for_labels_is_said_with_the_key_that_changes_it(
     assert "method=full" in DEFAULT_FOR_LABELS
 
 
+@pytest.mark.slow
 def test_a_training_logs_before_torch_is_imported(tmp_path: Path) -> None:
     program = """
 import logging, sys

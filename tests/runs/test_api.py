@@ -230,6 +230,7 @@ def test_prompts_in_memory_are_gone_on_from_and_kept_from_others(by_call: Run) -
         dpft.generate(by_call, prompts=[])
 
 
+@pytest.mark.slow
 def test_rows_are_needed_again_to_go_on_and_the_same_ones(workspace: Workspace) -> None:
     words = [*NOTES_RUN, "model=tiny", "model.path=model", "train.steps=2"]
     run = dpft.train(words, rows=NOTES, folder="broken")
@@ -280,6 +281,7 @@ def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: R
     assert dpft.account(runs=[by_call, "command"], accountant="rdp").epsilon > 8
 
 
+@pytest.mark.slow
 def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
     printed = json.loads(workspace.run("plan", *FROM_FILES, "output=json").out)
     planned = dpft.plan(FROM_FILES)
@@ -344,6 +346,7 @@ def pair() -> dict[str, Any]:
     return {"model": model, "tokenizer": tokenizer}
 
 
+@pytest.mark.slow
 def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -259,7 +259,7 @@ def config_of_model(kind: str, *, image: bool) -> PretrainedConfig:
     return of_kind[kind]()
 
 
-@pytest.mark.parametrize("name", slow_but(("custom", "sst2", "digits"), CONF_TASKS))
+@pytest.mark.parametrize("name", slow_but(("custom",), CONF_TASKS))
 def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objective(
     name: str, folder: Path
 ) -> None:

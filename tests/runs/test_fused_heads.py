@@ -18,6 +18,7 @@ from dpft.models.losses import per_example_losses
 from dpft.runs.run_cost import planned_model
 from dpft.runs.task_model import PLAIN, training_head
 from tests.config.test_conf import loaded
+from tests.slowness import slow
 
 SIZES: dict[str, Any] = {
     "vocab_size": 8192,
@@ -45,7 +46,9 @@ def head_in(folder: Path, *words: str, **config: Any) -> LossHead | None:
     return loss_head_of(model)
 
 
-@pytest.mark.parametrize("words", [(), ("privacy=none",), ("parallel=ddp",), ("method=lora",)])
+@pytest.mark.parametrize(
+    "words", [(), ("privacy=none",), *slow((("parallel=ddp",),), (("method=lora",),))]
+)
 def test_auto_fuses_a_large_plain_head(folder: Path, words: tuple[str, ...]) -> None:
     assert head_in(folder, *words) is not None
     assert head_in(folder, *words, "train.fused_head=false") is None
@@ -61,9 +64,11 @@ def test_auto_leaves_a_small_vocabulary_alone(folder: Path) -> None:
     [
         (("parallel=fsdp",), "the whole model in each process"),
         (("train.precision=fp16",), "fp32 or bf16"),
-        (("privacy.engine=loop", "train.micro_batch_size=1"), "another engine"),
-        (("privacy.unit=author",), "a record for each privacy unit"),
-        (("task=sst2", "task.objective=infilling"), "whose answers are texts"),
+        *slow(
+            (("privacy.engine=loop", "train.micro_batch_size=1"), "another engine"),
+            (("privacy.unit=author",), "a record for each privacy unit"),
+            (("task=sst2", "task.objective=infilling"), "whose answers are texts"),
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_refused_in_a_sentence_and_left_by_auto(

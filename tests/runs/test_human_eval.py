@@ -87,6 +87,7 @@ def test_the_sheet_of_a_public_split_stands_in_the_runs_folder(workspace: Worksp
     assert outcome.new == {workspace.root / "a" / name for name in FILES}
 
 
+@pytest.mark.slow
 def test_the_sheet_does_not_depend_on_the_order_of_the_runs(workspace: Workspace) -> None:
     sheets = []
     for run, other in (("a", "b"), ("b", "a")):

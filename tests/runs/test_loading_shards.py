@@ -32,7 +32,7 @@ KINDS = {
     "roberta": MASKED,
     "classifier": CLASSIFIER,
 }
-FAST = [("gpt2", "full"), ("llama", "lora"), ("classifier", "bitfit"), ("roberta", "full")]
+FAST = [("gpt2", "full"), ("llama", "lora")]
 WITHOUT_BIASES = ("llama", "t5")
 ALL = [
     (kind, method)

@@ -20,6 +20,7 @@ from dpft.runs.configuring import (
     without_recipes_promise,
 )
 from tests.config.test_conf import loaded
+from tests.slowness import slow
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_any_other_run_keeps_the_method_that_it_has(word: str) -> None:
     assert not {"method=linear_probe"} & set(checked_overrides([*LABELS, word]))
 
 
-@pytest.mark.parametrize("name", ["train", "plan", "tune"])
+@pytest.mark.parametrize("name", ["train", *slow(("plan",), ("tune",))])
 def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> None:
     words = [*LABELS, "task.labels=[a,b]", "model=minilm", "privacy.eps=8"]
     words += ["eval.split_is_public=true"]
@@ -96,8 +97,7 @@ def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> 
     [
         ("eval.limit=3", True),
         ("eval.split=train", False),
-        ("eval.held_out=null", False),
-        ("task.data_dir=others", False),
+        *slow(("eval.held_out=null", False), ("task.data_dir=others", False)),
     ],
 )
 def test_what_was_said_of_the_scores_of_a_split_is_not_said_of_anothers(
@@ -142,8 +142,10 @@ def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
     [
         ("li2022_e2e", [], None, "flat"),
         ("li2022_e2e", ["privacy.max_grad_norm=null"], None, "flat"),
-        ("li2022_e2e", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
-        ("bu2022_full_sst2", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
+        *slow(
+            ("li2022_e2e", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
+            ("bu2022_full_sst2", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
+        ),
     ],
 )
 def test_a_recipes_clipping_norm_is_no_norm_without_privacy_but_the_users_is(

@@ -87,6 +87,7 @@ def test_replicas_are_two_where_nobody_says(base: Path) -> None:
     assert record["bytes_sent_per_step"] > 4 * record["trainable_parameters"]
 
 
+@pytest.mark.slow
 def test_more_memory_makes_room_for_more(base: Path) -> None:
     few, many = (
         planned(base, f"plan.device_memory_gb={gb}")["largest_micro_batch"] for gb in (0.6, 0.8)
@@ -140,6 +141,7 @@ def replace_activations(parts: dict[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in ("process", "weights")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", slow_but(("auto",), ("auto", "true")))
 def test_a_fused_head_is_planned_with_less_memory(base: Path, given: str) -> None:
     words = ("task.max_length=48", "train.micro_batch_size=64", "train.expected_batch_size=64")
@@ -204,6 +206,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return set_to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["lora"], ["full", "lora", "bitfit"]))
 def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
     base: Path, room: Callable[[int], None], method: str
@@ -220,6 +223,7 @@ def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
     assert totals[0] <= record["device_memory_bytes"] < totals[1]
 
 
+@pytest.mark.slow
 def test_processes_of_one_machine_share_its_memory(
     base: Path, room: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +236,7 @@ def test_processes_of_one_machine_share_its_memory(
     assert planned(base, *words)["device_memory_bytes"] == alone // 2
 
 
+@pytest.mark.slow
 def test_auto_follows_memory_and_the_length_of_records(
     auto: TrainConfig, room: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +262,7 @@ def test_the_loop_takes_one_at_a_time(auto: TrainConfig) -> None:
     assert resolved(with_privacy(auto, engine="loop")) == 1
 
 
+@pytest.mark.slow
 def test_tokens_that_fit_leave_the_records_to_the_step(
     auto: TrainConfig, room: Callable[[int], None]
 ) -> None:

@@ -44,6 +44,7 @@ def points(folder: Path) -> list[dict[str, Any]]:
     return content["points"]
 
 
+@pytest.mark.slow
 def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path) -> None:
     found = points(scored)
     assert [point["step"] for point in found] == [10, 20], "the last step is scored at the end"
@@ -69,6 +70,7 @@ def test_scores_while_training_leave_every_weight_as_it_was(
     assert not (workspace.root / "unscored" / SCORES_BY_STEP).exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_continues_its_series(
     workspace: Workspace, scored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspa
     assert "got eval.split=train" in training
 
 
+@pytest.mark.slow
 def test_without_privacy_there_is_no_epsilon(workspace: Workspace) -> None:
     words = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none", *PUBLIC[:3])
     clip = ("privacy.max_grad_norm=0.1", "train.steps=20", "eval.every_steps=10")

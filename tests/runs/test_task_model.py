@@ -37,6 +37,7 @@ from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence
 from tests.config.test_conf import loaded
 from tests.models import small
+from tests.slowness import slow_but
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 CLS = {"objective": "cls"}
@@ -250,7 +251,7 @@ TARGETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", slow_but([*TARGETS][:2], TARGETS))
 def test_a_folder_alone_decides_what_lora_changes_and_what_pads(tmp_path: Path, name: str) -> None:
     folder = small.save(name, tmp_path / name)
     labeled = name in ("bert", "roberta")

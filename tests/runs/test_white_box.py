@@ -25,6 +25,7 @@ from dpft.runs.white_box import (
 )
 from dpft.training.listeners import PublicStep
 from tests.config.test_conf import loaded
+from tests.slowness import slow
 from tests.stories.tiny import TRAINING, make_workspace
 
 CANARIES, WORDS, VOCABULARY, SHARED = 4, 3, 24, 0
@@ -177,8 +178,10 @@ ASKED = (*TRAINING, "audit.white_box=true", "audit.canaries=5", "train.steps=2",
     ("word", "said"),
     [
         ("method=rgp", "needs a method whose gradient is of the weights themselves"),
-        ("method=bitfit", "needs a method that trains the input embeddings"),
-        ("audit.canaries=0", "needs audit.canaries, got 0"),
+        *slow(
+            ("method=bitfit", "needs a method that trains the input embeddings"),
+            ("audit.canaries=0", "needs audit.canaries, got 0"),
+        ),
     ],
 )
 def test_runs_without_such_gradients_are_refused_in_one_sentence(

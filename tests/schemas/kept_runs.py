@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests import slowness
 from tests.stories.test_canaries import FEW
 from tests.stories.test_canaries import RUN as CANARIES
 from tests.stories.test_tokenizer import LINES, PIECES, TOKENIZER, TRAIN, WORDS
@@ -17,6 +18,8 @@ from tests.stories.tiny import (
 QUICK = ("train.steps=2", "privacy.self_check=false")
 OPEN = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none")
 SHORT = "decode.max_new_tokens=4"
+FOR_SLOW_TESTS = ("on", "open_canaries")
+"""Runs that no test of ``make test`` looks at."""
 TRAIN_ON = (*(word for word in TRAINING if word != "model.path=model"), "model.path=private/model")
 
 
@@ -45,6 +48,8 @@ def make_runs(root: Path) -> Workspace:
         "with_vocabulary": (*TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary"),
     }
     for folder, words in commands.items():
+        if folder in FOR_SLOW_TESTS and slowness.LEFT_OUT:
+            continue
         done = made.run(*words, f"hydra.run.dir={folder}")
         assert done.code == 0, done.err
     return made

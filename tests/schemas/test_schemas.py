@@ -18,6 +18,7 @@ from dpft.schemas import schema
 from tests.conftest import sharing
 from tests.runs.tuning.test_run_search import SEARCH
 from tests.schemas.kept_runs import OPEN, QUICK, SHORT, make_runs
+from tests.slowness import slow, slow_but
 from tests.stories.test_tokenizer import PIECES, TRAIN
 from tests.stories.tiny import (
     TRAINING,
@@ -62,10 +63,10 @@ def printed(workspace: Workspace, *words: str) -> Any:
     [
         ("private", {"calibration", "epsilon_curve", "witness"}),
         ("phases", {"reproducible"}),
-        ("on", {"starting_models"}),
         ("with_vocabulary", {"epsilon_with_tokenizer", "tokenizer"}),
         ("canaries", {"phases"}),
         ("open", {"trainable_parameters"}),
+        *slow(("on", {"starting_models"})),
     ],
 )
 def test_privacy_json(workspace: Workspace, folder: str, holds: set[str]) -> None:
@@ -130,10 +131,9 @@ def test_what_synthetic_records_cost(
     [
         ("canaries", "one_run"),
         ("canaries", "exposure"),
-        ("open_canaries", "one_run"),
         ("private", "membership"),
-        ("open", "membership"),
         ("private", "memorization"),
+        *slow(("open_canaries", "one_run"), ("open", "membership")),
     ],
 )
 def test_what_audits_find(workspace: Workspace, folder: str, audit: str) -> None:
@@ -144,7 +144,7 @@ def test_what_audits_find(workspace: Workspace, folder: str, audit: str) -> None
     check("privacy", privacy)
 
 
-@pytest.mark.parametrize("folder", ["canaries", "open_canaries"])
+@pytest.mark.parametrize("folder", slow_but(("canaries",), ("canaries", "open_canaries")))
 def test_what_an_audit_finds_in_synthetic_records(workspace: Workspace, folder: str) -> None:
     done = workspace.run(
         "generate", f"run={folder}", "prompts=prompts.jsonl", f"to={folder}.jsonl", SHORT
@@ -184,12 +184,11 @@ def test_what_account_prints_of_a_ledger_that_was_lodged(workspace: Workspace) -
     "words",
     [
         (*TRAINING, *QUICK, "privacy.eps=8"),
-        (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=true"),
         (*OPEN[1:], "train.steps=2"),
-        (*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),
-        pytest.param(
-            (*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),
-            marks=pytest.mark.slow,
+        *slow(
+            ((*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=true"),),
+            ((*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),),
+            ((*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),),
         ),
     ],
 )
@@ -230,6 +229,7 @@ def test_a_rating_sheets_key_and_what_ratings_say(workspace: Workspace, folder: 
     check("ratings", printed(workspace, "report", "ratings=filled.csv", key))
 
 
+@pytest.mark.slow
 def test_the_bill_of_a_sweep(workspace: Workspace) -> None:
     words = (*TRAINING, *QUICK, "eval.enabled=false", "privacy.noise_multiplier=1")
     done = workspace.run(
@@ -255,6 +255,7 @@ def test_what_a_search_publishes(workspace: Workspace) -> None:
     check("privacy", found)
 
 
+@pytest.mark.slow
 def test_images_have_the_classes_they_were_taken_for(workspace: Workspace) -> None:
     done = workspace.run(
         "train", "task=digits", "model=vit-tiny", "privacy=none", "train.steps=1",

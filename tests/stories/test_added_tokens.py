@@ -82,6 +82,7 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
     return torch.stack([embedding(base)[tokenizer(name)["input_ids"]].mean(0) for name in names])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     slow_but(("lora",), METHODS),
@@ -122,7 +123,7 @@ def test_a_full_runs_folder_loads_with_transformers_alone(trained: Train) -> Non
     assert add_tokens(tokenizer, TOKENS) == {}
 
 
-@pytest.mark.parametrize("name", ["full", "lora"])
+@pytest.mark.parametrize("name", slow_but(("lora",), ("full", "lora")))
 def test_a_plan_counts_the_new_rows_as_the_run_does(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_plan_counts_the_new_rows_as_the_run_does(
         assert plan[key] == record[key], key
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_tokenizer(workspace: Workspace) -> None:
     bare = workspace.root / "bare"
     bare.mkdir()
@@ -155,6 +157,7 @@ def test_a_model_that_never_saw_the_tokens_is_scored(workspace: Workspace) -> No
     assert entry["metrics"]["perplexity"] > 0
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_scored_as_the_run(workspace: Workspace, trained: Train) -> None:
     trained("lora")
     outcome = workspace.run("export", "run=lora", "merge=true", "to=whole")

@@ -168,6 +168,7 @@ def test_synthetic_text_and_the_other_audits_keep_to_themselves(workspace: Works
     assert (done.code, "synthetic=FILE is for audit=synthetic" in done.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_may_have_canaries_and_says_that_it_is_not_private(
     workspace: Workspace,
 ) -> None:

@@ -36,6 +36,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 def test_a_folder_of_texts_becomes_a_private_model_with_a_score(workspace: Workspace) -> None:
     folder = workspace.root / "run"
     privacy = json.loads((folder / "privacy.json").read_text())
@@ -82,6 +83,7 @@ def test_a_text_file_has_no_column_to_be_a_unit(workspace: Workspace) -> None:
     assert "notes.txt, line 1: a text file has no columns" in sentence
 
 
+@pytest.mark.slow
 def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
     tmp_path: Path,
 ) -> None:

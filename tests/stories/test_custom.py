@@ -112,6 +112,7 @@ def test_one_file_as_a_whole_is_trained_on_and_the_report_says_that_nothing_is_s
     assert "eval.held_out=0.1" in workspace.refusal("eval", "run=whole")
 
 
+@pytest.mark.slow
 def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace) -> None:
     labels = ("task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood")
     outcome = workspace.run(
@@ -127,6 +128,7 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     assert workspace.run("train", "resume=classes").code == 0
 
 
+@pytest.mark.slow
 def test_a_made_up_label_makes_no_synthetic_row(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_made_up_label_makes_no_synthetic_row(
     assert json.loads((workspace.root / "new.privacy.json").read_text())["unparsed"] == 1
 
 
+@pytest.mark.slow
 def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     command = readme[readme.index("dpft train task=custom") :].partition("\n\n")[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slowness import slow
 from tests.stories.test_resume import RUN, broken
 from tests.stories.tiny import Workspace, make_workspace
 
@@ -43,7 +44,9 @@ def account(workspace: Workspace, *given: str) -> dict:
     return json.loads(outcome.out)
 
 
-@pytest.mark.parametrize("command", ["resume", "resume in another environment", "run", "runs"])
+@pytest.mark.parametrize(
+    "command", ["resume", "resume in another environment", *slow(("run",), ("runs",))]
+)
 def test_trust_rule_9_a_ledger_cut_by_two_lines_is_refused(
     workspace: Workspace, crashed: Path, command: str
 ) -> None:

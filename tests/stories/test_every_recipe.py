@@ -44,7 +44,7 @@ from dpft.config.location import config_directory
 from dpft.models.source import EMBEDDED_MODEL
 from tests.data.images import made
 from tests.models import small
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace, own_entries
 
 ROWS, SCORED, SAMPLED = 64, 6, 1
@@ -422,7 +422,7 @@ def test_a_bad_value_of_a_recipes_key_names_the_recipes_line(workspace: Workspac
         assert said.endswith(f"got 'abc'; {file}, line {line}, sets it to 10.")
 
 
-@pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize("command", ["train", *slow(("plan",))])
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [

@@ -58,7 +58,7 @@ def train(workspace: Workspace) -> Callable[[str], str]:
     return train
 
 
-@pytest.fixture(params=slow_but(("head", "gpt2"), RUNS))
+@pytest.fixture(params=slow_but(("head",), RUNS))
 def run(request, train: Callable[[str], str]) -> str:
     return train(request.param)
 
@@ -129,6 +129,7 @@ def test_a_trained_classifier_is_one_of_transformers(
     assert model.config.id2label == {0: "negative", 1: "positive"}
 
 
+@pytest.mark.slow
 def test_a_runs_own_predictions_are_scored_as_the_run_was(
     workspace: Workspace, train: Callable[[str], str]
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_file_of_labels_is_scored(workspace: Workspace, lines: list[str] | Non
     assert entry["metrics"] == {"accuracy": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("model", slow_but(("bert", "t5"), ("bert", "gpt2", "t5")))
+@pytest.mark.parametrize("model", slow_but(("bert",), ("bert", "gpt2", "t5")))
 def test_a_pretrained_models_label_words_are_scored_without_training(
     workspace: Workspace, model: str
 ) -> None:
@@ -176,7 +177,8 @@ def test_a_pretrained_models_label_words_are_scored_without_training(
 
 @pytest.mark.parametrize(
     ("arguments", "new"),
-    [((), 0), ((CLS,), POOLER + CLASSES), ((CLS, MEAN), CLASSES), (("model.init=random",), 0)],
+    [((CLS,), POOLER + CLASSES)]
+    + slow(((), 0), ((CLS, MEAN), CLASSES), (("model.init=random",), 0)),
 )
 def test_a_plan_counts_what_training_does(workspace: Workspace, arguments, new: int) -> None:
     chosen = (*setting("sst2", "bert"), *PLAIN, *arguments, "output=json")
@@ -186,6 +188,7 @@ def test_a_plan_counts_what_training_does(workspace: Workspace, arguments, new: 
     assert (record["new_parameters"], record["num_examples"]) == (new, 20)
 
 
+@pytest.mark.slow
 def test_a_plan_measures_a_classifier(workspace: Workspace) -> None:
     chosen = (*setting("mnli", "gpt2"), *PLAIN, CLS, "plan.measure=true", "output=json")
     outcome = workspace.run("plan", *chosen)
@@ -202,7 +205,7 @@ def encoder(workspace: Workspace) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "eval"])
+@pytest.mark.parametrize("command", ["train", *slow(("plan",), ("eval",))])
 def test_infilling_with_a_bare_encoder_is_refused(
     workspace: Workspace, encoder: Path, command: str
 ) -> None:
@@ -238,7 +241,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "change", "parts"), BAD, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("arguments", "change", "parts"), slow_but([*BAD][:4], BAD), ids=lambda value: str(value)[:40]
+)
 def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
     workspace: Workspace, arguments: tuple[str, ...], change: str, parts: list[str]
 ) -> None:

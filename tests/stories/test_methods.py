@@ -77,8 +77,8 @@ def scores_after(folder: Path) -> dict:
     return metrics
 
 
-COUNTED = ("lora", "two_phase")
-"""Methods that differ most in what they count; make test-full tries all."""
+COUNTED = ("lora",)
+"""A method that adds what it counts; make test-full tries all."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_run_read_back_scores_as_it_did_when_training_ended(
     assert again == pytest.approx(expected, rel=1e-5) and again
 
 
-@pytest.mark.parametrize("name", slow_but((*COUNTED, "adapter"), METHODS.entries()))
+@pytest.mark.parametrize("name", slow_but(COUNTED, METHODS.entries()))
 def test_a_runs_model_names_no_path_that_the_user_did_not_give(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
@@ -156,6 +156,7 @@ POSITIONS = 128
 FITTING = POSITIONS - MAX_LENGTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -188,7 +189,7 @@ def test_the_longest_prompt_that_is_not_refused_fits(
         ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize("command", ["train", *slow(("plan",))])
 def test_a_prompt_that_leaves_too_few_positions_is_refused(
     workspace: Workspace, command: str, arguments: list[str], parts: list[str]
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_prompt_that_leaves_too_few_positions_is_refused(
     assert [part for part in parts if part not in sentence] == [], sentence
 
 
+@pytest.mark.slow
 def test_scoring_a_prefix_run_with_too_long_an_answer_is_refused(
     workspace: Workspace, trained: Train
 ) -> None:
@@ -216,14 +218,14 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
         (["method=lora", "method.targets=[nosuch]"],
          ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
         (["method=lora", "method.targets=c_attn"], ["method.targets must be a list", "'c_attn'"]),
-        (["method=two_phase", "method.full_epochs=0"],
-         ["method.full_epochs must be positive, got 0", "method=bitfit"]),
-        (["method=retrain", "model.init=pretrained"],
-         ["method=retrain needs model.init=random, got pretrained"]),
-        (["method=bitfit", "method.rank=4"],
-         ["unknown configuration key method.rank", "method.train_biases"]),
-        (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
         *slow(
+            (["method=two_phase", "method.full_epochs=0"],
+             ["method.full_epochs must be positive, got 0", "method=bitfit"]),
+            (["method=retrain", "model.init=pretrained"],
+             ["method=retrain needs model.init=random, got pretrained"]),
+            (["method=bitfit", "method.rank=4"],
+             ["unknown configuration key method.rank", "method.train_biases"]),
+            (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
             (["method=lora", "method.rank=17"],
              ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
             (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),

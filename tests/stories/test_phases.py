@@ -19,6 +19,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return make_workspace(tmp_path_factory.mktemp("phases"))
 
 
+@pytest.mark.slow
 def test_a_two_phase_run_reports_both_phases_under_one_epsilon(workspace: Workspace) -> None:
     outcome = workspace.run(
         "train", *SEVEN_STEPS, *EVALUATION, *TWO_PHASE, "hydra.run.dir=two_phase"

@@ -158,6 +158,7 @@ def test_the_model_speaks_the_vocabulary(workspace: Workspace, trained: dict[str
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Workspace) -> None:
     shutil.copytree(workspace.root / "vocabulary", workspace.root / "again")
     before = (workspace.root / "again" / "ledger.jsonl").read_bytes()
@@ -168,6 +169,7 @@ def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Works
     assert (workspace.root / "again" / "ledger.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_the_words_do_not_allow_says_what_is_spent(workspace: Workspace) -> None:
     done = workspace.run(*TOKENIZER, "tokenizer.vocab_size=5000", *EPS, "hydra.run.dir=large")
     assert done.code == 2
@@ -249,6 +251,7 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", slow_but(["char"], ["unigram", "char"]))
 def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_is_public(
     workspace: Workspace, algorithm: str
@@ -355,7 +358,7 @@ def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: W
     assert json.loads(account.out)["epsilon"] == pytest.approx(4, abs=1e-3)
 
 
-@pytest.mark.parametrize("torn", ["", '{"clo', '{"closed": tr'])
+@pytest.mark.parametrize("torn", slow_but(['{"clo'], ["", '{"clo', '{"closed": tr']))
 def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
     workspace: Workspace, torn: str
 ) -> None:
@@ -368,6 +371,7 @@ def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
     assert (broken / "ledger.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_before_its_line_was_whole_spent_nothing(workspace: Workspace) -> None:
     broken = broken_off(workspace, "torn", 1)
     (broken / "histogram.tsv").unlink()

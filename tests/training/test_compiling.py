@@ -82,6 +82,7 @@ def test_the_first_step_of_a_private_run_compiles_whatever_it_draws(
     )
 
 
+@pytest.mark.slow
 def test_ordinary_calls_are_compiled_once_for_each_shape_that_is_to_be() -> None:
     model, inputs = torch.nn.Linear(3, 3), torch.rand(4, 3)
     compilation = Compilation(backend="eager", takes=lambda shape: shape[0] == 4)

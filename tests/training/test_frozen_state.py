@@ -127,7 +127,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("first_step", [1, 5])
+@pytest.mark.parametrize("first_step", slow_but((5,), (1, 5)))
 @pytest.mark.parametrize("write", WRITES, ids=[write.__name__ for write in WRITES])
 def test_trust_rule_11_a_run_whose_model_writes_releases_nothing(tmp_path, write, first_step):
     """From the first step, and in the last alone."""
@@ -156,7 +156,9 @@ def test_so_it_is_of_what_another_phase_or_the_method_moves(tmp_path, method, wr
     assert not (folder / "model").exists()
 
 
-@pytest.mark.parametrize("method", ["lora", "prefix", "rgp", "two_phase"])
+@pytest.mark.parametrize(
+    "method", slow_but(("rgp", "two_phase"), ("lora", "prefix", "rgp", "two_phase"))
+)
 def test_an_honest_run_ends(tmp_path, method):
     train(tmp_path / "run", tiny_model(), method)
     assert (tmp_path / "run/model").exists()
@@ -272,6 +274,7 @@ def test_what_one_process_writes_ends_all_of_them(tmp_path, shard_size, rank):
     assert ledger is not None and not ledger.closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["lora"], ["lora", "rgp"]))
 def test_in_how_many_shards_a_run_goes_on_does_not_matter(tmp_path, method):
     """The digests are those of whole tensors."""

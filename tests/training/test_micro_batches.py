@@ -12,6 +12,7 @@ from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.loop import TrainingSet
 from tests.models.small import bert_config, language_model, shaken
+from tests.slowness import slow_but
 
 LONGEST = 20
 UNITS = [[0, 5], [1], [], [2, 3, 4], [6, 7, 8]]
@@ -52,9 +53,10 @@ def clipped_sum(
     return sums, torch.cat(norms).sort().values
 
 
-@pytest.mark.parametrize("units", [None, UNITS], ids=["records", "units"])
+@pytest.mark.parametrize("by_unit", slow_but([True], [False, True]))
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_tokens_and_length_buckets_change_no_norm_and_no_sum(kind, units):
+def test_tokens_and_length_buckets_change_no_norm_and_no_sum(kind, by_unit):
+    units = UNITS if by_unit else None
     indices = range(9 if units is None else len(UNITS))
     expected, norms = clipped_sum(
         kind, "loop", indices, LAYOUTS[kind], micro_batch_size=1, units=units

@@ -8,6 +8,7 @@ from dpft.training.ordinary import train_ordinarily
 from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
 from dpft.training.training_config import TrainingConfig
+from tests.slowness import slow
 from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def weights_after(folder, precision, private=True, **settings):
 
 
 @pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", *slow(("fp16",))])
 def test_half_precision_training_follows_float32(tmp_path, precision, private):
     start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
     exact = weights_after(tmp_path / "fp32", "fp32", private)

@@ -26,7 +26,7 @@ from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import check_promises, find_resume_point
 from tests.privacy.test_ledger import as_before
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
@@ -120,7 +120,15 @@ def same(first, second):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+FAST = (
+    *("inside a step", "inside the first line", "between journal and ledger"),
+    *("inside the ledger's write", "between ledger and update"),
+    *("inside a checkpoint's write", "before the ledger is closed"),
+)
+"""Each kind of moment once; those before and after them are tried by make test-full."""
+
+
+@pytest.mark.parametrize("moment", slow_but(FAST, MOMENTS))
 def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, undisturbed, moment):
     folder, expected = tmp_path / "run", undisturbed[1]
     kill(monkeypatch, folder, moment)
@@ -134,6 +142,7 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, und
     assert not list(folder.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
     tmp_path, monkeypatch, undisturbed
 ):
@@ -149,6 +158,7 @@ def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
     assert read_signal_to_noise(folder) == expected and broken == expected[:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["rgp"], ["rgp", "bitfit", "lora"]))
 def test_a_methods_own_state_survives_too(tmp_path, monkeypatch, method):
     (tmp_path / "whole").mkdir()
@@ -221,6 +231,7 @@ def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_pa
     assert find_resume_point(folder).checkpoint.step == plan().steps - 1
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
@@ -268,7 +279,8 @@ def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("noise_seed", None), ("self_check", False), ("show_diagnostics", True)]
+    ("key", "value"),
+    [("noise_seed", None), *slow(("self_check", False), ("show_diagnostics", True))],
 )
 def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
     tmp_path, monkeypatch, key, value
@@ -282,7 +294,10 @@ def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize("moment", ["after the update", "before a checkpoint has its name"])
+@pytest.mark.parametrize(
+    "moment",
+    slow_but(("after the update",), ("after the update", "before a checkpoint has its name")),
+)
 def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, monkeypatch, caplog, moment):
     """Original and copy both go on: no step of one has noise of the other, nor of its own past."""
     kill(monkeypatch, tmp_path / "run", moment)
@@ -350,7 +365,7 @@ def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_p
     assert [(path / KEYS).exists() for path in paths] == [False, False, True]
 
 
-@pytest.mark.parametrize("torn", [True, False])
+@pytest.mark.parametrize("torn", [True, *slow((False,))])
 def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(
     tmp_path, monkeypatch, caplog, torn
 ):
@@ -422,6 +437,7 @@ def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_lin
     assert find_resume_point(folder).ledger.run_id == known["run_id"]
 
 
+@pytest.mark.slow
 def test_a_seeded_run_has_a_random_name_all_the_same(tmp_path):
     """The seed makes its noise known; two runs are two runs."""
     names = []
@@ -465,7 +481,7 @@ def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
     ]
 
 
-@pytest.mark.parametrize("cut", [slice(1, None), slice(None, 2)])
+@pytest.mark.parametrize("cut", [slice(1, None), *slow((slice(None, 2),))])
 def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, monkeypatch, cut):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "before the ledger is closed")

@@ -19,6 +19,7 @@ from dpft.training.optimizers import (
 from dpft.training.replicas import Start, check_equal, gathered, share_start
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.parallel.forked import on_ranks
+from tests.slowness import slow_but
 from tests.training.toy import tiny_model
 
 Begun = tuple[Start, dict[str, Tensor], dict[str, Tensor], float]
@@ -130,7 +131,7 @@ def compared(ranks: Ranks, changed: str, at: int) -> tuple[str, str, int]:
     return "nothing", "", 0
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", slow_but((2,), (0, 2)))
 @pytest.mark.parametrize("changed", ["matrix", "transposed", "short", "mask", "count"])
 def test_one_bit_that_differs_ends_the_run_on_every_rank(changed: str, at: int) -> None:
     """The first rank says so, whoever's bit it is; the others say nothing."""

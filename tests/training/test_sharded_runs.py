@@ -119,6 +119,7 @@ def test_what_each_rank_holds_is_in_the_checkpoints_environment(tmp_path: Path) 
     assert processes["sharding"] == "fsdp, 2 shards x 2 replicas, sums kept whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clips", slow_but([True], [False, True]))
 def test_weights_without_privacy_equal_those_of_one_process(clips: bool, tmp_path: Path) -> None:
     case = replace(LONG, steps=3)

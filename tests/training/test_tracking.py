@@ -203,6 +203,7 @@ def test_trust_rule_7_the_event_files_of_a_run_hold_public_quantities_alone(tmp_
     assert {tuple(step for step, _, _ in events[tag]) for tag in POINT} == {(10, 20)}
 
 
+@pytest.mark.slow
 def test_a_private_run_tells_its_learning_rate_and_the_epsilon_of_the_ledger(tmp_path) -> None:
     kept = Kept()
     own = session(tmp_path)

@@ -56,6 +56,7 @@ def test_the_grammar_writes_the_shipped_files_bit_for_bit(shipped):
     assert written == shipped
 
 
+@pytest.mark.slow
 def test_writing_twice_gives_the_same_packed_bytes(tmp_path):
     for folder in ("first", "second"):
         sample.main(["--output", str(tmp_path / folder)])

@@ -1,8 +1,10 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from dpft.errors import InputError, RunError
+from dpft.privacy.accounting import calibration as calibration_module
 from dpft.privacy.accounting.calibration import TOLERANCE, calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import AccountantTimeout, SampledGaussian
 from dpft.privacy.accounting.summary import account
@@ -117,6 +119,18 @@ def test_where_rounding_defeats_pld_rdp_calibrates(accountants):
         eps=3, delta=1e-12, sample_rate=0.1, steps=10**6, accountants=accountants
     )
     assert (calibration.accountant, calibration.epsilon <= 3) == ("rdp", True)
+
+
+def test_noise_of_which_the_report_says_more_than_the_target_is_not_taken(accountants, monkeypatch):
+    def says_more_by_rdp(mechanism, *, accountant, **options):
+        report = account(mechanism, accountant=accountant, **options)
+        return replace(report, epsilon=3.01) if accountant == "rdp" else report
+
+    monkeypatch.setattr(calibration_module, "account", says_more_by_rdp)
+    _, calibration = calibrate_noise_multiplier(
+        eps=3, accountant="rdp", accountants=accountants, **E2E
+    )
+    assert calibration.accountant == "prv" and calibration.epsilon <= 3
 
 
 @pytest.mark.parametrize("eps", [0, -1, math.inf, math.nan])

@@ -16,6 +16,7 @@ from dpft.privacy.accounting.selection import (
     selection_curve,
     selection_epsilon,
 )
+from tests.slowness import slow
 
 ORDERS = np.array(rdp.ORDERS)
 E2E = SampledGaussian(
@@ -90,7 +91,7 @@ def test_a_purely_private_trial_costs_two_plus_eta_times_its_epsilon(eta):
     assert at(4096, curve) == pytest.approx(0.5 * (2 + eta), abs=4e-3)
 
 
-@pytest.mark.parametrize(("eta", "gamma"), [(0, 0.025), (0.5, 0.2), (1, 0.1), (2, 0.3)])
+@pytest.mark.parametrize(("eta", "gamma"), [(0, 0.025), (0.5, 0.2), *slow((1, 0.1), (2, 0.3))])
 def test_dp_accounting_finds_the_same_bound(eta, gamma):
     count = TrialCount(eta=eta, gamma=gamma)
     other = dp_accounting.rdp.RdpAccountant(

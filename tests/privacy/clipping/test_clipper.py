@@ -5,7 +5,7 @@ from torch import nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
-from tests.slowness import slow_but_each
+from tests.slowness import slow, slow_but_each
 
 NORM = 0.5
 
@@ -27,7 +27,9 @@ def clipped_sum(model, batch, *, engine="auto", units=None, max_grad_norm=NORM) 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "loop"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))]
+)
 def test_norms_and_clipped_sum_equal_one_example_at_a_time(engine, tied, dtype, tolerance, batch):
     model = gpt2(tied=tied, dtype=dtype)
     expected = one_at_a_time(model, batch, NORM)
@@ -333,7 +335,7 @@ class Tiring(nn.Module):
         return self.layer(inputs)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+@pytest.mark.parametrize("engine", ["book_keeping", *slow(("two_pass",), ("instantiate",))])
 def test_memory_that_does_not_suffice_is_never_taken_for_rows_that_cannot_be_compared(engine):
     inputs = torch.randn(5, 3)
     for call in range(1, 40):

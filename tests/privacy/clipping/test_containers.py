@@ -17,7 +17,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
-from tests.slowness import slow_but_each
+from tests.slowness import slow, slow_but, slow_but_each
 
 ROWS, WIDTH, HIDDEN, CLASSES, NORM = 9, 5, 8, 3, 0.3
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
@@ -429,7 +429,7 @@ def test_what_a_caller_draws_is_given_to_each_row_again(engine):
         clipped(model, lambda: noisy(x.std()), engine)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ("book_keeping", "loop")))
 def test_a_compiled_model_is_compared_as_any_other(engine):
     model, (x, y) = net(), data()
     fast = torch.compile(model, backend="eager")
@@ -440,7 +440,7 @@ def test_a_compiled_model_is_compared_as_any_other(engine):
 
 
 @pytest.mark.parametrize("units", [None, [0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1, 1]])
-@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+@pytest.mark.parametrize("engine", ["book_keeping", *slow(("loop",))])
 def test_as_many_label_words_as_rows_or_units_are_looked_up(units, engine):
     model = nn.Linear(WIDTH, HIDDEN)
     for count in (2, 3):

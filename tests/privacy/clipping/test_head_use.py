@@ -15,7 +15,7 @@ from dpft.privacy.clipping import PerExampleClipper, head_use
 from dpft.privacy.clipping.head_use import HeadUse
 from dpft.privacy.clipping.squares import Squares
 from tests.privacy.clipping.crafted_heads import OTHERS, Case, CraftedModel, most_moved
-from tests.slowness import slow_but_each
+from tests.slowness import slow_but, slow_but_each
 
 MODELS = int(os.environ.get("DPFT_FUZZ_MODELS", "240"))
 """Crafted models that are tried; ``make fuzz`` tries 10,000."""
@@ -75,7 +75,7 @@ def cases(engine: str, tied: bool) -> st.SearchStrategy[Case]:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(ENGINES[:3], ENGINES))
 def test_no_crafted_record_moves_the_sum_by_more_than_the_clipping_norm(
     engine: str, tied: bool
 ) -> None:

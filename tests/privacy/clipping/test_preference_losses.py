@@ -8,6 +8,7 @@ from torch import Tensor
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, records
+from tests.slowness import slow, slow_but
 
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
 CHOSEN, REJECTED = records((7, 12, 3, 9)), records((5, 6, 11, 4), width=12, seed=2)
@@ -86,7 +87,7 @@ def expected() -> Clipped:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping", "loop"), ENGINES))
 def test_two_calls_with_a_loss_for_each_record(engine, expected):
     got = accumulated(gpt2(), engine, in_two_calls)
     torch.testing.assert_close(got.norms, expected.norms, rtol=1e-4, atol=0)
@@ -96,7 +97,8 @@ def test_two_calls_with_a_loss_for_each_record(engine, expected):
 @pytest.mark.parametrize(
     ("compute_losses", "engine"),
     [pytest.param(in_one_call, engine, marks=OF_RECORDS) for engine in ENGINES]
-    + [(in_one_call_by_row, engine) for engine in ENGINES],
+    + [(in_one_call_by_row, "book_keeping"), (in_one_call_by_row, "loop")]
+    + slow((in_one_call_by_row, "two_pass"), (in_one_call_by_row, "instantiate")),
 )
 def test_one_call_of_both_texts_with_records_as_units(compute_losses, engine, expected):
     got = accumulated(gpt2(), engine, compute_losses, NAMES.repeat(2))
@@ -112,7 +114,7 @@ def less_the_mean(model) -> Tensor:
     return preference(chosen - margin, rejected)[NAMES.argsort()]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping", "loop"), ENGINES))
 def test_records_that_read_each_other_are_refused(engine):
     with pytest.raises((InputError, RunError)):
         accumulated(gpt2(), engine, less_the_mean, NAMES.repeat(2))

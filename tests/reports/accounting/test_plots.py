@@ -10,6 +10,7 @@ from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.records.bounds import NoAnswer
 from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
+from tests.slowness import slow
 
 
 def report(steps: int) -> AccountingReport:
@@ -43,6 +44,7 @@ def test_epsilon_over_steps_names_every_accountant_that_answered(tmp_path: Path)
     assert not any(text.startswith("prv") for text in found)
 
 
+@pytest.mark.slow
 def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
     for suffix in ("svg", "png"):
         paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
@@ -51,7 +53,7 @@ def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-@pytest.mark.parametrize("multipliers", [(2.0, 3.0), (None, 3.0), (None, None)])
+@pytest.mark.parametrize("multipliers", [(2.0, 3.0), *slow(((None, 3.0),), ((None, None),))])
 def test_effective_noise_has_a_panel_for_each_thing_fixed(
     tmp_path: Path, multipliers: tuple[float | None, float | None]
 ) -> None:

@@ -5,6 +5,8 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import csv_table, markdown, page, record
@@ -47,6 +49,7 @@ def test_trust_rule_8_a_report_for_others_says_where_private_scores_are_and_no_m
     assert "bleu" not in json.dumps(record(comparison))
 
 
+@pytest.mark.slow
 def test_the_page_draws_a_heat_map_lines_and_sizes(tmp_path: Path) -> None:
     comparison = compared(sweep(tmp_path))
     text = page(comparison)
@@ -60,6 +63,7 @@ def test_the_page_draws_a_heat_map_lines_and_sizes(tmp_path: Path) -> None:
     assert "data:image" not in text and 'href="http' not in text
 
 
+@pytest.mark.slow
 def test_scores_by_label_words_are_drawn_against_those_before_fine_tuning(tmp_path: Path) -> None:
     """Li et al. 2022, Figure 7."""
     words = {"great": 70.0, "good": 80.0}

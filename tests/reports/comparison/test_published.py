@@ -13,6 +13,7 @@ from dpft.reports.comparison.published import PublishedPivot, published_pivots
 from tests.reports.comparison.swept_runs import compared
 from tests.reports.run.folders import write_run
 from tests.reports.run.published_map import MAP, NOT_THE_PAPERS
+from tests.slowness import slow
 
 KEYS = ("train.learning_rate", "train.expected_batch_size")
 RATES, SIZES = (0.001, 0.0005), (64, 128, 256)
@@ -56,10 +57,12 @@ def test_a_table_the_other_way_round_has_the_map_the_other_way_round(tmp_path: P
     [
         {"reference_maps": []},
         {"eps": 8.0},
-        {"model": {"name": "tiny"}},
-        {"method": {"name": "lora"}},
-        {"scores": {"split": "validation"}},
-        {"scores": {"metrics": {"nist": 1.0}}},
+        *slow(
+            ({"model": {"name": "tiny"}},),
+            ({"method": {"name": "lora"}},),
+            ({"scores": {"split": "validation"}},),
+            ({"scores": {"metrics": {"nist": 1.0}}},),
+        ),
     ],
     ids=lambda options: next(iter(options)),
 )

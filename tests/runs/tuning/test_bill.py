@@ -171,6 +171,7 @@ def test_a_run_that_was_not_private_leaves_no_bound_for_all(
     assert [run["private"] for run in bill["runs"]] == [True, False]
 
 
+@pytest.mark.slow
 def test_sweeps_without_privacy_have_no_bill(workspace: Workspace) -> None:
     words = [word for word in SWEEP if not word.startswith("privacy.")]
     outcome = workspace.run(*words, "privacy=none", "train.seed=1,2", "hydra.sweep.dir=plain")

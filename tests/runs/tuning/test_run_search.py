@@ -241,6 +241,7 @@ def test_trust_rule_4_states_that_a_kill_left_behind_an_outcome_go_when_the_sear
     assert not list(copy.rglob(KEYS))
 
 
+@pytest.mark.slow
 def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.privacy.clipping import PerExampleClipper, blocks
+from tests.slowness import slow_but
 
 LAYERS, VOCABULARY = 12, 4200
 """GPT-2's layers, and a vocabulary that is as wide as one (``wide``)."""
@@ -68,7 +69,7 @@ def counted(work, monkeypatch) -> tuple[int, int]:
     return count.operations.total(), count.looks
 
 
-@pytest.mark.parametrize("engine", MOST)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), MOST))
 def test_a_micro_batch_takes_few_operations_and_two_looks_whatever_the_number_of_parameters(
     engine, monkeypatch
 ):

@@ -28,7 +28,11 @@ def counted(model, ids=IDS):
 
 
 @pytest.mark.parametrize(
-    ("engine", "dropout"), [(engine, 0.1) for engine in ENGINES] + [("book_keeping", 0.0)]
+    ("engine", "dropout"),
+    slow_but(
+        [("book_keeping", 0.1), ("loop", 0.1)],
+        [("book_keeping", 0.0), *((engine, 0.1) for engine in ENGINES)],
+    ),
 )
 def test_a_first_batch_is_compared_on_three_choices_of_rows_and_proved_on_one(engine, dropout):
     model = gpt2(dropout=dropout).train()
@@ -93,8 +97,8 @@ LATER = {name: {"mix": mix} for name, mix in MIXES.items()}
 LATER |= {name: {"couple": couple} for name, couple in COUPLINGS.items()}
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.2])
-@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+@pytest.mark.parametrize("rate", slow_but((0.2,), (0.0, 0.2)))
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ("book_keeping", "loop")))
 @pytest.mark.parametrize("late", LATER.values(), ids=LATER)
 def test_what_begins_to_mix_later_is_seen_at_the_16th_batch_and_adds_nothing(late, engine, rate):
     torch.manual_seed(0)
@@ -170,7 +174,7 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_but(range(2), range(6)))
 @pytest.mark.parametrize("statistic", STATISTICS.values(), ids=STATISTICS)
 def test_what_a_model_tells_its_losses_by_an_attribute_is_seen_at_once(statistic, seed):
     torch.manual_seed(seed)

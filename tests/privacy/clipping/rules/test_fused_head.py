@@ -24,7 +24,7 @@ from dpft.privacy.clipping import PerExampleClipper, norms
 from dpft.privacy.clipping.choices import Compilation
 from dpft.training.precision import autocast
 from tests.privacy.clipping.oracle import gpt2
-from tests.slowness import slow_but_each
+from tests.slowness import slow_but, slow_but_each
 
 VOCABULARY, ROWS, LENGTH, NORM = 61, 6, 13, 0.2
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
@@ -104,7 +104,7 @@ def assert_same(got: Result, expected: Result, tolerance: float = 1e-5) -> None:
         assert (sums[name] - true).norm() <= tolerance * (true.norm() + 0.1 * whole), name
 
 
-@pytest.fixture(params=[2**24, 4 * VOCABULARY], ids=["one chunk", "many chunks"])
+@pytest.fixture(params=slow_but([4 * VOCABULARY], [2**24, 4 * VOCABULARY]), ids=str)
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary_chunks, "CHUNK_NUMBERS", request.param)
 
@@ -120,8 +120,9 @@ def test_a_fused_head_gives_norms_and_sums_of_the_unfused_loop(name: str, engine
     assert_same(clipped(model, engine), expected)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
-@pytest.mark.parametrize("name", ["gpt2 tied", "llama"])
+@pytest.mark.parametrize(
+    ("name", "engine"), slow_but_each(["gpt2 tied", "llama"], ["book_keeping", "two_pass"])
+)
 def test_rows_of_one_unit_are_added_up_before_the_norm(name: str, engine: str) -> None:
     model, units = MODELS[name]().train(), torch.tensor([3, 3, 1, 1, 1, 7])
     expected = clipped(model, "loop", units=units)
@@ -150,6 +151,7 @@ def test_blocks_that_are_computed_again_change_nothing() -> None:
     assert_same(clipped(model, "auto"), expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_goes_around_its_head() -> None:
     model = gpt2().train()
     expected = clipped(model, "loop")
@@ -157,8 +159,9 @@ def test_a_compiled_forward_goes_around_its_head() -> None:
     assert_same(clipped(model, "auto", compilation=Compilation(backend="aot_eager")), expected)
 
 
-@pytest.mark.parametrize("name", ["gpt2 tied", "llama"])
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
+@pytest.mark.parametrize(
+    ("name", "engine"), slow_but_each(["gpt2 tied", "llama"], ["book_keeping", "two_pass"])
+)
 def test_in_half_precision_what_is_added_has_the_norm_that_was_clipped(
     name: str, engine: str
 ) -> None:
@@ -213,8 +216,9 @@ def test_a_head_that_is_used_twice_is_clipped_as_one_use() -> None:
     assert_same(results[2], results[0])
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
-@pytest.mark.parametrize("floor", [0.0, 10.0], ids=["taken again", "formed"])
+@pytest.mark.parametrize(
+    ("engine", "floor"), slow_but_each(["book_keeping", "two_pass"], [0.0, 10.0])
+)
 def test_norms_that_are_doubted_are_taken_with_care(
     engine: str, floor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
