@@ -85,7 +85,7 @@ def compared(model: nn.Module, engine: str, batches: list[Tensor], **how: object
     "engine", slow_but(("book_keeping",), ("book_keeping", "two_pass", "instantiate"))
 )
 def test_a_compiled_forward_gives_the_loops_sum_and_one_graph_for_each_shape(engine: str) -> None:
-    shapes = [(4, 8), (4, 8), (4, 5), (4, 5), (3, 5)]
+    shapes = [(4, 8), (4, 8), (4, 5), (4, 8), (4, 5), (3, 5)]
     batches = [batch(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     compared(Repeats(), engine, batches, takes=lambda shape: shape[0] == 4)
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
@@ -152,7 +152,7 @@ def test_what_is_wrong_at_one_shape_alone_is_refused_there() -> None:
     model = Repeats()
     compilation = Compilation(backend=aot_autograd(fw_compiler=wrong_at_11))
     with PerExampleClipper(model, NORM, engine="book_keeping", compilation=compilation) as clipper:
-        for length in (4, 4):
+        for length in (4, 4, 5, 5):
             clipper.accumulate(losses(model, batch(3, length)))
         with pytest.raises(RunError, match="`compilation` is not exact"):
             clipper.accumulate(losses(model, batch(3, 11)))
