@@ -149,6 +149,20 @@ def plan_run(
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
 
 
+def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
+    """Returns the configuration with noise that is known already, so that none is calibrated.
+
+    Args:
+        config: Of a run.
+        noise_multiplier: What it was calibrated to; None: of a run without privacy.
+    """
+    guarantee = config.privacy.guarantee
+    if guarantee is None or noise_multiplier is None:
+        return config
+    known = replace(guarantee, eps=None, total_eps=None, noise_multiplier=noise_multiplier)
+    return replace(config, privacy=known)
+
+
 def plan_without_noise(
     config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
 ) -> RunPlan:
